@@ -19,7 +19,12 @@ class BuildWithRecipes(build_py):
         super().run()
         if not self.editable_mode:
             for name in SHIPPED:
-                copytree(name, Path(self.build_lib, "cpt", "shipped", name), ignore=OF_RUNS, dirs_exist_ok=True)
+                copytree(
+                    name,
+                    Path(self.build_lib, "cpt", "shipped", name),
+                    ignore=OF_RUNS,
+                    dirs_exist_ok=True,
+                )
 
 
 setup(cmdclass={"build_py": BuildWithRecipes})

@@ -29,7 +29,9 @@ def main() -> None:
     rows = [import_all(folder.resolve()) for folder in parser.parse_args().folders]
     RESULTS.write_text(json.dumps({"results": rows}, indent=1) + "\n")
     heads = ("source", "configs", "imported", "refused", "failed")
-    write_part("benchmarks.importing", table(heads, [[str(row[head]) for head in heads] for row in rows]))
+    write_part(
+        "benchmarks.importing", table(heads, [[str(row[head]) for head in heads] for row in rows])
+    )
     raise SystemExit(any(row["failed"] for row in rows))
 
 
@@ -46,11 +48,20 @@ def import_all(folder: Path) -> dict[str, Any]:
             elif kind == "failed":
                 print(f"{path}: {text}")
     print(f"{folder.name}: {dict(counts)}")
-    return {"source": folder.name, "configs": counts.total(), **counts, "reasons": dict(reasons.most_common())}
+    return {
+        "source": folder.name,
+        "configs": counts.total(),
+        **counts,
+        "reasons": dict(reasons.most_common()),
+    }
 
 
 def configs_in(folder: Path, scratch: Path) -> list[Path]:
-    files = [path for path in sorted((folder / "examples").rglob("*")) if path.suffix in (".yaml", ".yml", ".sh")]
+    files = [
+        path
+        for path in sorted((folder / "examples").rglob("*"))
+        if path.suffix in (".yaml", ".yml", ".sh")
+    ]
     for number, code in enumerate(CODE.findall((folder / "README.md").read_text(encoding="utf-8"))):
         if re.search(r"\b(swift|megatron) (pt|sft|rlhf)\b", code):
             script = scratch / f"README-{number}.sh"

@@ -48,11 +48,15 @@ def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Ordered by hash, so that the first n documents are a fair sample (`max_documents`) and no order is learned.
         ordered = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ordered), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in ordered), encoding="utf-8"
+        )
     return Corpus(
         files=files,
         documents={key: len(texts) for key, texts in documents.items()},
-        num_bytes={key: sum(len(text.encode()) for text in texts) for key, texts in documents.items()},
+        num_bytes={
+            key: sum(len(text.encode()) for text in texts) for key, texts in documents.items()
+        },
     )
 
 

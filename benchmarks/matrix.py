@@ -41,7 +41,9 @@ FILLED = (
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.matrix", description=__doc__)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--recipes", nargs="+", default=sorted(path.stem for path in TINY.glob("*.yaml")))
+    parser.add_argument(
+        "--recipes", nargs="+", default=sorted(path.stem for path in TINY.glob("*.yaml"))
+    )
     parser.add_argument("--write", type=Path, default=ROOT / "build/matrix/losses.json")
     parser.add_argument("--against", type=Path, help="Compare with this file, and do not measure.")
     parser.add_argument("-j", type=int, default=1, help="Cells at the same time.")
@@ -52,7 +54,11 @@ def main() -> None:
         sys.exit(compare(found, json.loads(asked.against.read_text())))
     base = asked.write.parent / "base"
     if not (base / "final").is_dir():
-        subprocess.run([sys.executable, "-m", "cpt", "train", write(base, "pretrain", {})], check=True, cwd=ROOT)
+        subprocess.run(
+            [sys.executable, "-m", "cpt", "train", write(base, "pretrain", {})],
+            check=True,
+            cwd=ROOT,
+        )
     cells = [f"{recipe} {engine}" for recipe in asked.recipes for engine in asked.engines]
     with ThreadPoolExecutor(asked.j) as pool:
         left = [cell for cell in cells if cell not in found]
@@ -65,9 +71,16 @@ def main() -> None:
 
 def write(folder: Path, recipe: str, training: dict[str, Any], **changes: Any) -> Path:
     """The recipe of a cell, whose run is in this folder."""
-    given = {"output_dir": folder.parent, "name": folder.name, "training.logging_steps": 1, **changes}
+    given = {
+        "output_dir": folder.parent,
+        "name": folder.name,
+        "training.logging_steps": 1,
+        **changes,
+    }
     given |= {f"training.{key}": json.dumps(value) for key, value in training.items()}
-    resolved = load_recipe(TINY / f"{recipe}.yaml", [f"{key}={value}" for key, value in given.items()])
+    resolved = load_recipe(
+        TINY / f"{recipe}.yaml", [f"{key}={value}" for key, value in given.items()]
+    )
     path = folder.parent / f"{folder.name}.yaml"
     path.write_text(dump_recipe(resolved))
     return path
@@ -91,21 +104,32 @@ def measure(folder: Path, base: Path, recipe: str, engine: str) -> list[dict[str
         "--steps",
         str(STEPS),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CPT_CACHE": str(folder / "cache")}
-    ended = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CPT_CACHE": str(folder / "cache"),
+    }
+    ended = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     metrics = run / "metrics.jsonl"
     if not metrics.exists():
         lines = [line for line in ended.stderr.splitlines() if "Error: " in line]
         return next(iter(lines), ended.stderr[-300:]).replace(str(folder), "")
     logged = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [
-        {name: repr(line[name]) for name in ("loss", "grad_norm") if name in line} for line in logged if "loss" in line
+        {name: repr(line[name]) for name in ("loss", "grad_norm") if name in line}
+        for line in logged
+        if "loss" in line
     ]
 
 
 def compare(ours: dict[str, Any], theirs: dict[str, Any]) -> int:
     """Print the cells that differ; 1 if any does."""
-    differing = [cell for cell in sorted(ours.keys() | theirs.keys()) if ours.get(cell) != theirs.get(cell)]
+    differing = [
+        cell for cell in sorted(ours.keys() | theirs.keys()) if ours.get(cell) != theirs.get(cell)
+    ]
     for cell in differing:
         print(f"{cell}:\n  {ours.get(cell)}\n  {theirs.get(cell)}")
     print(f"{len(ours)} cells, {len(differing)} differ")

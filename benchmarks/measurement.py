@@ -14,4 +14,11 @@ def measurement(name: str, target: float | None, values: list[float], unit: str)
     middle = median(values)
     lower, _, upper = quantiles(values, n=4, method="inclusive")
     bound, met = (None, None) if target is None else (f"<= {target}", middle <= target)
-    return {"name": name, "target": bound, "measured": middle, "quartiles": [lower, upper], "unit": unit, "met": met}
+    return {
+        "name": name,
+        "target": bound,
+        "measured": middle,
+        "quartiles": [lower, upper],
+        "unit": unit,
+        "met": met,
+    }

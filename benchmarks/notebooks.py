@@ -13,7 +13,9 @@ from nbformat import NotebookNode
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "notebooks"
 SECONDS_FOR_A_CELL = 600
 NOISE = ("stderr",)  # progress bars and warnings of libraries, which differ from machine to machine
-OF_THIS_MACHINE = re.compile(r"  \d[\w .]* to go|  [\d,]+ tokens/s|  host [\d.]+ GiB")  # in the lines of a run
+OF_THIS_MACHINE = re.compile(
+    r"  \d[\w .]* to go|  [\d,]+ tokens/s|  host [\d.]+ GiB"
+)  # in the lines of a run
 PAGES = sorted(FOLDER.glob("*.ipynb"))
 
 
@@ -38,13 +40,18 @@ def run_notebook(page: Path, folder: Path) -> NotebookNode:
         name: value for name, value in os.environ.items() if name != "CPT_CACHE"
     }  # the notebook has its own
     client = NotebookClient(
-        book, timeout=SECONDS_FOR_A_CELL, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        book,
+        timeout=SECONDS_FOR_A_CELL,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     )
     client.execute(env=environment)
     for cell in book.cells:
         cell.metadata.pop("execution", None)  # when it ran
         if cell.cell_type == "code":
-            cell.outputs = joined([kept(output) for output in cell.outputs if output.get("name") not in NOISE])
+            cell.outputs = joined(
+                [kept(output) for output in cell.outputs if output.get("name") not in NOISE]
+            )
     return book
 
 

@@ -33,7 +33,9 @@ SHARE = 0.25  # of the tokens: arXiv 2403.08763, for a strong shift
 LEARNING_RATE = 2.5e-3  # the demo's
 NONE, PUBLIC, SELF = "no replay", "public replay", "self-replay"
 KL_WEIGHTS = (1.0, 10.0)
-ARMS: dict[str, float | None] = {  # arm -> weight of the KL divergence from the base, on the replayed rows
+ARMS: dict[
+    str, float | None
+] = {  # arm -> weight of the KL divergence from the base, on the replayed rows
     NONE: None,
     PUBLIC: None,
     SELF: None,
@@ -44,8 +46,12 @@ SET_NAMES = {DOMAIN: "domain", GENERAL: "general"}
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each arm, each from a base model of its own")
-    parser.add_argument("--folder", type=Path, help="keeps the runs; finished ones are not run again")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="runs of each arm, each from a base model of its own"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keeps the runs; finished ones are not run again"
+    )
     parser.add_argument("--page", action="store_true", help="only write the table again")
     options = parser.parse_args()
     if not options.page:
@@ -63,19 +69,31 @@ def measure(folder: Path, seeds: int) -> dict[str, Any]:
     del texts["weak"]
     experiment = Experiment(texts, folder / "tokenizer", folder)
     if not experiment.tokenizer.exists():
-        recipe = load_recipe(RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"])
-        train_bpe(tokenizer_texts(texts), int((recipe.model.config or {})["vocab_size"]), experiment.tokenizer)
+        recipe = load_recipe(
+            RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"]
+        )
+        train_bpe(
+            tokenizer_texts(texts),
+            int((recipe.model.config or {})["vocab_size"]),
+            experiment.tokenizer,
+        )
     runs: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in (BASE, *ARMS)}
     for seed in range(1, seeds + 1):
         runs[BASE].append(experiment.run_base(seed).bits_per_byte)
-        samples = generate(folder / f"{BASE}-seed{seed}" / "final", folder / f"samples-seed{seed}", seed)
+        samples = generate(
+            folder / f"{BASE}-seed{seed}" / "final", folder / f"samples-seed{seed}", seed
+        )
         for arm, kl in ARMS.items():
             replayed = {NONE: None, PUBLIC: texts[GENERAL].train}.get(arm, samples)
             runs[arm].append(run_arm(experiment, arm, seed, replayed, kl))
     return {
         "python": platform.python_version(),
         "libraries": {name: metadata.version(name) for name in ("torch", "transformers")},
-        "tokens": {"base": SCALE.base_tokens, "continued": SCALE.tokens, "step": SCALE.batch_tokens},
+        "tokens": {
+            "base": SCALE.base_tokens,
+            "continued": SCALE.tokens,
+            "step": SCALE.batch_tokens,
+        },
         "share": SHARE,
         "learning_rate": LEARNING_RATE,
         "arms": {arm: compare(arm, runs) for arm in runs},
@@ -93,7 +111,9 @@ def generate(base: Path, output: Path, seed: int) -> Path:
 def run_arm(
     experiment: Experiment, arm: str, seed: int, replayed: Path | None, kl: float | None
 ) -> Mapping[str, float]:
-    sources: list[dict[str, Any]] = [{"path": str(experiment.texts[DOMAIN].train), "name": "domain"}]
+    sources: list[dict[str, Any]] = [
+        {"path": str(experiment.texts[DOMAIN].train), "name": "domain"}
+    ]
     if replayed is not None:
         sources[0]["weight"] = 1 - SHARE
         sources.append({"path": str(replayed), "name": "replay", "weight": SHARE, "replay_kl": kl})
@@ -127,7 +147,9 @@ def compare(arm: str, runs: Mapping[str, list[Mapping[str, float]]]) -> dict[str
         found[name] = {"bits_per_byte": interval(own)}
         for other in (BASE, NONE):
             from_other = zip(own, (one[kind] for one in runs[other]), base, strict=True)
-            found[name][f"against {other}"] = interval([100 * (mine - its) / of for mine, its, of in from_other])
+            found[name][f"against {other}"] = interval(
+                [100 * (mine - its) / of for mine, its, of in from_other]
+            )
     return found
 
 
@@ -144,9 +166,18 @@ def page(results: Mapping[str, Any]) -> str:
         cells = [arm]
         for name in SET_NAMES.values():
             of = arms[arm][name]
-            cells += [percent(of[f"against {BASE}"]), "" if arm == NONE else percent(of[f"against {NONE}"])]
+            cells += [
+                percent(of[f"against {BASE}"]),
+                "" if arm == NONE else percent(of[f"against {NONE}"]),
+            ]
         rows.append(cells)
-    heads = ["", "domain, against the base", "against no replay", "general, against the base", "against no replay"]
+    heads = [
+        "",
+        "domain, against the base",
+        "against no replay",
+        "general, against the base",
+        "against no replay",
+    ]
     return begin + table(heads, rows)
 
 

@@ -30,7 +30,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cpt' has no attribute {name!r}")
-    return getattr(import_module(".recipe.load" if name == "load_recipe" else ".api", __name__), name)
+    return getattr(
+        import_module(".recipe.load" if name == "load_recipe" else ".api", __name__), name
+    )
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,9 @@ import signal
 
 
 def main() -> None:
-    is_pythons_own = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # ignored under `nohup`
+    is_pythons_own = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )  # ignored under `nohup`
     if is_pythons_own:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from cpt.cli import main as run_typed

@@ -14,7 +14,13 @@ from cpt.commands.plan import plan_recipe
 from cpt.data.rows.build import PreparedData
 from cpt.data.rows.build import open_mixture as open_mixture
 from cpt.errors import RecipeError
-from cpt.evaluation.evaluate import EvaluationRequest, build_report, known_positions, measure, model_at
+from cpt.evaluation.evaluate import (
+    EvaluationRequest,
+    build_report,
+    known_positions,
+    measure,
+    model_at,
+)
 from cpt.evaluation.sets import data_of_texts
 from cpt.export import export
 from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
@@ -81,15 +87,21 @@ def build_model(
     if not isinstance(recipe, Recipe):
         recipe = load_section(recipe, "model", overrides)
     elif overrides:
-        raise RecipeError("overrides change a file, not a loaded recipe: load_recipe(path, overrides).")
+        raise RecipeError(
+            "overrides change a file, not a loaded recipe: load_recipe(path, overrides)."
+        )
     tokenizer = load_tokenizer(recipe) if tokenizer is None else tokenizers.tokenizer_at(tokenizer)
-    precision = {key: recipe.training[key] for key in ("bf16", "fp16", "deepspeed") if key in recipe.training}
+    precision = {
+        key: recipe.training[key] for key in ("bf16", "fp16", "deepspeed") if key in recipe.training
+    }
     on_cpu = bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available()
     arguments = TrainingArguments(str(recipe.output_dir / recipe.name), use_cpu=on_cpu, **precision)
     return model_for(recipe, tokenizer, arguments)
 
 
-def export_model(trainer: CPTTrainer, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> Path:
+def export_model(
+    trainer: CPTTrainer, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str | Path
+) -> Path:
     """Write a model for plain transformers, with adapters merged; the folder is complete or absent.
 
     Raises:
@@ -154,12 +166,17 @@ def plan_run(
         proposal = cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=share)
     return RunPlan(
         fits=is_enough,
-        gpu_terms={moment.name: {term.name: term.size for term in moment.terms} for moment in planned.memory.moments},
+        gpu_terms={
+            moment.name: {term.name: term.size for term in moment.terms}
+            for moment in planned.memory.moments
+        },
         host_terms={term.name: term.size for term in planned.memory.host.terms},
         micro_batch=planned.setup.micro_batch,
         tokens_per_step=planned.setup.tokens_per_step,
         flops_per_token=planned.facts.flops_per_token,
-        tokens_per_second=planned_speed(planned.facts, planned.setup, target, mfu).tokens_per_second,
+        tokens_per_second=planned_speed(
+            planned.facts, planned.setup, target, mfu
+        ).tokens_per_second,
         changes=None if proposal is None else dict(proposal.changes),
     )
 

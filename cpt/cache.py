@@ -62,7 +62,9 @@ def publish_once(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(folder).open("a") as lock:
             is_locked = lock_open_file(lock)
-            if folder.exists() and not is_intact(folder):  # another process may have repaired it in the meantime
+            if folder.exists() and not is_intact(
+                folder
+            ):  # another process may have repaired it in the meantime
                 report_damage(folder)
                 shutil.rmtree(folder)
             if not folder.exists():
@@ -165,11 +167,18 @@ def size_of(folder: Path) -> int:
 
 
 SECONDS_TO_ANSWER = 5
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
-def refuse_unreachable(key: str, path: str, revision: str | None, files: tuple[str, ...] = ("config.json",)) -> None:
+def refuse_unreachable(
+    key: str, path: str, revision: str | None, files: tuple[str, ...] = ("config.json",)
+) -> None:
     """Refuse a Hub id while the Hub is unreachable, unless one of the files is in the cache; `key` is the recipe's,
     for the message."""
     if not any(is_cached(path, file, revision) for file in files) and (reason := why_unreachable()):

@@ -18,59 +18,144 @@ from cpt.errors import DISTRIBUTION
 
 GROUPS = {  # heading on the help page -> name -> (module:function, what it does)
     "Start here": {
-        "demo": ("cpt.commands.demo:command", "Run everything once in minutes, offline, up to a served model."),
-        "init": ("cpt.commands.init:command", "Write a commented recipe for your documents, a model and a GPU."),
-        "check": ("cpt.commands.check:command", "Report every mistake in a recipe before GPU time is spent."),
-        "train": ("cpt.commands.train:command", "Run a recipe; resumes automatically from the newest checkpoint."),
-        "verdict": ("cpt.commands.verdict:command", "Evaluate a finished run against its base, on one page."),
+        "demo": (
+            "cpt.commands.demo:command",
+            "Run everything once in minutes, offline, up to a served model.",
+        ),
+        "init": (
+            "cpt.commands.init:command",
+            "Write a commented recipe for your documents, a model and a GPU.",
+        ),
+        "check": (
+            "cpt.commands.check:command",
+            "Report every mistake in a recipe before GPU time is spent.",
+        ),
+        "train": (
+            "cpt.commands.train:command",
+            "Run a recipe; resumes automatically from the newest checkpoint.",
+        ),
+        "verdict": (
+            "cpt.commands.verdict:command",
+            "Evaluate a finished run against its base, on one page.",
+        ),
     },
     "Plan": {
-        "plan": ("cpt.commands.plan:command", "Memory, time and cost of a run, and the cheapest change that fits."),
+        "plan": (
+            "cpt.commands.plan:command",
+            "Memory, time and cost of a run, and the cheapest change that fits.",
+        ),
         "rehearse": ("cpt.commands.rehearse:command", "Try every part of a run once, in minutes."),
-        "doctor": ("cpt.commands.doctor:command", "Show what this machine has, or compare the nodes of a cluster."),
-        "recipes": ("cpt.commands.recipes:command", "List the recipes that come with cpt, or copy them."),
-        "import": ("cpt.contrib.importers.command:command", "Write a recipe from a config of another tool."),
-        "schema": ("cpt.recipe.json_schema:command", "Print the recipe's JSON schema, for editors."),
+        "doctor": (
+            "cpt.commands.doctor:command",
+            "Show what this machine has, or compare the nodes of a cluster.",
+        ),
+        "recipes": (
+            "cpt.commands.recipes:command",
+            "List the recipes that come with cpt, or copy them.",
+        ),
+        "import": (
+            "cpt.contrib.importers.command:command",
+            "Write a recipe from a config of another tool.",
+        ),
+        "schema": (
+            "cpt.recipe.json_schema:command",
+            "Print the recipe's JSON schema, for editors.",
+        ),
     },
     "Data": {
-        "data": ("cpt.commands.data:COMMANDS", "Check, preview, convert (PDF, HTML, EPUB) or rewrite documents."),
+        "data": (
+            "cpt.commands.data:COMMANDS",
+            "Check, preview, convert (PDF, HTML, EPUB) or rewrite documents.",
+        ),
         "mixture": ("cpt.commands.mixture:command", "Count what a run will read from each source."),
-        "tokenizer": ("cpt.commands.tokenizer_report:COMMANDS", "Report on a tokenizer, extend one, or train one."),
-        "prepare": ("cpt.commands.prepare:command", "Read, filter, tokenize and pack documents ahead of a run."),
+        "tokenizer": (
+            "cpt.commands.tokenizer_report:COMMANDS",
+            "Report on a tokenizer, extend one, or train one.",
+        ),
+        "prepare": (
+            "cpt.commands.prepare:command",
+            "Read, filter, tokenize and pack documents ahead of a run.",
+        ),
         "store": ("cpt.commands.store:COMMANDS", "List, verify or prune stored tokens."),
-        "contamination": ("cpt.commands.data_check:contamination_command", "Find evaluation data in training texts."),
+        "contamination": (
+            "cpt.commands.data_check:contamination_command",
+            "Find evaluation data in training texts.",
+        ),
     },
     "Runs": {
-        "launch": ("cpt.launch.launch_command:command", "Write the files that start a recipe on one or many nodes."),
-        "pipeline": ("cpt.commands.pipeline:command", "Run several recipes, each from the model of the one before."),
+        "launch": (
+            "cpt.launch.launch_command:command",
+            "Write the files that start a recipe on one or many nodes.",
+        ),
+        "pipeline": (
+            "cpt.commands.pipeline:command",
+            "Run several recipes, each from the model of the one before.",
+        ),
         "search": (
             "cpt.contrib.search.command:command",
             "Search for better values of keys; learning-rate range test.",
         ),
         "runs": ("cpt.commands.runs:command", "List runs: state, tokens, loss, speed, age, tags."),
-        "compare": ("cpt.commands.compare:command", "Show how runs differ: recipes, versions, data, results."),
+        "compare": (
+            "cpt.commands.compare:command",
+            "Show how runs differ: recipes, versions, data, results.",
+        ),
         "report": ("cpt.analysis.report:command", "Write one HTML page about a run."),
     },
     "Evaluate and repeat": {
-        "evaluate": ("cpt.commands.evaluate:command", "Evaluate a model and its base on text, questions and tasks."),
-        "reproduce": ("cpt.commands.reproduce:command", "Repeat a run from its record, and compare the losses."),
-        "verify": ("cpt.commands.runs:verify_command", "Compare checkpoints with the hashes in their manifests."),
+        "evaluate": (
+            "cpt.commands.evaluate:command",
+            "Evaluate a model and its base on text, questions and tasks.",
+        ),
+        "reproduce": (
+            "cpt.commands.reproduce:command",
+            "Repeat a run from its record, and compare the losses.",
+        ),
+        "verify": (
+            "cpt.commands.runs:verify_command",
+            "Compare checkpoints with the hashes in their manifests.",
+        ),
     },
     "Use the model": {
-        "export": ("cpt.commands.export:command", "Write a trained model for other programs, checked by its logits."),
+        "export": (
+            "cpt.commands.export:command",
+            "Write a trained model for other programs, checked by its logits.",
+        ),
         "merge": (
             "cpt.contrib.merging.command:command",
             "Merge models: adapter and base, chat vector, mean of checkpoints.",
         ),
-        "serve": ("cpt.serving.serve:serve", "Serve a model to OpenAI clients, on Hugging Face's server."),
+        "serve": (
+            "cpt.serving.serve:serve",
+            "Serve a model to OpenAI clients, on Hugging Face's server.",
+        ),
         "chat": ("cpt.serving.serve:chat", "Chat with a model in the terminal or in the browser."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 LONG = (  # commands whose work is worth more than what they print
-    *("demo", "rehearse", "prepare", "train", "pipeline", "search", "verdict", "evaluate", "reproduce", "export"),
-    *("merge", "serve", "mixture", "data ingest", "data rewrite", "tokenizer extend", "tokenizer train"),
+    *(
+        "demo",
+        "rehearse",
+        "prepare",
+        "train",
+        "pipeline",
+        "search",
+        "verdict",
+        "evaluate",
+        "reproduce",
+        "export",
+    ),
+    *(
+        "merge",
+        "serve",
+        "mixture",
+        "data ingest",
+        "data rewrite",
+        "tokenizer extend",
+        "tokenizer train",
+    ),
 )
 
 ABOUT = """Continued pre-training of causal language models, from one YAML recipe.
@@ -97,14 +182,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def application(command: str) -> typer.Typer:
     """All commands by name and summary; of the one that is going to run the arguments too, so that no help page
     imports torch."""
-    app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=ABOUT, context_settings=NAMES_OF_HELP)
+    app = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        help=ABOUT,
+        context_settings=NAMES_OF_HELP,
+    )
     app.callback()(options_of_all)
     for group, commands in GROUPS.items():
         for name, (target, summary) in commands.items():
             if name != command:  # only listed on the help page
                 app.command(name, help=summary, rich_help_panel=group)(lambda: None)
             elif target.endswith(":COMMANDS"):  # a command with subcommands
-                below = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+                below = typer.Typer(
+                    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False
+                )
                 for name_below, target_below in constant(target).items():
                     below.command(name_below)(command_of(target_below))
                 app.add_typer(below, name=name, help=summary, rich_help_panel=group)
@@ -123,7 +215,10 @@ def show_version(wanted: bool) -> None:
 
 def options_of_all(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=show_version, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=show_version, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None:
     """Options before a command."""
@@ -177,7 +272,12 @@ class OptionNames(dict[str, Any]):
                 self.statements |= {alias.asname or alias.name: node for alias in node.names}
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+                names = [
+                    part.id
+                    for target in targets
+                    for part in ast.walk(target)
+                    if isinstance(part, ast.Name)
+                ]
                 self.statements |= dict.fromkeys(names, node)
             elif isinstance(node, ast.FunctionDef):
                 self.statements[node.name] = node
@@ -186,7 +286,9 @@ class OptionNames(dict[str, Any]):
         """Evaluate the statement that binds the name; `KeyError` leaves it to Python's builtins."""
         node = self.statements[name]
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cpt."):
-            original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+            original = next(
+                alias.name for alias in node.names if (alias.asname or alias.name) == name
+            )
             self[name] = names_of(node.module)[original]
         else:
             exec(compile(ast.Module([node], []), self.module, "exec"), self)

@@ -27,8 +27,12 @@ SECONDS_FOR_THE_MAIN_PROCESS = 5
 # without a GPU.
 for library in ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree"):
     logging.getLogger(library).setLevel(logging.ERROR)
-logging.getLogger("DeepSpeed").addFilter(lambda one: not one.getMessage().startswith("Setting accelerator to CPU"))
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # docs/reference/training.md names TRL's experimental stages
+logging.getLogger("DeepSpeed").addFilter(
+    lambda one: not one.getMessage().startswith("Setting accelerator to CPU")
+)
+os.environ.setdefault(
+    "TRL_EXPERIMENTAL_SILENCE", "1"
+)  # docs/reference/training.md names TRL's experimental stages
 # Lets freed GPU memory be reused for blocks of other sizes; the 24 GB recipes need that. torch reads it when CUDA
 # starts.
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
@@ -54,16 +58,25 @@ NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 
 # Arguments of several commands.
 RecipePath = Annotated[Path, typer.Argument(help="The recipe's YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
-Gpu = Annotated[str | None, typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. Default: this machine.')]
+Gpu = Annotated[
+    str | None,
+    typer.Option(help='"RTX 4090", A100-80GB, H100, ...; or cpu. Default: this machine.'),
+]
 Lora = Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")]
 Supervise = Annotated[bool, typer.Option("--supervise", help="Restart a run that hangs or dies.")]
 TaskFolder = Annotated[Path | None, typer.Option(help="Folder of YAML files with lm-eval tasks.")]
-Processes = Annotated[int, typer.Option(min=1, help="Processes of a run on this machine, one per GPU.")]
+Processes = Annotated[
+    int, typer.Option(min=1, help="Processes of a run on this machine, one per GPU.")
+]
 Launcher = Annotated[str | None, typer.Option(help='Or a launcher, such as "accelerate launch".')]
-LocalRank = Annotated[int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")]
+LocalRank = Annotated[
+    int | None, typer.Option("--local_rank", hidden=True, help="DeepSpeed's launcher passes it.")
+]
 
 
 def run_command(function: Callable[..., None]) -> None:
@@ -97,7 +110,9 @@ def run_app(
             # The main process probably prints the same; then the launcher ends this process while it waits.
             time.sleep(SECONDS_FOR_THE_MAIN_PROCESS)
         # All processes receive the signal; only the supervisor reports it, after the launcher's last line.
-        if not isinstance(problem, Interrupted) or (is_main_process() and SUPERVISED not in os.environ):
+        if not isinstance(problem, Interrupted) or (
+            is_main_process() and SUPERVISED not in os.environ
+        ):
             who = "" if is_main_process() else f"process {rank()}: "
             sys.stderr.write(f"{who}{type(problem).__name__}: {problem}\n")
         leave(problem.exit_code)
@@ -115,10 +130,16 @@ def path_errors_reported() -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        if problem.filename is None and problem.errno != errno.ENOSPC or problem.errno not in ERRORS_OF_PATHS:
+        if (
+            problem.filename is None
+            and problem.errno != errno.ENOSPC
+            or problem.errno not in ERRORS_OF_PATHS
+        ):
             raise
         path = problem.filename or "a file or the output"
-        text = f"{path}: {problem.strerror}. Use another path, change its permissions, or free space."
+        text = (
+            f"{path}: {problem.strerror}. Use another path, change its permissions, or free space."
+        )
         raise ResourceError(text) from problem
 
 

@@ -18,7 +18,11 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         "an infinite norm makes ZeRO-3 skip a bad step, without a further wait",
         "a public hook before the update",
     ),
-    "deepspeed.DeepSpeedEngine._copy_recovery_script": ("save_path", "save without writing", "an option to omit it"),
+    "deepspeed.DeepSpeedEngine._copy_recovery_script": (
+        "save_path",
+        "save without writing",
+        "an option to omit it",
+    ),
 }
 
 

@@ -15,7 +15,14 @@ from typing import Any, NoReturn, TypeVar
 
 from cpt.errors import CptError, LaunchError, RecipeError
 from cpt.files import training_program
-from cpt.hardware import TRITON, announce_compiling, ask_triton, require_programs, scripts_folder, triton_failure
+from cpt.hardware import (
+    TRITON,
+    announce_compiling,
+    ask_triton,
+    require_programs,
+    scripts_folder,
+    triton_failure,
+)
 from cpt.hf_internals import exit_now, run_exit_functions
 from cpt.plugins import did_you_mean
 from cpt.process import free_port
@@ -37,11 +44,30 @@ TENSOR_PARALLEL = (
     " (github.com/huggingface/transformers/pull/48569). Use FSDP2 or ZeRO-3, and `sp_size` for long rows"
 )
 OF_LAUNCHERS = (  # prefixes of variables set by launchers and for ranks
-    *("RANK", "LOCAL_RANK", "GROUP_", "ROLE_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "CROSS_"),
-    *("TORCHELASTIC_", "TORCH_NCCL_", "ACCELERATE_", "FSDP_", "PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"),
+    *(
+        "RANK",
+        "LOCAL_RANK",
+        "GROUP_",
+        "ROLE_",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_",
+        "CROSS_",
+    ),
+    *(
+        "TORCHELASTIC_",
+        "TORCH_NCCL_",
+        "ACCELERATE_",
+        "FSDP_",
+        "PMI_",
+        "OMPI_COMM_WORLD_",
+        "MV2_COMM_WORLD_",
+    ),
     "SLURM_STEP_NUM_TASKS",
 )
-KNOWN_WARNINGS: tuple[dict[str, Any], ...] = (  # torch repeats them hundreds of times, for calls in other libraries
+KNOWN_WARNINGS: tuple[
+    dict[str, Any], ...
+] = (  # torch repeats them hundreds of times, for calls in other libraries
     {"module": r"torch\.distributed\..*"},
     {"message": r".*torch\.distributed\.(reduce_scatter_tensor|_?all_gather).*"},
     {"message": r".*gradient_checkpointing` is deprecated.*"},
@@ -74,7 +100,9 @@ def num_nodes() -> int:
     """Number of machines, as set by torchrun (also in accelerate), DeepSpeed's launcher or srun."""
     if world_size() == 1:
         return 1
-    of_srun = os.environ.get("SLURM_NNODES") if os.environ.get("SLURM_PROCID") == str(rank()) else None
+    of_srun = (
+        os.environ.get("SLURM_NNODES") if os.environ.get("SLURM_PROCID") == str(rank()) else None
+    )
     return int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("CROSS_SIZE") or of_srun or "1")
 
 
@@ -160,7 +188,9 @@ def main_process_decides(work: Callable[[], Result]) -> Result:
         except CptError as problem:
             decided[1] = problem
         except BaseException as problem:
-            dist.broadcast_object_list([None, CptError(f"the main process failed: {problem!r}")], src=0)
+            dist.broadcast_object_list(
+                [None, CptError(f"the main process failed: {problem!r}")], src=0
+            )
             raise
     dist.broadcast_object_list(decided, src=0)
     if decided[1] is not None:
@@ -194,16 +224,22 @@ def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
     if given is None:
         return Parallelism()
     if not isinstance(given, Mapping):
-        raise RecipeError(f"`training.{KEY}` is {given!r}; write keys and values, such as {{sp_size: 2}}.")
+        raise RecipeError(
+            f"`training.{KEY}` is {given!r}; write keys and values, such as {{sp_size: 2}}."
+        )
     known = (*SIZES, *BACKENDS)
     for key, value in given.items():
         where = f"`training.{KEY}.{key}`"
         if key.startswith("pp_"):
             raise RecipeError(f"{where}: {PIPELINE}.")
         if key not in known:
-            raise RecipeError(f"{where} is not a valid key.{did_you_mean(key, known)} Keys: {', '.join(known)}.")
+            raise RecipeError(
+                f"{where} is not a valid key.{did_you_mean(key, known)} Keys: {', '.join(known)}."
+            )
         if key in SIZES and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise RecipeError(f"{where} is {value!r}; it must be a whole number of processes, 1 or more.")
+            raise RecipeError(
+                f"{where} is {value!r}; it must be a whole number of processes, 1 or more."
+            )
     return Parallelism(**{key: value for key, value in given.items() if key in SIZES})
 
 
@@ -253,7 +289,9 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     if deepspeed_config is not None:
         if on_cpu:
             require_programs("g++", "ninja", reason="DeepSpeed on a CPU compiles its communication")
-        if not shutil.which("ninja"):  # torch looks on the PATH only, where a virtual environment may be missing
+        if not shutil.which(
+            "ninja"
+        ):  # torch looks on the PATH only, where a virtual environment may be missing
             os.environ["PATH"] = f"{scripts_folder()}{os.pathsep}{os.environ.get('PATH', '')}"
     is_sharded = deepspeed_config is not None or bool(training.get("fsdp"))
     if is_sharded:  # sharding engines need a group, even for one process without a launcher
@@ -269,7 +307,9 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             text = f"process {rank()} of {world_size()} could not connect to the others at {address}: {problem}"
             raise LaunchError(text) from problem
-    if not on_cpu:  # a node's other processes learn from the main process; `compare_nodes` compares the nodes
+    if (
+        not on_cpu
+    ):  # a node's other processes learn from the main process; `compare_nodes` compares the nodes
         os.environ.setdefault(TRITON, main_process_decides(triton_failure))
     return LaunchedAs(on_cpu, deepspeed_config, timeout)
 
@@ -281,7 +321,9 @@ def set_up_gpu() -> None:
     if local_rank() == 0:  # before this process uses the GPU, which may admit only one
         ask_triton()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if not check_cuda_p2p_ib_support():  # `accelerate launch` sets these, torchrun and deepspeed do not
+    if (
+        not check_cuda_p2p_ib_support()
+    ):  # `accelerate launch` sets these, torchrun and deepspeed do not
         os.environ.setdefault("NCCL_P2P_DISABLE", "1")
         os.environ.setdefault("NCCL_IB_DISABLE", "1")
 
@@ -298,7 +340,9 @@ def start_deepspeed(launched: LaunchedAs) -> None:
     backend = "gloo" if launched.on_cpu else "nccl"
     if launched.on_cpu and is_main_process():
         announce_compiling("deepspeed_shm_comm", "DeepSpeed compiles its communication for the CPU")
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=launched.timeout, verbose=False)
+    deepspeed.init_distributed(
+        dist_backend=backend, auto_mpi_discovery=False, timeout=launched.timeout, verbose=False
+    )
 
 
 def leave_processes(then: Sequence[str] = ()) -> None:
@@ -316,7 +360,9 @@ def leave_processes(then: Sequence[str] = ()) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     for number in map(int, os.listdir("/dev/fd")):
-        if number > 2:  # the new program would hold sockets and devices; closing them here would break waiting threads
+        if (
+            number > 2
+        ):  # the new program would hold sockets and devices; closing them here would break waiting threads
             with suppress(OSError):
                 os.set_inheritable(number, False)
     os.execve(sys.executable, [sys.executable, "-m", *then], environment_alone())
@@ -352,7 +398,9 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
             "accelerate was started with mixed_precision fp8, which cpt has not been tested with. Start with"
             " `--mixed_precision bf16`, and write `training: {bf16: true}`."
         )
-    if precision != "no" and not training.get(precision):  # without the recipe's, transformers uses accelerate's
+    if precision != "no" and not training.get(
+        precision
+    ):  # without the recipe's, transformers uses accelerate's
         raise LaunchError(
             f"accelerate was started with mixed_precision {precision}, which is not in the recipe. Write"
             f" `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
@@ -362,7 +410,9 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return from_recipe
     from_accelerate: str | dict[str, Any] = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
-    if not from_accelerate:  # accelerate builds a config from `zero_stage` etc.; the recipe sets the rest
+    if (
+        not from_accelerate
+    ):  # accelerate builds a config from `zero_stage` etc.; the recipe sets the rest
         from accelerate.utils import DeepSpeedPlugin
 
         made: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
@@ -370,7 +420,9 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
         by_recipe: dict[str, Any] = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
         from_accelerate = {**by_recipe, "zero_force_ds_cpu_optimizer": False, **made}
     if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
-        source = from_accelerate if isinstance(from_accelerate, str) else "the values in its own config"
+        source = (
+            from_accelerate if isinstance(from_accelerate, str) else "the values in its own config"
+        )
         raise LaunchError(
             f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with {source}, which"
             " differs. Remove `deepspeed` from the recipe, or `deepspeed_config` from accelerate's config."
@@ -393,7 +445,10 @@ def check_sharding(training: Mapping[str, Any]) -> None:
             " recipe, or `distributed_type: MULTI_GPU` into accelerate's config."
         )
     if by_accelerate and (ignored := [name for name in os.environ if name.startswith("FSDP_")]):
-        log.warning("%s of accelerate's config are ignored: `training.fsdp_config` decides.", ", ".join(ignored))
+        log.warning(
+            "%s of accelerate's config are ignored: `training.fsdp_config` decides.",
+            ", ".join(ignored),
+        )
         for name in ignored:
             del os.environ[name]
     if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true":

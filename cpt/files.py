@@ -33,7 +33,9 @@ Content = str | bytes | Callable[[Path], object]
 # --- publish a file -------------------------------------------------------------------------------
 
 
-def write_atomic(path: Path, content: Content, *, durable: bool = False, reuse_space: bool = False) -> None:
+def write_atomic(
+    path: Path, content: Content, *, durable: bool = False, reuse_space: bool = False
+) -> None:
     """Write a file atomically, so that neither readers nor crashes see a partial file.
 
     Args:
@@ -84,7 +86,9 @@ def write_over(path: Path, content: bytes) -> bool:
         held = os.fstat(descriptor)
         if len(content) > max(held.st_size, held.st_blocks * BLOCK):
             return False
-        os.pwrite(descriptor, content.ljust(held.st_size, b"\n"), 0)  # padded to the old size: complete at each moment
+        os.pwrite(
+            descriptor, content.ljust(held.st_size, b"\n"), 0
+        )  # padded to the old size: complete at each moment
         os.ftruncate(descriptor, len(content))
     finally:
         os.close(descriptor)
@@ -135,11 +139,16 @@ def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
 def output_locked(folder: Path, lock: Path, command: str) -> Iterator[None]:
     """Lock a command's output folder for this process."""
     try:
-        with locked(lock, f"{folder}: another `{command}` is writing there. Wait for it, or use another --output."):
+        with locked(
+            lock,
+            f"{folder}: another `{command}` is writing there. Wait for it, or use another --output.",
+        ):
             yield
     except OSError as problem:
         reason = problem.strerror or problem
-        raise ResourceError(f"{folder}: {reason}. Free space, or use another --output.") from problem
+        raise ResourceError(
+            f"{folder}: {reason}. Free space, or use another --output."
+        ) from problem
 
 
 # --- lines ----------------------------------------------------------------------------------------
@@ -160,7 +169,11 @@ class LinesFile:
         with self.lock:
             self.waiting.append(f"{line}\n")
             if problem := self._write():
-                log.warning("%s cannot be written: %s. Its lines wait for the next one.", self.path, problem.strerror)
+                log.warning(
+                    "%s cannot be written: %s. Its lines wait for the next one.",
+                    self.path,
+                    problem.strerror,
+                )
 
     def write_waiting(self) -> int:
         """Retry writing waiting lines; return the number still waiting."""
@@ -192,7 +205,9 @@ def append(path: Path, text: str) -> None:
         written = os.write(descriptor, content)
         if written < len(content):
             end = os.lseek(descriptor, 0, os.SEEK_CUR)
-            if os.fstat(descriptor).st_size == end:  # otherwise another process has ended the partial line
+            if (
+                os.fstat(descriptor).st_size == end
+            ):  # otherwise another process has ended the partial line
                 os.ftruncate(descriptor, end - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
@@ -264,7 +279,9 @@ def size_and_hash(path: Path) -> tuple[int, str]:
         os.posix_fadvise(stream.fileno(), 0, READ_AHEAD, os.POSIX_FADV_WILLNEED)
         while count := stream.readinto(buffer):
             if size % READ_AHEAD == 0:
-                os.posix_fadvise(stream.fileno(), size + READ_AHEAD, READ_AHEAD, os.POSIX_FADV_WILLNEED)
+                os.posix_fadvise(
+                    stream.fileno(), size + READ_AHEAD, READ_AHEAD, os.POSIX_FADV_WILLNEED
+                )
             digest.update(buffer[:count])
             size += count
     return size, digest.hexdigest()

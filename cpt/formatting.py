@@ -69,7 +69,10 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 def bars(values: Iterable[float | None], highest: float) -> str:
     """One bar per value, up to the highest; a space for None."""
-    return "".join(" " if value is None else BARS[math.ceil((len(BARS) - 1) * value / highest)] for value in values)
+    return "".join(
+        " " if value is None else BARS[math.ceil((len(BARS) - 1) * value / highest)]
+        for value in values
+    )
 
 
 def open_console(*, stderr: bool = False) -> Console:

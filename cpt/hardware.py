@@ -21,8 +21,13 @@ from cpt.formatting import GIB
 if TYPE_CHECKING:
     import torch
 
-CGROUP_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-CGROUP_USED = re.compile(r"^(?:anon|shmem|total_rss) (\d+)", re.MULTILINE)  # in memory.stat; other pages are freed
+CGROUP_MEMORY_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+CGROUP_USED = re.compile(
+    r"^(?:anon|shmem|total_rss) (\d+)", re.MULTILINE
+)  # in memory.stat; other pages are freed
 CGROUP_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 SHARED_MEMORY = Path("/dev/shm")
 NOISE = re.compile(r"NVIDIA|GEFORCE|TESLA|SXM\d?|HBM\de?|GIB|GB|[^A-Z0-9]")  # in the names of GPUs
@@ -37,8 +42,13 @@ INSTALL_LINES = {
     "nvcc": "only to compile flash-attn or Mamba kernels yourself: the CUDA toolkit of torch's CUDA version, from"
     " https://developer.nvidia.com/cuda-toolkit-archive (a distribution's package is of another version)",
 }
-OLDEST_DRIVERS = {12: 525, 13: 580}  # CUDA of the torch build: docs.nvidia.com/deploy/cuda-compatibility
-CUDNN_ATTENTION = 12.9  # CUDA from which torch's wheels have it: github.com/pytorch/pytorch/issues/171627
+OLDEST_DRIVERS = {
+    12: 525,
+    13: 580,
+}  # CUDA of the torch build: docs.nvidia.com/deploy/cuda-compatibility
+CUDNN_ATTENTION = (
+    12.9  # CUDA from which torch's wheels have it: github.com/pytorch/pytorch/issues/171627
+)
 TRITON = "CPT_TRITON_FAILURE"  # in the environment, for the processes that this one starts
 
 
@@ -71,7 +81,9 @@ class GpuType:
     compute_capability: str | None = None
 
     def tflops(self, precision: str) -> float | None:
-        return {"half": self.peak_tflops, "tf32": self.tf32_tflops, "fp32": self.fp32_tflops}[precision]
+        return {"half": self.peak_tflops, "tf32": self.tf32_tflops, "fp32": self.fp32_tflops}[
+            precision
+        ]
 
 
 GPU_TYPES = (
@@ -102,7 +114,9 @@ def simplified_gpu(name: str) -> str:
 
 def known_gpu(name: str) -> GpuType | None:
     """Return the kind of GPU with this driver name; None if the table lacks it."""
-    return next((kind for kind in GPU_TYPES if simplified_gpu(kind.name) == simplified_gpu(name)), None)
+    return next(
+        (kind for kind in GPU_TYPES if simplified_gpu(kind.name) == simplified_gpu(name)), None
+    )
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,9 @@ def describe_machine(folder: Path = Path()) -> Machine:
         cpu_cores=count_cpu_cores(),
         host_memory_gib=host_memory_gib(),
         free_host_memory_gib=free_host_memory_gib(),
-        shared_memory_gib=shutil.disk_usage(SHARED_MEMORY).total / GIB if SHARED_MEMORY.exists() else None,
+        shared_memory_gib=shutil.disk_usage(SHARED_MEMORY).total / GIB
+        if SHARED_MEMORY.exists()
+        else None,
         free_disk_gib=free_disk_gib(folder),
         programs={name: find_program(name) for name in INSTALL_LINES},
         triton_failure=ask_triton() if gpus else "",
@@ -143,7 +159,10 @@ def find_gpus() -> list[Gpu]:
     query = ["nvidia-smi", columns, "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):  # a hanging driver or a broken install count as no GPU
+    except (
+        OSError,
+        subprocess.TimeoutExpired,
+    ):  # a hanging driver or a broken install count as no GPU
         return []
     gpus = []
     for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
@@ -229,7 +248,9 @@ def require_programs(*names: str, reason: str) -> None:
     missing = [name for name in names if not find_program(name)]
     if missing:
         lines = "; ".join(INSTALL_LINES[name] for name in missing)
-        raise ResourceError(f"{reason} and needs {' and '.join(missing)}, not found on this machine. Install: {lines}")
+        raise ResourceError(
+            f"{reason} and needs {' and '.join(missing)}, not found on this machine. Install: {lines}"
+        )
 
 
 def scripts_folder() -> str:
@@ -265,7 +286,9 @@ def why_torch_fails(gpu: Gpu, cuda: str | None, architectures: list[str]) -> str
     if int(gpu.driver.partition(".")[0]) < oldest:
         return f"CUDA {cuda} needs driver {oldest} or newer, and the driver is {gpu.driver}"
     number = int(gpu.compute_capability.replace(".", ""))
-    fitting = {f"sm_{code}" for code in range(number // 10 * 10, number + 1)}  # 8.9 runs sm_80, sm_86 and sm_89
+    fitting = {
+        f"sm_{code}" for code in range(number // 10 * 10, number + 1)
+    }  # 8.9 runs sm_80, sm_86 and sm_89
     if architectures and fitting.isdisjoint(architectures):
         return f"it has code for {', '.join(architectures)}, not for capability {gpu.compute_capability}"
     return None
@@ -273,7 +296,11 @@ def why_torch_fails(gpu: Gpu, cuda: str | None, architectures: list[str]) -> str
 
 def lacks_cudnn_attention(gpu: Gpu, cuda: str | None) -> bool:
     """Whether attention uses FlashAttention-2 on a Hopper GPU, for which cuDNN's is faster."""
-    return cuda is not None and float(cuda) < CUDNN_ATTENTION and gpu.compute_capability.startswith("9.")
+    return (
+        cuda is not None
+        and float(cuda) < CUDNN_ATTENTION
+        and gpu.compute_capability.startswith("9.")
+    )
 
 
 def ask_triton() -> str:
@@ -302,7 +329,9 @@ def require_triton(reason: str, *, instead: str) -> None:
     """Raise a ResourceError if `ask_triton` failed; `reason` begins its message, `instead` is what to write."""
     failure = triton_failure()
     if failure:
-        raise ResourceError(f"{reason} needs Triton, which does not work here. {failure}. Or write {instead}.")
+        raise ResourceError(
+            f"{reason} needs Triton, which does not work here. {failure}. Or write {instead}."
+        )
 
 
 def run_kernel(device: str = "cuda", seconds: float = 180) -> str:
@@ -322,7 +351,9 @@ def run_kernel(device: str = "cuda", seconds: float = 180) -> str:
     return f"A small kernel failed: {error.group().strip()}"
 
 
-SMALL_BLOCK = 2**20  # bytes; torch's allocator rounds each block up to a power of two, which costs little here
+SMALL_BLOCK = (
+    2**20
+)  # bytes; torch's allocator rounds each block up to a power of two, which costs little here
 
 
 def host_memory(size: int, device: "torch.device") -> "torch.Tensor":

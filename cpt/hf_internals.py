@@ -21,57 +21,161 @@ else:  # keeps this file cheap to import: the mixins below are combined with lib
 
 LOOP = "a public hook around it"
 USED = {  # dotted name -> its parameters ("" if not called), the reason, what would replace it
-    "transformers.PreTrainedModel._keep_in_fp32_modules": ("", "parts that are never in fp16", "a public list"),
-    "transformers.PreTrainedModel._keep_in_fp32_modules_strict": ("", "the same for bf16 too", "a public list"),
-    "transformers.PreTrainedModel._supports_sdpa": ("", "attention of a family", "a public list of them"),
+    "transformers.PreTrainedModel._keep_in_fp32_modules": (
+        "",
+        "parts that are never in fp16",
+        "a public list",
+    ),
+    "transformers.PreTrainedModel._keep_in_fp32_modules_strict": (
+        "",
+        "the same for bf16 too",
+        "a public list",
+    ),
+    "transformers.PreTrainedModel._supports_sdpa": (
+        "",
+        "attention of a family",
+        "a public list of them",
+    ),
     "transformers.Trainer._prepare_for_training": (
         "max_steps, train_dataloader, resume_from_checkpoint",
         "FSDP2, universal checkpoints and untrusted pickles are loaded by cpt, after wrapping",
         LOOP,
     ),
-    "transformers.Trainer._load_from_checkpoint": ("resume_from_checkpoint, model", "read pickles as data only", LOOP),
+    "transformers.Trainer._load_from_checkpoint": (
+        "resume_from_checkpoint, model",
+        "read pickles as data only",
+        LOOP,
+    ),
     "transformers.Trainer._get_num_items_in_batch": (
         "batch_samples, device",
         "transformers copies the count to the GPU, for which the host waits",
         "a fill on the GPU",
     ),
-    "transformers.Trainer._run_epoch": ("", "restart after out-of-memory; a stop before the first step", LOOP),
+    "transformers.Trainer._run_epoch": (
+        "",
+        "restart after out-of-memory; a stop before the first step",
+        LOOP,
+    ),
     "transformers.Trainer._save_checkpoint": ("model, trial", "a save is one transaction", LOOP),
-    "transformers.Trainer._save": ("output_dir, state_dict", "the model's part of that transaction", LOOP),
-    "transformers.Trainer._push_from_checkpoint": ("checkpoint_folder", "push after publishing", "a public push"),
-    "transformers.Trainer._tr_loss": ("", "a skipped step's loss does not count", "a public running loss"),
-    "trl.trainer.base_trainer._BaseTrainer._send_telemetry": ("", "cpt sends no telemetry", "an argument for it"),
-    "trl.SFTTrainer._prepare_dataset": ("dataset", "rows are tokenized already", "an argument for it"),
-    "trl.GRPOTrainer._prepare_inputs": ("", "indexed prompts, completions that survive a stop", LOOP),
-    "trl.GRPOTrainer._generate_single_turn": ("", "name the remedy when sampling is out of memory", LOOP),
+    "transformers.Trainer._save": (
+        "output_dir, state_dict",
+        "the model's part of that transaction",
+        LOOP,
+    ),
+    "transformers.Trainer._push_from_checkpoint": (
+        "checkpoint_folder",
+        "push after publishing",
+        "a public push",
+    ),
+    "transformers.Trainer._tr_loss": (
+        "",
+        "a skipped step's loss does not count",
+        "a public running loss",
+    ),
+    "trl.trainer.base_trainer._BaseTrainer._send_telemetry": (
+        "",
+        "cpt sends no telemetry",
+        "an argument for it",
+    ),
+    "trl.SFTTrainer._prepare_dataset": (
+        "dataset",
+        "rows are tokenized already",
+        "an argument for it",
+    ),
+    "trl.GRPOTrainer._prepare_inputs": (
+        "",
+        "indexed prompts, completions that survive a stop",
+        LOOP,
+    ),
+    "trl.GRPOTrainer._generate_single_turn": (
+        "",
+        "name the remedy when sampling is out of memory",
+        LOOP,
+    ),
     "trl.GRPOTrainer._calculate_rewards": ("", "PPO and SPO need each reward", LOOP),
-    "trl.GRPOTrainer._generate_and_score_completions": ("inputs", "PPO and SPO compute other advantages", LOOP),
+    "trl.GRPOTrainer._generate_and_score_completions": (
+        "inputs",
+        "PPO and SPO compute other advantages",
+        LOOP,
+    ),
     "trl.GRPOTrainer._get_per_token_logps_and_entropies": (
         "model, input_ids, attention_mask, logits_to_keep, batch_size",
         "values of the same states; log-probabilities before the first step",
         LOOP,
     ),
-    "trl.GRPOTrainer._compute_loss": ("model, inputs", "add the values' loss to the policy's", LOOP),
+    "trl.GRPOTrainer._compute_loss": (
+        "model, inputs",
+        "add the values' loss to the policy's",
+        LOOP,
+    ),
     "trl.GRPOTrainer._metrics": ("", "a stage's metrics in TRL's log", "a public way to add one"),
-    "trl.GRPOTrainer._buffered_inputs": ("", "a checkpoint within a generation has its completions", "TRL saves them"),
+    "trl.GRPOTrainer._buffered_inputs": (
+        "",
+        "a checkpoint within a generation has its completions",
+        "TRL saves them",
+    ),
     "trl.GRPOTrainer._step": ("", "the count of micro-batches on resume", "TRL restores it"),
-    "trl.experimental.cpo.CPOTrainer._stored_metrics": ("", "metrics of an evaluation", "`_metrics` there too"),
-    "transformers.PreTrainedModel._keys_to_ignore_on_save": ("", "a value head is not exported", "a public list"),
-    "transformers.PreTrainedConfig._attn_implementation": ("", "attention of a model", "a public property"),
-    "atexit._run_exitfuncs": ("", "trackers finish before `os.execve` and `os._exit`", "a public way to run them"),
-    "os._exit": ("status", "exit without Python's shutdown, in which gloo hangs", "gloo ends cleanly"),
-    "transformers.cli.serve.Serve._thread": ("", "whether the server still runs", "a public wait for its end"),
-    "optuna.trial.FrozenTrial._trial_id": ("", "continue a trial of an earlier process", "a public way to do so"),
-    "transformers.PreTrainedModel._supports_flash_attn": ("", "attention of a family", "a public list of them"),
-    "transformers.PreTrainedModel._supports_flex_attn": ("", "attention of a family", "a public list of them"),
-    "transformers.PreTrainedModel._can_set_experts_implementation": ("", "see SettableExperts", "a public flag"),
+    "trl.experimental.cpo.CPOTrainer._stored_metrics": (
+        "",
+        "metrics of an evaluation",
+        "`_metrics` there too",
+    ),
+    "transformers.PreTrainedModel._keys_to_ignore_on_save": (
+        "",
+        "a value head is not exported",
+        "a public list",
+    ),
+    "transformers.PreTrainedConfig._attn_implementation": (
+        "",
+        "attention of a model",
+        "a public property",
+    ),
+    "atexit._run_exitfuncs": (
+        "",
+        "trackers finish before `os.execve` and `os._exit`",
+        "a public way to run them",
+    ),
+    "os._exit": (
+        "status",
+        "exit without Python's shutdown, in which gloo hangs",
+        "gloo ends cleanly",
+    ),
+    "transformers.cli.serve.Serve._thread": (
+        "",
+        "whether the server still runs",
+        "a public wait for its end",
+    ),
+    "optuna.trial.FrozenTrial._trial_id": (
+        "",
+        "continue a trial of an earlier process",
+        "a public way to do so",
+    ),
+    "transformers.PreTrainedModel._supports_flash_attn": (
+        "",
+        "attention of a family",
+        "a public list of them",
+    ),
+    "transformers.PreTrainedModel._supports_flex_attn": (
+        "",
+        "attention of a family",
+        "a public list of them",
+    ),
+    "transformers.PreTrainedModel._can_set_experts_implementation": (
+        "",
+        "see SettableExperts",
+        "a public flag",
+    ),
     "transformers.modeling_flash_attention_utils._flash_attention_forward": (
         "query_states, key_states, value_states, attention_mask, query_length, is_causal, softmax_scale, "
         "sliding_window, attn_implementation, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k",
         "call flash-attn with the bounds of documents",
         "torch's varlen_attn as fast as flash-attn 3 on Hopper",
     ),
-    "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref": ("", "see without_zero3", "a public getter"),
+    "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref": (
+        "",
+        "see without_zero3",
+        "a public getter",
+    ),
 }
 
 
@@ -165,13 +269,16 @@ def exit_now(code: int) -> NoReturn:
 class TrainerHooks(Trainer):
     """Public names for the private methods that CPTTrainer overrides; each receives the original as a function."""
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
+    ) -> Any:
         prepare = partial(super()._prepare_for_training, max_steps, train_dataloader)
         return self.prepare_for_training(resume_from_checkpoint, prepare)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         self.load_weights(
-            resume_from_checkpoint, partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
+            resume_from_checkpoint,
+            partial(super()._load_from_checkpoint, resume_from_checkpoint, model),
         )
 
     def _run_epoch(self, *, resume_from_checkpoint: str | None, **options: Any) -> None:  # type: ignore[override]
@@ -185,7 +292,9 @@ class TrainerHooks(Trainer):
     def _save_checkpoint(self, model: "nn.Module", trial: Any) -> None:
         self.save_checkpoint()
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
         self.save_model_files(output_dir, state_dict, super()._save)
 
     def save_files(self, folder: str, weights: Any) -> None:
@@ -203,12 +312,18 @@ class TrainerHooks(Trainer):
 
     if TYPE_CHECKING:  # CPTTrainer has these
 
-        def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any: ...
+        def prepare_for_training(
+            self, checkpoint: str | None, prepare: Callable[[str | None], Any]
+        ) -> Any: ...
         def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None: ...
         def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None: ...
-        def number_of_labels(self, batches: list[Any], device: Any, count: Callable[..., Any]) -> Any: ...
+        def number_of_labels(
+            self, batches: list[Any], device: Any, count: Callable[..., Any]
+        ) -> Any: ...
         def save_checkpoint(self) -> None: ...
-        def save_model_files(self, folder: Any, weights: Any, save: Callable[..., None]) -> None: ...
+        def save_model_files(
+            self, folder: Any, weights: Any, save: Callable[..., None]
+        ) -> None: ...
 
 
 class ExampleHooks(Trainer):
@@ -235,7 +350,9 @@ class ExampleHooks(Trainer):
     @property
     def trl_metrics(self) -> dict[str, dict[str, list[float]]]:
         """TRL's metrics since the last log, by `train` and `eval`; empty if it has none."""
-        found: dict[str, dict[str, list[float]]] = vars(self).get("_metrics") or vars(self).get("_stored_metrics", {})
+        found: dict[str, dict[str, list[float]]] = vars(self).get("_metrics") or vars(self).get(
+            "_stored_metrics", {}
+        )
         return found
 
 
@@ -296,16 +413,22 @@ class SamplingHooks(Trainer):
         """Log-probabilities and entropies of the last `kept` tokens."""
         return forward()
 
-    def score_tokens(self, model: Any, ids: Any, mask: Any, kept: int, *, batch_size: int) -> "torch.Tensor":
+    def score_tokens(
+        self, model: Any, ids: Any, mask: Any, kept: int, *, batch_size: int
+    ) -> "torch.Tensor":
         """Log-probabilities [B, T] of the last `kept` tokens."""
-        found, *_ = self._get_per_token_logps_and_entropies(model, ids, mask, kept, batch_size=batch_size)
+        found, *_ = self._get_per_token_logps_and_entropies(
+            model, ids, mask, kept, batch_size=batch_size
+        )
         log_probabilities: torch.Tensor = found
         return log_probabilities
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], *more: Any) -> "torch.Tensor":
         return self.loss_of_completions(super()._compute_loss(model, inputs, *more), inputs)  # type: ignore[misc]
 
-    def loss_of_completions(self, policy_loss: "torch.Tensor", inputs: dict[str, Any]) -> "torch.Tensor":
+    def loss_of_completions(
+        self, policy_loss: "torch.Tensor", inputs: dict[str, Any]
+    ) -> "torch.Tensor":
         return policy_loss
 
 
@@ -328,4 +451,6 @@ def trial_id(trial: Any) -> int:
 def modules_kept_in_fp32(model: "PreTrainedModel", dtype: "torch.dtype") -> set[str]:
     """Return parts of names of modules that `from_pretrained(..., dtype=dtype)` keeps in fp32."""
     names = set(model._keep_in_fp32_modules_strict or ())
-    return names | set(model._keep_in_fp32_modules or ()) if str(dtype) == "torch.float16" else names
+    return (
+        names | set(model._keep_in_fp32_modules or ()) if str(dtype) == "torch.float16" else names
+    )

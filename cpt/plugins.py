@@ -84,7 +84,9 @@ def import_named(name: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError as problem:
-        raise RecipeError(f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, dir(module))}") from problem
+        raise RecipeError(
+            f"`{module_name}` has no `{attribute}`.{did_you_mean(attribute, dir(module))}"
+        ) from problem
 
 
 def import_user_module(name: str) -> Any:
@@ -132,10 +134,14 @@ def check_options(
                 f"Options: {', '.join(known) or 'none'}."
             )
         if not fits(value, hints.get(option, Any)):
-            raise RecipeError(f"`{key}.{option}`: expected {in_words(hints[option])}, got {value!r}.")
+            raise RecipeError(
+                f"`{key}.{option}`: expected {in_words(hints[option])}, got {value!r}."
+            )
     missing = [name for name, p in by_name.items() if p.default is p.empty and name not in options]
     if missing:
-        raise RecipeError(f"`{key}` needs {', '.join(f'`{name}`' for name in missing)} ({function.__name__}).")
+        raise RecipeError(
+            f"`{key}` needs {', '.join(f'`{name}`' for name in missing)} ({function.__name__})."
+        )
 
 
 def fits(value: object, hint: Any) -> bool:

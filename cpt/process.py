@@ -85,12 +85,17 @@ class Child(subprocess.Popen[bytes]):
     ) -> None:
         self.mark = f"{os.getpid()}-{uuid4().hex}"
         variables = {**inherits, **(environment or {}), SUPERVISED: self.mark}
-        options: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, ignores)}
+        options: dict[str, Any] = {
+            "start_new_session": True,
+            "preexec_fn": partial(die_with_parent, ignores),
+        }
         received = ReceivedSignals()
         try:
             # Python ignores what a signal's handler raises during a fork, so handlers run after it.
             with received.noted():
-                super().__init__(words, env=variables, cwd=folder, stdout=output, stderr=output, **options)
+                super().__init__(
+                    words, env=variables, cwd=folder, stdout=output, stderr=output, **options
+                )
         except OSError as problem:
             raise LaunchError(f"{words[0]} cannot be started: {problem.strerror}.") from problem
         if received.first:
@@ -145,7 +150,10 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.environ().get(SUPERVISED) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                process.environ().get(SUPERVISED) == mark
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process)
     return found
 

@@ -17,24 +17,76 @@ from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 FAKE = "torch._subclasses.fake_tensor"
 USED = {  # dotted name -> its parameters ("" if not called), the reason, what would replace it
-    "torch._foreach_norm": ("self, ord, dtype", "norms of all gradients in a few kernels", "a public foreach norm"),
-    "torch._foreach_mul_": ("self, tensor", "scale all gradients in a few kernels", "a public foreach product"),
-    "torch.distributed.distributed_c10d._world": ("", "all process groups, also of libraries", "a public list"),
+    "torch._foreach_norm": (
+        "self, ord, dtype",
+        "norms of all gradients in a few kernels",
+        "a public foreach norm",
+    ),
+    "torch._foreach_mul_": (
+        "self, tensor",
+        "scale all gradients in a few kernels",
+        "a public foreach product",
+    ),
+    "torch.distributed.distributed_c10d._world": (
+        "",
+        "all process groups, also of libraries",
+        "a public list",
+    ),
     "torch.distributed.distributed_c10d._set_pg_timeout": (
         "timeout, group",
         "`training.ddp_timeout` for groups that exist; DeepSpeed's wait 10 or 30 minutes regardless of the recipe",
         "a public way to change it",
     ),
-    "torch.optim.Adam._step_supports_amp_scaling": ("", "skip an update without a wait", "a public attribute"),
-    f"{FAKE}.FakeTensorMode": ("allow_non_fake_inputs", "a model's step without memory", "a public fake mode"),
-    "torch.utils._python_dispatch.TorchDispatchMode": ("", "sees each operation's storages", "a public dispatch mode"),
-    "torch._inductor.decomposition.select_decomp_table": ("", "Inductor's decompositions", "a public table"),
-    "torch._functorch.partitioners.get_default_op_list": ("", "operations that Inductor fuses", "a public list"),
-    "torch._dynamo.maybe_mark_dynamic": ("t, index", "one graph for documents of any length", "a public function"),
-    "torch._dynamo.config": ("", "number of graphs per layer; no splits at DDP's buckets", "public settings"),
-    "torch.nn.Module._call_impl": ("", "the call of a compiled module", "torch.compile of a bound __call__"),
-    "torch.nn.Module._compiled_call_impl": ("", "where Module.compile() puts its call", "a setter for own calls"),
-    "torch._foreach_add_": ("self, other", "count a step of all parameters in a few kernels", "a public foreach sum"),
+    "torch.optim.Adam._step_supports_amp_scaling": (
+        "",
+        "skip an update without a wait",
+        "a public attribute",
+    ),
+    f"{FAKE}.FakeTensorMode": (
+        "allow_non_fake_inputs",
+        "a model's step without memory",
+        "a public fake mode",
+    ),
+    "torch.utils._python_dispatch.TorchDispatchMode": (
+        "",
+        "sees each operation's storages",
+        "a public dispatch mode",
+    ),
+    "torch._inductor.decomposition.select_decomp_table": (
+        "",
+        "Inductor's decompositions",
+        "a public table",
+    ),
+    "torch._functorch.partitioners.get_default_op_list": (
+        "",
+        "operations that Inductor fuses",
+        "a public list",
+    ),
+    "torch._dynamo.maybe_mark_dynamic": (
+        "t, index",
+        "one graph for documents of any length",
+        "a public function",
+    ),
+    "torch._dynamo.config": (
+        "",
+        "number of graphs per layer; no splits at DDP's buckets",
+        "public settings",
+    ),
+    "torch.nn.Module._call_impl": (
+        "",
+        "the call of a compiled module",
+        "torch.compile of a bound __call__",
+    ),
+    "torch.nn.Module._compiled_call_impl": (
+        "",
+        "where Module.compile() puts its call",
+        "a setter for own calls",
+    ),
+    "torch._foreach_add_": (
+        "self, other",
+        "count a step of all parameters in a few kernels",
+        "a public foreach sum",
+    ),
 }
 
 
@@ -71,7 +123,9 @@ def fake_tensors() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def trace_both_passes(function: Callable[..., Any], arguments: Sequence[torch.Tensor]) -> fx.GraphModule:
+def trace_both_passes(
+    function: Callable[..., Any], arguments: Sequence[torch.Tensor]
+) -> fx.GraphModule:
     """Trace the joint graph of forward and backward pass; its inputs end with the gradients of the outputs."""
     from functorch.compile import aot_function, default_partition, nop  # type: ignore[attr-defined]
     from torch._inductor.decomposition import select_decomp_table  # takes a second to import
@@ -82,17 +136,24 @@ def trace_both_passes(function: Callable[..., Any], arguments: Sequence[torch.Te
         found.append(joint)
         return default_partition(joint, *inputs, **options)
 
-    trace = aot_function(function, nop, nop, partition_fn=partition, decompositions=select_decomp_table())
+    trace = aot_function(
+        function, nop, nop, partition_fn=partition, decompositions=select_decomp_table()
+    )
     trace(*arguments)
     return found[0]
 
 
-def split_passes(joint: fx.GraphModule, num_outputs: int, num_weights: int) -> tuple[fx.Graph, fx.Graph]:
+def split_passes(
+    joint: fx.GraphModule, num_outputs: int, num_weights: int
+) -> tuple[fx.Graph, fx.Graph]:
     """Split into forward graph, whose outputs end with saved tensors, and backward graph, as `torch.compile` does."""
     from functorch.compile import min_cut_rematerialization_partition  # type: ignore[attr-defined]
 
     forward, backward = min_cut_rematerialization_partition(
-        joint, None, num_fwd_outputs=num_outputs, static_lifetime_input_indices=list(range(num_weights))
+        joint,
+        None,
+        num_fwd_outputs=num_outputs,
+        static_lifetime_input_indices=list(range(num_weights)),
     )
     return forward.graph, backward.graph
 

@@ -77,7 +77,9 @@ def train(
             to skip rows.
     """
     launch = join_processes(recipe.training)
-    changes = RecipeChanges(recipe, accept=change, note=note, branch_of=from_checkpoint, resume=resume)
+    changes = RecipeChanges(
+        recipe, accept=change, note=note, branch_of=from_checkpoint, resume=resume
+    )
     run = start_run(recipe, check=changes.check, new=new)
     if from_checkpoint is not None and not (run.folder / BEGAN).exists():
         resume = from_checkpoint
@@ -86,13 +88,22 @@ def train(
             f"{run.folder} is finished: its model is in {run.export_folder}. For another run: name=... or --new."
         )
         return run.export_folder
-    with run.reporting(), Preemption() as preemption, Heartbeat(run.folder) as heartbeat, lost_ranks_named(run):
-        point = choose_checkpoint(run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint)
+    with (
+        run.reporting(),
+        Preemption() as preemption,
+        Heartbeat(run.folder) as heartbeat,
+        lost_ranks_named(run),
+    ):
+        point = choose_checkpoint(
+            run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint
+        )
         part = main_process_decides(lambda: changes.part(run, point))
         recipe = main_process_decides(lambda: with_fallbacks(part.recipe, run.folder))
         recipe = refuse_automatic(recipe if prepare is None else prepare(recipe, run, launch))
         start_deepspeed(launch)
-        recipe = keep_dtype(keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None)
+        recipe = keep_dtype(
+            keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None
+        )
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
         data = data_of(recipe, tokenizer, ended_stretches(part.stretches))
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
@@ -103,7 +114,12 @@ def train(
         run.record_inputs(data.fingerprint, describe, stretch=len(part.stretches))
         end = EndOfPart(part.end)
         trainer = build_trainer(
-            recipe, model, tokenizer, data, arguments, watchers=(heartbeat, preemption, GroupTimeouts(), end)
+            recipe,
+            model,
+            tokenizer,
+            data,
+            arguments,
+            watchers=(heartbeat, preemption, GroupTimeouts(), end),
         )
         if ready is not None:
             ready(trainer)
@@ -113,8 +129,12 @@ def train(
         end.restart_at_end()
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
             # The run's own measurements; `print_verdict` adds the rest.
-            write_verdict(run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}"))
-        export_model(trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer))
+            write_verdict(
+                run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}")
+            )
+        export_model(
+            trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer)
+        )
         export_average(recipe, tokenizer, run.folder)
     archive_record(run.folder, recipe.checkpoints.archive)
     skipped, steps = run.skipped_share()

@@ -18,7 +18,11 @@ class Wheel:
     def requirement(self, python: str) -> str:
         """Requirement for pip, for a Python such as 3.12."""
         tag = f"cp{python.replace('.', '')}"
-        return f"{self.package} @ {self.url.format(python=tag)}" if self.url else f"{self.package}=={self.version}"
+        return (
+            f"{self.package} @ {self.url.format(python=tag)}"
+            if self.url
+            else f"{self.package}=={self.version}"
+        )
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ def flash_wheel(torch: str, cuda: str, release: str) -> Wheel:
     version = f"2.8.3+cu{cuda.replace('.', '')}torch{torch}"
     place = "https://github.com/mjun0812/flash-attention-prebuild-wheels/releases/download"
     return Wheel(
-        "flash-attn", version, url=f"{place}/{release}/flash_attn-{version}-{{python}}-{{python}}-linux_x86_64.whl"
+        "flash-attn",
+        version,
+        url=f"{place}/{release}/flash_attn-{version}-{{python}}-{{python}}-linux_x86_64.whl",
     )
 
 
@@ -50,8 +56,16 @@ def build_with_all_kernels(cuda: str) -> Build:
     """torch 2.11 is the newest with wheels for all three; Mamba's are by github.com/astral-sh-build."""
     index = f"https://wheels.astral.sh/simple/cu{cuda.replace('.', '')}/"
     kernels = (("mamba-ssm", "2.3.2.post1"), ("causal-conv1d", "1.6.2.post1"))
-    mamba = [Wheel(package, f"{version}+cu.{cuda}.torch.2.11", index=index) for package, version in kernels]
-    return Build(f"cuda{cuda.replace('.', '')}", "2.11.0", cuda, (flash_wheel("2.11", cuda, "v0.9.4"), *mamba))
+    mamba = [
+        Wheel(package, f"{version}+cu.{cuda}.torch.2.11", index=index)
+        for package, version in kernels
+    ]
+    return Build(
+        f"cuda{cuda.replace('.', '')}",
+        "2.11.0",
+        cuda,
+        (flash_wheel("2.11", cuda, "v0.9.4"), *mamba),
+    )
 
 
 BUILDS = (

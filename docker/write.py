@@ -25,8 +25,13 @@ STACK = {  # versions that the tests run with, on the CPU
     "datasets": "5.2.0",
     "deepspeed": "0.19.8",
 }
-OF_GPUS = {"bitsandbytes": "0.50.2", "liger-kernel": "0.8.5"}  # bitsandbytes has a library for each CUDA above
-COMPILERS_FOR_CPUS = "DeepSpeed compiles its communication and its optimizer at their first use: g++"
+OF_GPUS = {
+    "bitsandbytes": "0.50.2",
+    "liger-kernel": "0.8.5",
+}  # bitsandbytes has a library for each CUDA above
+COMPILERS_FOR_CPUS = (
+    "DeepSpeed compiles its communication and its optimizer at their first use: g++"
+)
 COMPILERS_FOR_GPUS = "Triton compiles the GPU's kernels, DeepSpeed its optimizer: g++ (with gcc) and Python's headers"
 DOCKERFILE = """\
 # syntax=docker/dockerfile:1
@@ -82,9 +87,13 @@ def files() -> dict[Path, str]:
     written = {}
     for line in BUILDS:
         written[ROOT / "docker" / f"{line.name}.Dockerfile"] = dockerfile(line)
-        written[ROOT / "docker" / f"{line.name}.txt"] = "".join(f"{one}\n" for one in requirements(line))
+        written[ROOT / "docker" / f"{line.name}.txt"] = "".join(
+            f"{one}\n" for one in requirements(line)
+        )
         if line.wheels:
-            written[ROOT / "docker" / f"{line.name}-kernels.txt"] = "".join(f"{one}\n" for one in kernels(line))
+            written[ROOT / "docker" / f"{line.name}-kernels.txt"] = "".join(
+                f"{one}\n" for one in kernels(line)
+            )
     return written
 
 
@@ -118,13 +127,17 @@ def requirements(line: Build) -> Iterator[str]:
 
 def dependencies() -> list[str]:
     """Of cpt itself."""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "dependencies"
+    ]
 
 
 def kernels(line: Build) -> Iterator[str]:
     """The ready-made kernels; a file on the web is one for each Python."""
     yield f"# {WRITTEN}"
-    yield from dict.fromkeys(f"--extra-index-url {wheel.index}" for wheel in line.wheels if wheel.index)
+    yield from dict.fromkeys(
+        f"--extra-index-url {wheel.index}" for wheel in line.wheels if wheel.index
+    )
     for wheel in line.wheels:
         if wheel.url is None:
             yield wheel.requirement(PYTHON_OF_UBUNTU)

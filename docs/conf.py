@@ -19,14 +19,17 @@ external_toc_path = "docs/_toc.yml"
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 include_patterns = ["docs/**", "*.md"]
 include_patterns += [
-    f"{folder}/README.md" for folder in ("recipes", "launch", "deepspeed_configs", "benchmarks", "tests/docs")
+    f"{folder}/README.md"
+    for folder in ("recipes", "launch", "deepspeed_configs", "benchmarks", "tests/docs")
 ]
 exclude_patterns = [".*", "build", "**/.ipynb_checkpoints"]
 
 nitpicky = True  # with `-W`: what cannot be resolved fails the build
 myst_heading_anchors = 4  # `page.md#a-heading` is checked, with the names that code hosts give
 highlight_language = "none"
-nb_execution_mode = "off"  # tests/docs/test_site.py runs them; here they are shown as they were committed
+nb_execution_mode = (
+    "off"  # tests/docs/test_site.py runs them; here they are shown as they were committed
+)
 
 linkcheck_anchors = False  # code hosts make theirs with JavaScript
 linkcheck_timeout = 20

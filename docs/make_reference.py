@@ -38,7 +38,9 @@ BUILT_INS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "rewards": REWARDS,
 }
 """Key of the recipe -> what it takes by name."""
-TRANSFORMERS = "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
+TRANSFORMERS = (
+    "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
+)
 NOTES = {
     "optimizer.name": """Every optimizer also takes `embedding_learning_rate` (of embeddings and head)
 and `release_gradients` (update each parameter in the backward pass and free its gradient).""",
@@ -51,7 +53,13 @@ the keys. Where a key of Hugging Face does not belong here, `cpt check` names th
 {"".join(f"Change `{name}`: {', '.join(f'`{key}`' for key in keys)}. " for name, keys in CLASSES_IN_TRAINING.items())}
 All other keys: change `from_step`.""",
 }
-SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "ge": ">=", "exclusiveMaximum": "<", "maximum": "<="}
+SIGNS = {
+    "exclusiveMinimum": ">",
+    "minimum": ">=",
+    "ge": ">=",
+    "exclusiveMaximum": "<",
+    "maximum": "<=",
+}
 RECIPE = """# Recipe reference
 
 <!-- Written by `python -m docs.make_reference` from cpt/recipe/schema.py and the built-ins: change those. -->
@@ -105,13 +113,22 @@ def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -
         meaning = in_one_line(node.get("description") or (nested or {}).get("description", ""))
         yield f"{'###' if prefix else '##'} `{name}`\n\n{about}. {meaning}"
         if name in BUILT_INS:
-            yield "\n".join(line for builtin, called in BUILT_INS[name].items() for line in built_in(builtin, called))
+            yield "\n".join(
+                line
+                for builtin, called in BUILT_INS[name].items()
+                for line in built_in(builtin, called)
+            )
         if name in NOTES:
             yield NOTES[name]
         if name == "stage":
-            rows = ["| [stage](training.md) | columns of an example | `training:` goes to |", "| --- | --- | --- |"]
+            rows = [
+                "| [stage](training.md) | columns of an example | `training:` goes to |",
+                "| --- | --- | --- |",
+            ]
             for stage, config in STAGE_CONFIGS.items():
-                rows.append(f"| `{stage}` | {', '.join(f'`{one}`' for one in columns_of_stage(stage))} | `{config}` |")
+                rows.append(
+                    f"| `{stage}` | {', '.join(f'`{one}`' for one in columns_of_stage(stage))} | `{config}` |"
+                )
             yield "\n".join(rows)
         if nested and (nested.get("additionalProperties") is not True or not prefix):
             below = nested, sections, f"{name}{'[]' if is_list else ''}."
@@ -123,7 +140,9 @@ def keys_below(section: dict[str, Any], sections: dict[str, Any], prefix: str) -
         yield from keys_below(*below)
 
 
-def section_in(node: dict[str, Any], sections: dict[str, Any]) -> tuple[dict[str, Any] | None, bool]:
+def section_in(
+    node: dict[str, Any], sections: dict[str, Any]
+) -> tuple[dict[str, Any] | None, bool]:
     """The section that a key holds, and whether it holds a list of them."""
     for part in node.get("anyOf", [node]):
         item = part.get("items", part)
@@ -137,13 +156,17 @@ def kind(node: dict[str, Any]) -> str:
     if "anyOf" in node:
         return " or ".join(dict.fromkeys(kind(part) for part in node["anyOf"]))
     if "enum" in node or "const" in node:
-        return " or ".join(f"`{json.dumps(value)}`" for value in node.get("enum", [node.get("const")]))
+        return " or ".join(
+            f"`{json.dumps(value)}`" for value in node.get("enum", [node.get("const")])
+        )
     if "items" in node:
         return f"list of {kind(node['items'])}"
     found = [key for key in SIGNS if key in node and node[key] < 10**6]
     lower = [key for key in found if SIGNS[key].startswith(">")]
     highest = max(lower, key=lambda key: (node[key], SIGNS[key] == ">"), default=None)
-    bounds = "".join(f" {SIGNS[key]} {node[key]:,}" for key in found if key == highest or key not in lower)
+    bounds = "".join(
+        f" {SIGNS[key]} {node[key]:,}" for key in found if key == highest or key not in lower
+    )
     unit = f" ({node['unit']})" if "unit" in node else ""
     return f"{node.get('type', 'section' if '$ref' in node else 'any value')}{bounds}{unit}"
 
@@ -151,17 +174,23 @@ def kind(node: dict[str, Any]) -> str:
 def built_in(name: str, called: Callable[..., Any]) -> Iterator[str]:
     """A built-in as an item of a list, its options below it."""
     text = inspect.getdoc(called) or ""
-    summary = in_one_line(re.split(r"^(?:Args|Returns|Raises):$", text, maxsplit=1, flags=re.MULTILINE)[0])
+    summary = in_one_line(
+        re.split(r"^(?:Args|Returns|Raises):$", text, maxsplit=1, flags=re.MULTILINE)[0]
+    )
     yield f"- `{name}`: {summary}"
     meanings = {
         argument: in_one_line(meaning)
-        for names, meaning in re.findall(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+        for names, meaning in re.findall(
+            r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", text, re.MULTILINE
+        )
         for argument in names.split(", ")
     }
     function = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
     for option in inspect.signature(function).parameters.values():
         if option.kind is option.KEYWORD_ONLY:
-            default = "required" if option.default is option.empty else f"default `{option.default!r}`"
+            default = (
+                "required" if option.default is option.empty else f"default `{option.default!r}`"
+            )
             form = inspect.formatannotation(option.annotation, "collections.abc").replace("|", "or")
             yield f"  - `{option.name}`: {form}, {default}. {meanings.get(option.name, '')}".rstrip()
 
@@ -177,7 +206,9 @@ def commands() -> Iterator[str]:
         for name in names:
             app = get_command(application(name))
             command = app.commands[name]  # type: ignore[attr-defined]
-            page = get_docs_for_click(obj=command, ctx=Context(app), indent=2, name=name, call_prefix="cpt")
+            page = get_docs_for_click(
+                obj=command, ctx=Context(app), indent=2, name=name, call_prefix="cpt"
+            )
             yield re.sub(r"^\* `--help`.*\n", "", page, flags=re.MULTILINE).strip()
 
 

@@ -37,9 +37,13 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
     lines, is_code = path.read_text(encoding="utf-8").splitlines(), False
     strings: set[int] = set()
     if path.suffix == ".py":
-        constants = (node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Constant))
+        constants = (
+            node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.Constant)
+        )
         texts = [one for one in constants if isinstance(one.value, str) and " " in one.value]
-        strings = {line for one in texts for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)}
+        strings = {
+            line for one in texts for line in range(one.lineno, (one.end_lineno or one.lineno) + 1)
+        }
     for number, line in enumerate(lines, 1):
         if line.lstrip().startswith("```"):
             is_code = not is_code
@@ -51,7 +55,10 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 def main() -> None:
     named = [Path(name) for name in sys.argv[1:]]
-    groups = {title: [path for one in globs for path in sorted(ROOT.glob(one))] for title, globs in GROUPS.items()}
+    groups = {
+        title: [path for one in globs for path in sorted(ROOT.glob(one))]
+        for title, globs in GROUPS.items()
+    }
     for title, paths in {"files": named}.items() if named else groups.items():
         counts, words = Counter[str](), 0
         for path in paths:
@@ -62,7 +69,9 @@ def main() -> None:
                         counts[better] += len(found)
                         if named:
                             print(f"{path}:{number}: {', '.join(found)} -> {better}")
-        print(f"{title}: {counts.total()} in {words:,} words ({1000 * counts.total() / max(1, words):.1f} per 1,000)")
+        print(
+            f"{title}: {counts.total()} in {words:,} words ({1000 * counts.total() / max(1, words):.1f} per 1,000)"
+        )
         print(*(f"  {count:4} {better}" for better, count in counts.most_common(5)), sep="\n")
 
 

@@ -13,5 +13,12 @@ def check_approved(text: str, approved: Path) -> None:
     if os.environ.get(RENEW):
         approved.write_text(text)
     elif text != approved.read_text():
-        difference = [f"+{line}" for line in text.splitlines() if line not in approved.read_text().splitlines()]
-        pytest.fail(f"{approved.name} is approved otherwise (to renew: {RENEW}=1):\n" + "\n".join(difference))
+        difference = [
+            f"+{line}"
+            for line in text.splitlines()
+            if line not in approved.read_text().splitlines()
+        ]
+        pytest.fail(
+            f"{approved.name} is approved otherwise (to renew: {RENEW}=1):\n"
+            + "\n".join(difference)
+        )

@@ -17,7 +17,9 @@ import pytest
 from hypothesis import settings
 from tiny import TINY_LLAMA, write_documents
 
-settings.register_profile("any machine", deadline=None)  # a busy one needs more than a fifth of a second
+settings.register_profile(
+    "any machine", deadline=None
+)  # a busy one needs more than a fifth of a second
 settings.load_profile("any machine")
 gc.disable()  # until the tests are collected: imports make a lot and throw little away
 
@@ -47,7 +49,9 @@ def tokenizer_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     from cpt.tokenizer.train_bpe import train_bpe
 
     folder = tmp_path_factory.mktemp("tokenizer")
-    texts = [json.loads(line)["text"] for line in (corpus / "domain.jsonl").read_text().splitlines()]
+    texts = [
+        json.loads(line)["text"] for line in (corpus / "domain.jsonl").read_text().splitlines()
+    ]
     train_bpe(texts, 320, folder)
     return folder
 
@@ -114,15 +118,26 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(autouse=True)
-def quick_tests_start_no_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_tests_start_no_process(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fail a test that starts a Python process and has no marker that keeps it out of `make test-quick`."""
-    if {mark.name for mark in request.node.iter_markers()} & {"heavy", "slow", "long", "cluster", "gpu", "quantized"}:
+    if {mark.name for mark in request.node.iter_markers()} & {
+        "heavy",
+        "slow",
+        "long",
+        "cluster",
+        "gpu",
+        "quantized",
+    }:
         return
     popen = subprocess.Popen.__init__
 
     def start_program(self, args, *others, **options):
         program = Path(str(args if isinstance(args, str) else args[0]))
-        assert Path(sys.executable).parent != program.parent, f"mark this test heavy: it starts {program.name}"
+        assert Path(sys.executable).parent != program.parent, (
+            f"mark this test heavy: it starts {program.name}"
+        )
         popen(self, args, *others, **options)
 
     def start_process(self):

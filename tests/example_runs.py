@@ -26,7 +26,11 @@ def example_rows(stage: str, count: int = 16) -> list[dict]:
         good, bad = [5, draw.randrange(10, 60), 2], [6, draw.randrange(10, 60), 7, 2]
         if stage == "kto":
             rows.append(
-                {"prompt_ids": prompt, "completion_ids": good if number % 2 else bad, "label": bool(number % 2)}
+                {
+                    "prompt_ids": prompt,
+                    "completion_ids": good if number % 2 else bad,
+                    "label": bool(number % 2),
+                }
             )
         else:
             rows.append({"prompt_ids": prompt, "chosen_ids": good, "rejected_ids": bad})

@@ -28,7 +28,9 @@ def disk_of_its_own(folder: Path, size: str):
     folder.mkdir()
     if (
         shutil.which("mount") is None
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+        ).returncode
     ):
         pytest.skip("needs the right to mount")
     try:

@@ -50,7 +50,9 @@ def risen(figures: Mapping[str, Figure], most: Mapping[str, float]) -> str:
         lines.append(f"{name}: {figure.value:,}, at most {most[name]:,} are allowed:")
         lines += [f"    {place}" for place in figure.places[:MOST_SHOWN]]
         if len(figure.places) > MOST_SHOWN:
-            lines.append(f"    and {len(figure.places) - MOST_SHOWN:,} more: python tests/house.py '{name}'")
+            lines.append(
+                f"    and {len(figure.places) - MOST_SHOWN:,} more: python tests/house.py '{name}'"
+            )
     return "\n".join(lines)
 
 
@@ -83,7 +85,9 @@ def imports_of(module: str, *, for_types: bool = False) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = IN_STRINGS.fullmatch(node.value)
-            if name is not None and not name[1].startswith(OPTIONAL):  # the core names optional parts as users do
+            if name is not None and not name[1].startswith(
+                OPTIONAL
+            ):  # the core names optional parts as users do
                 names.add(name[1])
     modules = names & TREES.keys()
     parents = {name.rsplit(".", up)[0] for name in modules for up in range(1, name.count(".") + 1)}
@@ -130,7 +134,9 @@ def figures_of_shape() -> dict[str, Figure]:
     return {
         "files": counted(TREES),
         "files that a run reaches": counted(reached_from("cpt.train") | {"cpt.train"}),
-        "pairs of folders that import each other": counted(f"{one} and {other}" for one, other in folder_circles()),
+        "pairs of folders that import each other": counted(
+            f"{one} and {other}" for one, other in folder_circles()
+        ),
         "modules in circles, imports for types counted": counted(circles_with_types()),
         "private names of other libraries": counted(set().union(*private.values())),
         "files with such names": counted(private),
@@ -151,13 +157,19 @@ def folder_circles() -> set[tuple[str, str]]:
         return module if module in PACKAGES else module.rpartition(".")[0]
 
     pairs = {(folder(one), folder(other)) for one, others in IMPORTS.items() for other in others}
-    return {(one, other) for one, other in pairs if one < other and (other, one) in pairs and one != "cpt"}
+    return {
+        (one, other)
+        for one, other in pairs
+        if one < other and (other, one) in pairs and one != "cpt"
+    }
 
 
 def circles_with_types() -> list[str]:
     """A package imports nothing and holds all its modules, so it is in no circle."""
     modules = TREES.keys() - PACKAGES
-    return modules_in_circles({module: imports_of(module, for_types=True) & modules for module in modules})
+    return modules_in_circles(
+        {module: imports_of(module, for_types=True) & modules for module in modules}
+    )
 
 
 def private_names() -> dict[str, set[str]]:
@@ -173,13 +185,20 @@ def private_names() -> dict[str, set[str]]:
             and isinstance(node.value, ast.Name)
             and node.value.id == "self"
         }
-        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)} - own - {"_replace"}
+        names = (
+            {node.attr for node in nodes if isinstance(node, ast.Attribute)} - own - {"_replace"}
+        )
         for node in nodes:
             if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("cpt"):
                 from_private = re.search(r"\._[a-z]", node.module or "")
-                names |= {f"_{alias.name.lstrip('_')}" if from_private else alias.name for alias in node.names}
+                names |= {
+                    f"_{alias.name.lstrip('_')}" if from_private else alias.name
+                    for alias in node.names
+                }
             elif isinstance(node, ast.ClassDef) and node.bases:
-                names |= {inside.name for inside in node.body if isinstance(inside, ast.FunctionDef)}
+                names |= {
+                    inside.name for inside in node.body if isinstance(inside, ast.FunctionDef)
+                }
         names = {name for name in names if PRIVATE.match(name)}
         if names:
             by_module[module] = names
@@ -187,7 +206,9 @@ def private_names() -> dict[str, set[str]]:
 
 
 def repeated_class_names() -> list[str]:
-    classes = Counter(node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef))
+    classes = Counter(
+        node.name for tree in TREES.values() for node in tree.body if isinstance(node, ast.ClassDef)
+    )
     return [name for name, count in classes.items() if count > 1]
 
 
@@ -204,11 +225,26 @@ Nodes = Iterable[ast.AST]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 SEQUENCES = (ast.Tuple, ast.List, ast.Set)
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
 MOST_NAMES = 20
 LONG_FUNCTION = 12  # lines
 NARROW = 88  # columns
-PARTS = {"checkpointer", "checkpoint_loader", "engine", "gradients", "guard", "shared_rows", "tasks"}  # of the trainer
+PARTS = {
+    "checkpointer",
+    "checkpoint_loader",
+    "engine",
+    "gradients",
+    "guard",
+    "shared_rows",
+    "tasks",
+}  # of the trainer
 VAGUE = """
     apart alike asked beside both chosen found given here how kept known known_so_far made mine most now one others own
     place room seen shown some told wanted what whole whose why words written
@@ -227,7 +263,9 @@ def figures_of_places() -> dict[str, Figure]:
     figures = {name: counted(places_where(is_counted)) for name, is_counted in COUNTED.items()}
     figures["parts of the trainer used through the trainer"] = counted(parts_through_trainer())
     lines = sum(text.count("\n") for text in TEXTS.values())
-    figures["vague local names per 1,000 lines"] = per_thousand(places_where(binds_vague_name), lines)
+    figures["vague local names per 1,000 lines"] = per_thousand(
+        places_where(binds_vague_name), lines
+    )
     statements = sum(isinstance(node, ast.stmt) for nodes in NODES.values() for node in nodes)
     for name, is_counted in SHARES.items():
         figures[f"{name} per 1,000 statements"] = per_thousand(places_where(is_counted), statements)
@@ -239,7 +277,12 @@ def per_thousand(places: list[str], total: int) -> Figure:
 
 
 def places_where(is_counted: Callable[[ast.AST], bool]) -> list[str]:
-    return [place_of(module, node.lineno) for module, nodes in NODES.items() for node in nodes if is_counted(node)]
+    return [
+        place_of(module, node.lineno)
+        for module, nodes in NODES.items()
+        for node in nodes
+        if is_counted(node)
+    ]
 
 
 def place_of(module: str, line: int) -> str:
@@ -248,13 +291,17 @@ def place_of(module: str, line: int) -> str:
 
 def figures_of_tokens() -> dict[str, Figure]:
     tokens = {module: tokens_of_code(text, NODES[module]) for module, text in TEXTS.items()}
-    core = {module: number for module, number in tokens.items() if not f"{module}.".startswith(OPTIONAL)}
+    core = {
+        module: number for module, number in tokens.items() if not f"{module}.".startswith(OPTIONAL)
+    }
     return {"tokens of the core": added_up(core), "tokens of all of cpt": added_up(tokens)}
 
 
 def added_up(by_module: dict[str, int]) -> Figure:
     largest_first = sorted(by_module, key=lambda module: -by_module[module])
-    return Figure(sum(by_module.values()), [f"{by_module[module]:>7,} {module}" for module in largest_first])
+    return Figure(
+        sum(by_module.values()), [f"{by_module[module]:>7,} {module}" for module in largest_first]
+    )
 
 
 def tokens_of_code(text: str, nodes: Nodes) -> int:
@@ -361,7 +408,10 @@ def splats_literal(node: ast.AST) -> bool:
         elements = node.args
     else:
         return False
-    return any(isinstance(element, ast.Starred) and isinstance(element.value, SEQUENCES) for element in elements)
+    return any(
+        isinstance(element, ast.Starred) and isinstance(element.value, SEQUENCES)
+        for element in elements
+    )
 
 
 def assigns_values_at_once(node: ast.AST) -> bool:

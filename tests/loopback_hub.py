@@ -44,7 +44,9 @@ class Hub(ThreadingHTTPServer):
 
     def commit(self, dataset: str, files: dict[str, str | bytes]) -> str:
         """The commit's hash."""
-        content = {name: data.encode() if isinstance(data, str) else data for name, data in files.items()}
+        content = {
+            name: data.encode() if isinstance(data, str) else data for name, data in files.items()
+        }
         commit = hashlib.sha1(repr(sorted(content.items())).encode()).hexdigest()
         self.commits.setdefault(dataset, {})[commit] = content
         self.heads[dataset] = commit
@@ -97,12 +99,18 @@ class Answer(BaseHTTPRequestHandler):
     def about(self, _: Any, dataset: str, revision: str | None) -> None:
         """The commit of a revision."""
         if (files := self.server.files(dataset, revision)) is None:
-            self.refuse(404, "RevisionNotFound" if dataset in self.server.commits else "RepoNotFound")
+            self.refuse(
+                404, "RevisionNotFound" if dataset in self.server.commits else "RepoNotFound"
+            )
             return
         commit = self.server.heads[dataset] if revision in (None, "main") else revision
-        self.send({"id": dataset, "sha": commit, "siblings": [{"rfilename": name} for name in files]})
+        self.send(
+            {"id": dataset, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+        )
 
-    def tree(self, query: dict[str, list[str]], dataset: str, revision: str, folder: str | None) -> None:
+    def tree(
+        self, query: dict[str, list[str]], dataset: str, revision: str, folder: str | None
+    ) -> None:
         """The files and folders of a folder."""
         is_recursive, below = query.get("recursive") == ["true"], f"{folder}/" if folder else ""
         found: dict[str, dict[str, Any]] = {}
@@ -163,7 +171,9 @@ class Answer(BaseHTTPRequestHandler):
         """As the Hub words it."""
         self.send({}, {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})}, status)
 
-    def send(self, content: object, headers: dict[str, str] | None = None, status: int = 200) -> None:
+    def send(
+        self, content: object, headers: dict[str, str] | None = None, status: int = 200
+    ) -> None:
         """Bytes as they are, all else as JSON."""
         raw = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
@@ -195,7 +205,11 @@ class Client:
     """A process for which `hub` is the Hub: huggingface_hub reads its address when it is imported."""
 
     def __init__(self, hub: Hub, home: Path, **environment: str) -> None:
-        kept = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")
+        }
         here = {
             "HF_ENDPOINT": hub.url,
             "HF_HOME": str(home),

@@ -35,7 +35,14 @@ SHAPES = {
     "llama": LLAMA,
     "qwen3": {**LLAMA, **QWEN3, "vocab_size": 50000, "tie_word_embeddings": True},
     "nemotron": {**LLAMA, "model_type": "nemotron", "intermediate_size": 2048, "vocab_size": 32000},
-    "gpt2": {"model_type": "gpt2", "n_embd": 384, "n_layer": 6, "n_head": 6, "vocab_size": 16000, "n_positions": 1024},
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 384,
+        "n_layer": 6,
+        "n_head": 6,
+        "vocab_size": 16000,
+        "n_positions": 1024,
+    },
 }
 AGAIN = {"checkpointing": True, "micro_batch": 4, "fused_loss": True}
 WAYS = {
@@ -48,11 +55,22 @@ WAYS = {
     "adapters beside 4 bit": {"lora": {"r": 16, "quantize": "nf4"}, "checkpointing": True},
     "accumulation": {"accumulation": 2, "weights_bytes": 4},
     "8 bit": {**AGAIN, "optimizer": "adamw_8bit", "rounding": "kahan"},
-    "8 bit, stochastic, released": {**AGAIN, "optimizer": "adamw_8bit", "rounding": "stochastic", "releases": True},
+    "8 bit, stochastic, released": {
+        **AGAIN,
+        "optimizer": "adamw_8bit",
+        "rounding": "stochastic",
+        "releases": True,
+    },
     "kahan": {"rounding": "kahan", "checkpointing": True},
     "master, released": {"releases": True, "checkpointing": True, "fused_loss": True},
     "fused loss": AGAIN,
-    "fused loss on the CPU": {"fused_loss": True, "on_cpu": True, "half": False, "weights_bytes": 4, "micro_batch": 4},
+    "fused loss on the CPU": {
+        "fused_loss": True,
+        "on_cpu": True,
+        "half": False,
+        "weights_bytes": 4,
+        "micro_batch": 4,
+    },
     "ZeRO-3": {"zero": Sharding(3), "checkpointing": True},
     "flash": {"attention": "flash_attention_2", "micro_batch": 2},
     "one document in a row": {"packed": False, "micro_batch": 2},

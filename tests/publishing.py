@@ -33,5 +33,10 @@ def contents(step=1, numbers=1000):
 def save(folder, step=1, numbers=1000, **options):
     alone = Agreement(timedelta(seconds=60))
     return publish(
-        folder, f"checkpoint-{step}", contents(step, numbers), lambda files: manifest_of(files, step), alone, **options
+        folder,
+        f"checkpoint-{step}",
+        contents(step, numbers),
+        lambda files: manifest_of(files, step),
+        alone,
+        **options,
     )

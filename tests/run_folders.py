@@ -34,7 +34,13 @@ ENVIRONMENT: dict[str, Any] = {
     "processes": 1,
     "python": "3.11.7",
     "platform": "Linux",
-    "hardware": {"processor": "a processor", "cores": 4, "host_memory_gib": 16, "gpus": [], "driver": None},
+    "hardware": {
+        "processor": "a processor",
+        "cores": 4,
+        "host_memory_gib": 16,
+        "gpus": [],
+        "driver": None,
+    },
     "variables": {"OMP_NUM_THREADS": "2"},
     "versions": {"torch": "2.13.0", "transformers": "5.23.0", "peft": None},
     "code": "0123456789abcdef",
@@ -56,7 +62,11 @@ INPUTS: dict[str, Any] = {
         },
     },
     "tokenizer": {"path": "base/final", "xxh3": "tokenizer-hash"},
-    "weights": {"path": "base/final", "revision": None, "sha256": {"model.safetensors": "weights-hash"}},
+    "weights": {
+        "path": "base/final",
+        "revision": None,
+        "sha256": {"model.safetensors": "weights-hash"},
+    },
 }
 STATUS: dict[str, Any] = {"state": "finished", "pid": 1, "step": 20, "steps": 20, "seconds": 12.5}
 
@@ -66,7 +76,10 @@ def copied(content: Any) -> Any:
 
 
 def write_run(
-    folder: Path, plant: Callable[..., None] = lambda **files: None, *, losses: list[float] | None = None
+    folder: Path,
+    plant: Callable[..., None] = lambda **files: None,
+    *,
+    losses: list[float] | None = None,
 ) -> Path:
     """A run of 20 steps.
 
@@ -90,7 +103,12 @@ def write_run(
         {"step": step, "tokens": 1024 * step, "loss": loss, "tokens_per_second": 1000.0 + step}
         for step, loss in enumerate(losses, 1)
     ]
-    evaluation = {"step": 20, "tokens": 20_480, "eval_domain_loss": 3.0, "eval_domain_bits_per_byte": 1.25}
+    evaluation = {
+        "step": 20,
+        "tokens": 20_480,
+        "eval_domain_loss": 3.0,
+        "eval_domain_bits_per_byte": 1.25,
+    }
     write_lines(folder / "metrics.jsonl", [*lines, evaluation])
     return folder
 
@@ -99,7 +117,9 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def keep_document_losses(folder: Path, *, shift: float = 0.0, documents: int = 40, first: int = 0) -> None:
+def keep_document_losses(
+    folder: Path, *, shift: float = 0.0, documents: int = 40, first: int = 0
+) -> None:
     """Of a set `domain` at the last step; `shift` nats a byte more than those of other runs."""
     draw = np.random.default_rng(0)
     num_bytes = draw.integers(100, 2000, documents)

@@ -47,7 +47,19 @@ class Host:
         first = ["bash", "-c", FIRST_PROCESS, "bash", self.name, str(self.folder / "hosts")]
         self.holder = hold([*NAMESPACES, "--mount-proc", *first])
         self.pid = wait_for(lambda: (children(self.holder.pid) or [0])[0])
-        cable = ["ip", "link", "add", self.port, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid)]
+        cable = [
+            "ip",
+            "link",
+            "add",
+            self.port,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            str(self.pid),
+        ]
         in_network(self.switch, cable)
         in_network(self.switch, ["ip", "link", "set", self.port, "master", "switch", "up"])
         in_network(self.pid, ["ip", "address", "add", f"{self.address}/24", "dev", "eth0"])
@@ -64,13 +76,25 @@ class Host:
             process.wait(30)
         self.started = []
         # The kernel removes a network namespace a little after its last process.
-        subprocess.run(["nsenter", "-t", str(self.switch), "-n", "ip", "link", "delete", self.port], stderr=-3)
+        subprocess.run(
+            ["nsenter", "-t", str(self.switch), "-n", "ip", "link", "delete", self.port], stderr=-3
+        )
 
     def start(self, words: Sequence[str], *, log: Path, env: dict[str, str]) -> Process:
         """Start a program there; its output goes to the log."""
         with log.open("ab") as output:
-            entered = ["nsenter", "-t", str(self.pid), *NAMESPACES, "env", f"--chdir={Path.cwd()}", *map(str, words)]
-            process = Process(entered, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            entered = [
+                "nsenter",
+                "-t",
+                str(self.pid),
+                *NAMESPACES,
+                "env",
+                f"--chdir={Path.cwd()}",
+                *map(str, words),
+            ]
+            process = Process(
+                entered, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
         self.started.append(process)
         return process
 
@@ -112,7 +136,9 @@ def in_network(pid: int, words: list[str]) -> None:
 
 def children(pid: int) -> list[int]:
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [
+            int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        ]
     except FileNotFoundError:
         return []
 

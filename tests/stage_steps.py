@@ -55,12 +55,18 @@ def full_rows(stage: str) -> tuple[str, list[dict]]:
     if stage in ("dpo", "reward", "orpo", "cpo"):
         return "preference", [{"prompt_ids": half, "chosen_ids": half, "rejected_ids": half[::-1]}]
     if stage == "kto":
-        return "unpaired", [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
+        return "unpaired", [
+            {"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)
+        ]
     if stage in ("distill", "cpt"):
         ids = torch.tensor(half * 2)
         labels = torch.where(torch.arange(LENGTH) < 1, IGNORED, ids)
-        return "conversation", [{"input_ids": ids, "labels": labels, "position_ids": torch.arange(LENGTH)}]
-    return "prompt", [{"prompt": " ".join(f"w{10 + number % 60}" for number in range(LENGTH)), "answer": "w5"}]
+        return "conversation", [
+            {"input_ids": ids, "labels": labels, "position_ids": torch.arange(LENGTH)}
+        ]
+    return "prompt", [
+        {"prompt": " ".join(f"w{10 + number % 60}" for number in range(LENGTH)), "answer": "w5"}
+    ]
 
 
 def recipe_of(
@@ -82,12 +88,25 @@ def recipe_of(
             "name": "run",
             "stage": stage,
             "output_dir": str(folder),
-            "model": {"from_scratch": True, "config": shape or SHAPE, **({} if lora is None else {"lora": lora})},
+            "model": {
+                "from_scratch": True,
+                "config": shape or SHAPE,
+                **({} if lora is None else {"lora": lora}),
+            },
             "tokenizer": {"path": "made"},
-            "data": {"sequence_length": LENGTH, "sources": [{"path": "made", "replay_kl": replay_kl}]},
+            "data": {
+                "sequence_length": LENGTH,
+                "sources": [{"path": "made", "replay_kl": replay_kl}],
+            },
             "budget": {"tokens": 10**6},
             "rewards": ["stage_steps:judge_length"] if form == "prompt" else [],
-            "training": {"use_cpu": True, "per_device_train_batch_size": 2, "logging_steps": 1, **written, **training},
+            "training": {
+                "use_cpu": True,
+                "per_device_train_batch_size": 2,
+                "logging_steps": 1,
+                **written,
+                **training,
+            },
         }
     )
 
@@ -104,7 +123,10 @@ def measured_peak(recipe: Recipe) -> int:
     trainer.remove_callback(PrinterCallback)
     with PeakOfStorages() as storages:
         trainer.add_callback(Measures(storages))
-        for held in (trainer.model, *(vars(trainer).get(name) for name in ("ref_model", "teacher", "base"))):
+        for held in (
+            trainer.model,
+            *(vars(trainer).get(name) for name in ("ref_model", "teacher", "base")),
+        ):
             for tensor in () if held is None else (*held.parameters(), *held.buffers()):
                 storages.watch(tensor.untyped_storage())
         try:

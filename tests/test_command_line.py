@@ -17,12 +17,18 @@ heavy = pytest.mark.heavy
 
 def run_python(*words, **environment):
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=os.environ | environment, check=False
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        check=False,
     )
 
 
 @pytest.mark.parametrize("path", ["file/status.json", "a" * 300, "itself"])
-def test_a_path_that_cannot_exist_is_reported_without_a_traceback(tmp_path, monkeypatch, capsys, path):
+def test_a_path_that_cannot_exist_is_reported_without_a_traceback(
+    tmp_path, monkeypatch, capsys, path
+):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("itself").symlink_to("itself")
@@ -42,9 +48,7 @@ def test_an_output_on_a_full_disk_is_reported_in_a_line():
     assert "No space left on device" in ended.stderr and ended.stderr.count("\n") == 1
 
 
-UNREAD = (
-    "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2); os.execv({0!r}, [{0!r}, '-c', {1!r}])"
-)
+UNREAD = "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2); os.execv({0!r}, [{0!r}, '-c', {1!r}])"
 PRINTS = """
 import sys, typer
 from cpt.command_line import run_app
@@ -60,7 +64,9 @@ run_app(app, [], outlives_readers={})
 
 @heavy
 @pytest.mark.parametrize(("outlives_readers", "code"), [(True, 7), (False, 1)])
-def test_only_a_long_command_continues_when_the_reader_of_its_output_is_gone(outlives_readers, code):
+def test_only_a_long_command_continues_when_the_reader_of_its_output_is_gone(
+    outlives_readers, code
+):
     program = UNREAD.format(sys.executable, PRINTS.format(outlives_readers))
     assert run_python("-c", program).returncode == code
 
@@ -94,7 +100,10 @@ def test_another_process_lets_the_main_one_report_the_mistake_first(capsys, monk
     with pytest.raises(SystemExit) as ended:
         run_app(app, [])
     assert waited == [SECONDS_FOR_THE_MAIN_PROCESS]
-    assert ended.value.code == 2 and capsys.readouterr().err == "process 1: DataError: a.txt is empty\n"
+    assert (
+        ended.value.code == 2
+        and capsys.readouterr().err == "process 1: DataError: a.txt is empty\n"
+    )
 
 
 @heavy

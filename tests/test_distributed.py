@@ -42,12 +42,18 @@ def launched(monkeypatch):
 
 @pytest.mark.parametrize(
     ("variables", "training"),
-    [({}, {"fsdp": True}), ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"bf16": True}), (FSDP, {"fsdp": True})],
+    [
+        ({}, {"fsdp": True}),
+        ({"ACCELERATE_MIXED_PRECISION": "bf16"}, {"bf16": True}),
+        (FSDP, {"fsdp": True}),
+    ],
 )
 def test_a_launcher_may_repeat_the_recipe(launched, variables, training):
     launched(**variables)
     assert agree_with_launcher(training) is None
-    assert not [name for name in os.environ if name.startswith("FSDP_")], "the recipe's options alone count"
+    assert not [name for name in os.environ if name.startswith("FSDP_")], (
+        "the recipe's options alone count"
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,11 @@ def test_a_launcher_may_repeat_the_recipe(launched, variables, training):
         ({"ACCELERATE_MIXED_PRECISION": "fp8"}, {}, "fp8"),
         (FSDP, {}, "fsdp: true"),
         (DEEPSPEED, {"fsdp": True}, "training.fsdp"),
-        ({**DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(PROFILE)}, {"deepspeed": {}}, "training.deepspeed"),
+        (
+            {**DEEPSPEED, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(PROFILE)},
+            {"deepspeed": {}},
+            "training.deepspeed",
+        ),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, {}, "training.parallelism_config"),
     ],
 )
@@ -70,7 +80,9 @@ def test_a_launcher_that_contradicts_the_recipe_is_refused(launched, variables, 
 def test_accelerates_deepspeed_config_is_used(launched):
     launched(**DEEPSPEED, ACCELERATE_DEEPSPEED_CONFIG_FILE=str(PROFILE))
     assert agree_with_launcher({}) == str(PROFILE)
-    assert agree_with_launcher({"deepspeed": json.loads(PROFILE.read_text())}) == json.loads(PROFILE.read_text())
+    assert agree_with_launcher({"deepspeed": json.loads(PROFILE.read_text())}) == json.loads(
+        PROFILE.read_text()
+    )
 
 
 def test_zero_stage_in_accelerates_config_becomes_a_deepspeed_config(launched):
@@ -90,7 +102,13 @@ def test_processes_that_do_not_know_each_other_are_refused(launched, monkeypatch
 
 
 def test_a_process_that_continues_alone_has_no_variable_of_its_launcher(monkeypatch):
-    of_launchers = ("RANK", "WORLD_SIZE", "MASTER_PORT", "ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID")
+    of_launchers = (
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_PORT",
+        "ACCELERATE_MIXED_PRECISION",
+        "TORCHELASTIC_RUN_ID",
+    )
     for variable in (*of_launchers, "CROSS_SIZE"):
         monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("CPT_CACHE", "/somewhere")
@@ -106,7 +124,9 @@ def steps(launched, monkeypatch):
     monkeypatch.delenv("CPT_TRITON_FAILURE")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: done.append("the GPU is used"))
-    monkeypatch.setattr("cpt.hardware.run_kernel", lambda: done.append("Triton is asked") or "no libcuda.so")
+    monkeypatch.setattr(
+        "cpt.hardware.run_kernel", lambda: done.append("Triton is asked") or "no libcuda.so"
+    )
     return done
 
 
@@ -162,12 +182,22 @@ ZERO2 = {"deepspeed": {"train_micro_batch_size_per_gpu": "auto", "zero_optimizat
     ("command", "training", "launcher", "processes"),
     [
         pytest.param(
-            ["torchrun", "--standalone", "--nproc_per_node", "2"], {}, "torchrun", 2, marks=pytest.mark.heavy
+            ["torchrun", "--standalone", "--nproc_per_node", "2"],
+            {},
+            "torchrun",
+            2,
+            marks=pytest.mark.heavy,
         ),
         pytest.param(
-            [*ACCELERATE, "--main_process_port", str(free_port())], {}, "accelerate", 2, marks=pytest.mark.slow
+            [*ACCELERATE, "--main_process_port", str(free_port())],
+            {},
+            "accelerate",
+            2,
+            marks=pytest.mark.slow,
         ),
-        pytest.param(["deepspeed", "--num_gpus", "2"], ZERO2, "deepspeed", 2, marks=pytest.mark.long),
+        pytest.param(
+            ["deepspeed", "--num_gpus", "2"], ZERO2, "deepspeed", 2, marks=pytest.mark.long
+        ),
         pytest.param([sys.executable], ZERO2, "python", 1, marks=pytest.mark.slow),
     ],
 )
@@ -175,11 +205,18 @@ def test_a_launchers_processes_form_a_group_and_stop_where_the_main_process_does
     launched, tmp_path, command, training, launcher, processes
 ):
     (tmp_path / "child.py").write_text(CHILD)
-    ours = {"TRAINING": json.dumps(training), "FOLDER": str(tmp_path), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ours = {
+        "TRAINING": json.dumps(training),
+        "FOLDER": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     inherited = {name: value for name, value in os.environ.items() if name != "RANK"}
     path = f"{scripts_folder()}:{os.environ['PATH']}"
     words = [*command, str(tmp_path / "child.py")]
-    ended = subprocess.run(words, env={**inherited, **ours, "PATH": path}, capture_output=True, text=True, cwd=ROOT)
+    ended = subprocess.run(
+        words, env={**inherited, **ours, "PATH": path}, capture_output=True, text=True, cwd=ROOT
+    )
     assert ended.returncode == 0, ended.stderr[-3000:]
     reports = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("*.json"))]
     stopped = ["the file is empty"] * 2

@@ -17,7 +17,12 @@ CONTENT = {"lengths": {4: 2}, "longest": ("a", 1), "share": 0.1, "name": "ü"}
 
 
 def test_sealed_content_comes_back_as_json():
-    assert unsealed(sealed(CONTENT)) == {"lengths": {"4": 2}, "longest": ["a", 1], "share": 0.1, "name": "ü"}
+    assert unsealed(sealed(CONTENT)) == {
+        "lengths": {"4": 2},
+        "longest": ["a", 1],
+        "share": 0.1,
+        "name": "ü",
+    }
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -26,7 +31,9 @@ def test_a_damaged_file_counts_as_missing_and_is_logged(tmp_path, caplog, how):
     path.write_text(sealed(CONTENT))
     damage(path, how)
     assert read_sealed(path) is None
-    assert [vars(record)["event"] for record in caplog.records] == ["damaged_file"] * (how != "missing")
+    assert [vars(record)["event"] for record in caplog.records] == ["damaged_file"] * (
+        how != "missing"
+    )
 
 
 def test_no_flipped_bit_changes_the_content_unnoticed():
@@ -35,7 +42,9 @@ def test_no_flipped_bit_changes_the_content_unnoticed():
         flipped = text.copy()
         flipped[place // 8] ^= 1 << place % 8
         with suppress(ValueError):
-            assert unsealed(bytes(flipped)) == unsealed(bytes(text)), "\\u00fC is the letter that \\u00fc is"
+            assert unsealed(bytes(flipped)) == unsealed(bytes(text)), (
+                "\\u00fC is the letter that \\u00fc is"
+            )
 
 
 def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path):
@@ -68,7 +77,11 @@ def test_on_a_full_disk_the_old_file_stays_or_its_space_is_used(tmp_path):
 def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path):
     path = tmp_path / "folder.lock"
     code = f"import os, pathlib; from cpt.files import locked; context = locked(pathlib.Path({str(path)!r}), ''); "
-    holder = [sys.executable, "-c", code + "context.__enter__(); print('held', flush=True); input()"]
+    holder = [
+        sys.executable,
+        "-c",
+        code + "context.__enter__(); print('held', flush=True); input()",
+    ]
     with subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"held\n"
         with pytest.raises(LaunchError, match="somebody"), locked(path, "somebody has it"):
@@ -85,4 +98,10 @@ def test_damaged_lines_are_none(tmp_path):
     (tmp_path / "lines.jsonl").open("a").write('{"st')  # a crash
     lines.add('{"step": 2}')
     (tmp_path / "lines.jsonl").open("a").write('[3]\n{"step": 4}')
-    assert list(json_lines(tmp_path / "lines.jsonl")) == [{"step": 1}, None, {"step": 2}, None, {"step": 4}]
+    assert list(json_lines(tmp_path / "lines.jsonl")) == [
+        {"step": 1},
+        None,
+        {"step": 2},
+        None,
+        {"step": 4},
+    ]

@@ -71,19 +71,32 @@ def in_pipe(words: list[str]) -> str:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.31, "0.3 s"), (59.94, "59.9 s"), (59.96, "1 min"), (200, "3 min 20 s"), (3599.6, "1 h"), (183_600, "2 d 3 h")],
+    [
+        (0.31, "0.3 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min"),
+        (200, "3 min 20 s"),
+        (3599.6, "1 h"),
+        (183_600, "2 d 3 h"),
+    ],
 )
 def test_a_duration_has_its_two_largest_units(seconds, text):
     assert format_duration(seconds) == text
 
 
 def test_sizes_and_numbers_are_rounded_for_reading():
-    assert [format_bytes(size) for size in (512, 1536, 2.5 * 2**30)] == ["512 B", "1.5 KiB", "2.5 GiB"]
+    assert [format_bytes(size) for size in (512, 1536, 2.5 * 2**30)] == [
+        "512 B",
+        "1.5 KiB",
+        "2.5 GiB",
+    ]
     assert [format_number(value) for value in (None, 0.123456, 12345.6)] == ["", "0.1235", "12,346"]
 
 
 def is_decorated(text):
-    return "\x1b" in text or "\r" in text.replace("\r\n", "\n")  # a terminal ends its lines with both
+    return "\x1b" in text or "\r" in text.replace(
+        "\r\n", "\n"
+    )  # a terminal ends its lines with both
 
 
 @pytest.mark.heavy

@@ -34,7 +34,9 @@ GROUPS = [step for steps in PHASES.values() for step in steps if isinstance(step
 def test_each_test_that_a_phase_names_exists_and_needs_a_gpu():
     paths = [path for group in GROUPS for path in group.paths]
     words = [sys.executable, *PYTEST, "--collect-only", *paths]
-    ended = subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True)
+    ended = subprocess.run(
+        words, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     collected = ended.stdout.splitlines()
     for path in paths:
@@ -43,7 +45,9 @@ def test_each_test_that_a_phase_names_exists_and_needs_a_gpu():
 
 def test_the_profiles_that_offload_come_first_after_the_doctor():
     doctor, first, *_ = PHASES[1]
-    assert isinstance(doctor, Doctor) and first.paths[0].endswith("each_deepspeed_profile_trains_in_bf16")
+    assert isinstance(doctor, Doctor) and first.paths[0].endswith(
+        "each_deepspeed_profile_trains_in_bf16"
+    )
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -87,7 +91,9 @@ def test_the_longest_gap_of_a_trace_names_its_neighbours_and_the_waiting_call(tm
 
 def test_a_trace_that_is_too_large_loses_the_operators_of_the_host_and_keeps_the_kernels(tmp_path):
     path = tmp_path / "trace.json.gz"
-    operators = [event("cpu_op", f"operator {number * 7919 % 10007}", number, 1) for number in range(5000)]
+    operators = [
+        event("cpu_op", f"operator {number * 7919 % 10007}", number, 1) for number in range(5000)
+    ]
     write_trace(path, [*TRACE, *operators])
     reduce_trace(path, most_bytes=2000)
     assert path.stat().st_size <= 2000
@@ -101,7 +107,11 @@ def test_all_that_cpt_imports_is_in_the_image_or_among_the_wheels():
 
 def test_a_wheel_that_requires_what_the_machine_lacks_is_reported(tmp_path):
     with zipfile.ZipFile(tmp_path / "loky-3.5-py3-none-any.whl", "w") as wheel:
-        lines = ("Requires-Dist: numpy", "Requires-Dist: nowhere>=1", 'Requires-Dist: older; python_version < "3.12"')
+        lines = (
+            "Requires-Dist: numpy",
+            "Requires-Dist: nowhere>=1",
+            'Requires-Dist: older; python_version < "3.12"',
+        )
         wheel.writestr("loky-3.5.dist-info/METADATA", "\n".join(lines))
     missing = missing_for_wheels(tmp_path)
     assert "nowhere" in missing and not {"loky", "numpy", "older"} & missing

@@ -27,9 +27,21 @@ CODE = [  # a counter, code that it counts once, and similar code that it does n
     ("assignments of three or more values at once", "a, b, c = 1, 2, 3", "a, b = 1, 2"),
     ("assignments of three or more values at once", "a, *b = 1, 2, 3", "a, b, c = f()"),
     ("functions with more than 20 local names", f"def f():\n{NAMES_21}", f"def f():\n{NAMES_20}"),
-    ("functions with more than 20 local names", f"async def f():\n{NAMES_21}", f"class A:\n{NAMES_21}"),
-    ("comprehensions in comprehensions", "x = [{b for b in a} for a in c]", "x = [b for a in c for b in a]"),
-    ("comprehensions in comprehensions", "x = [a for a in (b for b in c)]", "x = [a for a in c], [b for b in c]"),
+    (
+        "functions with more than 20 local names",
+        f"async def f():\n{NAMES_21}",
+        f"class A:\n{NAMES_21}",
+    ),
+    (
+        "comprehensions in comprehensions",
+        "x = [{b for b in a} for a in c]",
+        "x = [b for a in c for b in a]",
+    ),
+    (
+        "comprehensions in comprehensions",
+        "x = [a for a in (b for b in c)]",
+        "x = [a for a in c], [b for b in c]",
+    ),
     ("comprehensions", "x = {a: b for a, b in c}", "x = {a: b}"),
     ("comprehensions", "f(a for a in b)", "f(a)"),
     ("conditional expressions", "x = a if b else c", "if b: x = a"),
@@ -56,7 +68,9 @@ def count(is_counted: Callable[[ast.AST], bool], code: str) -> int:
     return sum(map(is_counted, ast.walk(ast.parse(code))))
 
 
-@pytest.mark.parametrize(("name", "code", "other_code"), CODE, ids=[f"{name}: {code[:30]}" for name, code, _ in CODE])
+@pytest.mark.parametrize(
+    ("name", "code", "other_code"), CODE, ids=[f"{name}: {code[:30]}" for name, code, _ in CODE]
+)
 def test_a_counter_counts_what_it_is_named_after_and_nothing_else(counters, name, code, other_code):
     assert count(counters[name], code) == 1
     assert count(counters[name], other_code) == 0
@@ -67,14 +81,25 @@ def test_each_counter_is_tested(counters):
 
 
 def test_vague_names_count_where_they_are_bound(house):
-    assert count(house.binds_vague_name, "found = entry\nfor one in rows: pass\ndef f(place, *, known=0): pass") == 4
+    assert (
+        count(
+            house.binds_vague_name,
+            "found = entry\nfor one in rows: pass\ndef f(place, *, known=0): pass",
+        )
+        == 4
+    )
     assert count(house.binds_vague_name, "entry = found\nself.found = 1\nf(known=1)") == 0
 
 
 def test_a_part_counts_where_another_is_used_through_it(house):
     through = "self.trainer.guard.released\ntrainer.engine.reshard()\nself._trainer.tasks.x.y"
     assert count(house.uses_part_through_trainer, through) == 3
-    assert count(house.uses_part_through_trainer, "trainer.guard\ntrainer.model.x\nself.guard.released") == 0
+    assert (
+        count(
+            house.uses_part_through_trainer, "trainer.guard\ntrainer.model.x\nself.guard.released"
+        )
+        == 0
+    )
 
 
 def test_comments_docstrings_and_line_breaks_are_no_tokens(house):
@@ -93,7 +118,8 @@ def f(a,  # why
 def test_nodes_of_a_line_are_those_at_88_columns(house):
     wide = (
         "def f(a):\n"
-        + "    g(one_argument, another_argument, a_third_argument, a_fourth_argument, and_a_fifth_argument)\n" * 4
+        + "    g(one_argument, another_argument, a_third_argument, a_fourth_argument, and_a_fifth_argument)\n"
+        * 4
     )
     narrow = "def f(a):\n" + "    g(a)\n" * 10
     texts = {"cpt.wide": wide, "cpt.eleven": narrow, "cpt.twelve": narrow + "    g(a)\n"}
@@ -116,13 +142,19 @@ def small_house(house, monkeypatch):
     def replace(**texts: str) -> None:
         by_module = {module.replace("__", "."): text for module, text in texts.items()}
         trees = {module: ast.parse(text) for module, text in by_module.items()}
-        paths = {module: house.PACKAGE.parent / f"{module.replace('.', '/')}.py" for module in by_module}
+        paths = {
+            module: house.PACKAGE.parent / f"{module.replace('.', '/')}.py" for module in by_module
+        }
         monkeypatch.setattr(house, "TEXTS", by_module)
         monkeypatch.setattr(house, "TREES", trees)
-        monkeypatch.setattr(house, "NODES", {module: list(ast.walk(tree)) for module, tree in trees.items()})
+        monkeypatch.setattr(
+            house, "NODES", {module: list(ast.walk(tree)) for module, tree in trees.items()}
+        )
         monkeypatch.setattr(house, "PATHS", paths)
         monkeypatch.setattr(house, "PACKAGES", {"cpt"} & trees.keys())
-        monkeypatch.setattr(house, "IMPORTS", {module: house.imports_of(module) for module in trees})
+        monkeypatch.setattr(
+            house, "IMPORTS", {module: house.imports_of(module) for module in trees}
+        )
 
     return replace
 
@@ -165,9 +197,15 @@ def test_vague_names_are_counted_per_line_and_not_per_statement(house, small_hou
 
 def test_what_rose_is_named_with_its_value_the_most_and_its_places(house):
     most = {"files": 3, "walrus": 1.5, "tokens": 9_000}
-    assert house.risen({"files": house.Figure(3, []), "walrus": house.Figure(1.4, ["cpt/a.py:1"])}, most) == ""
+    assert (
+        house.risen(
+            {"files": house.Figure(3, []), "walrus": house.Figure(1.4, ["cpt/a.py:1"])}, most
+        )
+        == ""
+    )
     said = house.risen(
-        {"files": house.Figure(2, []), "tokens": house.Figure(9_001, ["cpt/a.py:1", "cpt/b.py:7"])}, most
+        {"files": house.Figure(2, []), "tokens": house.Figure(9_001, ["cpt/a.py:1", "cpt/b.py:7"])},
+        most,
     )
     assert said.splitlines() == [
         "tokens: 9,001, at most 9,000 are allowed:",

@@ -48,7 +48,9 @@ def test_a_child_that_hangs_is_killed_with_its_family_and_others_are_not(tmp_pat
 
 
 def test_a_signal_during_a_fork_ends_the_parent_and_the_child():
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs without it
+    usual = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # shells start background jobs without it
     armed = [signal.SIGINT]
     os.register_at_fork(after_in_parent=lambda: armed and signal.raise_signal(armed.pop()))
     before = {child.pid for child in psutil.Process().children()}

@@ -6,7 +6,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.multi_threaded_pg import _install_threaded_pg, _uninstall_threaded_pg
+from torch.testing._internal.distributed.multi_threaded_pg import (
+    _install_threaded_pg,
+    _uninstall_threaded_pg,
+)
 
 Result = TypeVar("Result")
 ISOLATE = torch._C._distributed_c10d._set_thread_isolation_mode

@@ -16,7 +16,9 @@ def write_documents(path: Path, count: int, seed: int) -> Path:
     """JSONL of `count` documents of 5 to 120 words."""
     draw = random.Random(seed)
     lines = (
-        json.dumps({"text": " ".join(draw.choices(WORDS, k=draw.randint(5, 120))) + f" number {i}."})
+        json.dumps(
+            {"text": " ".join(draw.choices(WORDS, k=draw.randint(5, 120))) + f" number {i}."}
+        )
         for i in range(count)
     )
     path.write_text("\n".join(lines) + "\n")

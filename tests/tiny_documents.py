@@ -76,11 +76,15 @@ def chapter(body: str) -> str:
 
 
 def write_epub(
-    path: Path, chapters: Mapping[str, str], extra: Mapping[str, str] | None = None, title: str = "The book"
+    path: Path,
+    chapters: Mapping[str, str],
+    extra: Mapping[str, str] | None = None,
+    title: str = "The book",
 ) -> Path:
     """A book of files name -> XHTML, to be read in the reverse order of their names in the manifest."""
     items = "".join(
-        f'<item id="{name}" href="text/{name}" media-type="application/xhtml+xml"/>' for name in sorted(chapters)
+        f'<item id="{name}" href="text/{name}" media-type="application/xhtml+xml"/>'
+        for name in sorted(chapters)
     )
     refs = "".join(f'<itemref idref="{name}"/>' for name in sorted(chapters, reverse=True))
     package = (

@@ -13,7 +13,12 @@ from cpt.recipe.schema import Model
 
 
 def tiny_model(
-    family: str | dict[str, Any], *, seed: int = 1, num_tokens: int = 96, packed: bool = False, **section: Any
+    family: str | dict[str, Any],
+    *,
+    seed: int = 1,
+    num_tokens: int = 96,
+    packed: bool = False,
+    **section: Any,
 ) -> Any:
     """A model from scratch: of a family, or of a whole config; the rest are keys of `model:`."""
     config = tiny_config(family) if isinstance(family, str) else family
@@ -22,11 +27,19 @@ def tiny_model(
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def assert_same_gradients(
-    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, rtol: float = 1e-4, atol: float = 1e-5
+    found: dict[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
+    *,
+    rtol: float = 1e-4,
+    atol: float = 1e-5,
 ) -> None:
     assert found.keys() == expected.keys()
     for name, gradient in found.items():
@@ -35,7 +48,9 @@ def assert_same_gradients(
 
 def make_tokenizer(num_tokens: int = 96) -> PreTrainedTokenizerFast:
     """A tokenizer of `num_tokens` words."""
-    words = {"<unk>": 0, "<bos>": 1, "<eos>": 2} | {f"w{number}": number for number in range(3, num_tokens)}
+    words = {"<unk>": 0, "<bos>": 1, "<eos>": 2} | {
+        f"w{number}": number for number in range(3, num_tokens)
+    }
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<unk>")),
         unk_token="<unk>",

@@ -27,7 +27,12 @@ MODEL = {
     "num_key_value_heads": 2,
     "intermediate_size": 48,
 }
-TRAINING = {"use_cpu": True, "per_device_train_batch_size": 32, "max_completion_length": 1, "logging_steps": 1}
+TRAINING = {
+    "use_cpu": True,
+    "per_device_train_batch_size": 32,
+    "max_completion_length": 1,
+    "logging_steps": 1,
+}
 
 
 def words() -> PreTrainedTokenizerFast:
@@ -47,14 +52,22 @@ class Prompts:
         return 10**9
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        return {"prompt": f"w{number % 4} w9", "answer": f"w{(7 * number + 3) % 4 + 10}", "number": number}
+        return {
+            "prompt": f"w{number % 4} w9",
+            "answer": f"w{(7 * number + 3) % 4 + 10}",
+            "number": number,
+        }
 
 
-def bandit(stage: str, folder: Path, *, steps: int = 60, learning_rate: float = 1e-2, **sections: Any) -> Recipe:
+def bandit(
+    stage: str, folder: Path, *, steps: int = 60, learning_rate: float = 1e-2, **sections: Any
+) -> Recipe:
     """A recipe of so many steps."""
     groups = {"num_generations": 8} if stage in ("grpo", "rloo") else {}
     training = TRAINING | groups | sections.pop("training", {})
-    completions = training["per_device_train_batch_size"] * training.get("gradient_accumulation_steps", 1)
+    completions = training["per_device_train_batch_size"] * training.get(
+        "gradient_accumulation_steps", 1
+    )
     given: dict[str, Any] = {
         "name": "run",
         "output_dir": folder,
@@ -73,17 +86,25 @@ def bandit(stage: str, folder: Path, *, steps: int = 60, learning_rate: float = 
 
 def quiet_trainer(recipe: Recipe) -> Any:
     """As a run builds it, but for the data and the callbacks."""
-    data: Any = SimpleNamespace(rows=Prompts(), held_out={}, num_tokens=64, num_rows=4, form="prompt")
+    data: Any = SimpleNamespace(
+        rows=Prompts(), held_out={}, num_tokens=64, num_rows=4, form="prompt"
+    )
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     tokenizer = words()
-    trainer = stage_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments)
+    trainer = stage_trainer(
+        recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 def rewards_of(trainer: Any, name: str = "exact_match") -> list[float]:
     """The mean of a reward at each step."""
-    return [entry[f"rewards/{name}/mean"] for entry in trainer.state.log_history if f"rewards/{name}/mean" in entry]
+    return [
+        entry[f"rewards/{name}/mean"]
+        for entry in trainer.state.log_history
+        if f"rewards/{name}/mean" in entry
+    ]
 
 
 def losses_of(trainer: Any) -> list[float]:

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, hash_file, write_manifest
+from cpt.checkpoints.manifest import (
+    FORMAT,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    hash_file,
+    write_manifest,
+)
 
 
 def save_checkpoint(folder: Path, step: int, *, sealed: bool = True, **about) -> Path:
@@ -26,7 +33,9 @@ def save_checkpoint(folder: Path, step: int, *, sealed: bool = True, **about) ->
     save_file(model.state_dict(), checkpoint / "model.safetensors")
     torch.save(optimizer.state_dict(), checkpoint / "optimizer.pt")
     torch.save(schedule.state_dict(), checkpoint / "scheduler.pt")
-    torch.save({"cpu": torch.get_rng_state(), "numpy": np.random.get_state()}, checkpoint / "rng_state.pth")
+    torch.save(
+        {"cpu": torch.get_rng_state(), "numpy": np.random.get_state()}, checkpoint / "rng_state.pth"
+    )
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     (checkpoint / "config.json").write_text('{"model_type": "llama"}')
     if sealed:
@@ -37,7 +46,12 @@ def save_checkpoint(folder: Path, step: int, *, sealed: bool = True, **about) ->
 def manifest_of(files: dict[str, FileEntry], step: int, **about) -> Manifest:
     """Of a plain run of one process."""
     fields = {"format": FORMAT, "kind": "full", "step": step, "tokens": 256 * step, "world_size": 1}
-    fields |= {"zero_stage": None, "exactness": "bit-exact", "versions": {"cpt": "0"}, "files": files}
+    fields |= {
+        "zero_stage": None,
+        "exactness": "bit-exact",
+        "versions": {"cpt": "0"},
+        "files": files,
+    }
     return Manifest(**{**fields, **about})
 
 

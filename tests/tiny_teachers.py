@@ -13,10 +13,15 @@ from cpt.tokenizer.load import load_tokenizer
 from cpt.training.arguments import data_of, training_arguments
 
 
-def save_teacher(folder: Path, tokenizer_folder: Path, texts: list[str], *, steps: int = 60, **shape) -> Path:
+def save_teacher(
+    folder: Path, tokenizer_folder: Path, texts: list[str], *, steps: int = 60, **shape
+) -> Path:
     """Trained on the beginnings of the texts."""
     save_llama(folder, tokenizer_folder, 1, **shape)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(tokenizer_folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(tokenizer_folder),
+    )
     rows = [ids[:24] for ids in tokenizer(texts)["input_ids"] if len(ids) >= 24]
     ids = torch.tensor(rows[:32])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -38,4 +43,6 @@ def student_trainer(recipe):
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = data_of(recipe, tokenizer)
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
-    return build_trainer(recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments)
+    return build_trainer(
+        recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments
+    )

@@ -37,7 +37,11 @@ def trainer_of(sections, folder, *, steps=4, callbacks=(), faults=None, **change
 
         def compute_loss(model, inputs, *arguments, **options):
             faults(trainer, inputs, None)
-            return faults(trainer, inputs, CPTTrainer.compute_loss(trainer, model, inputs, *arguments, **options))
+            return faults(
+                trainer,
+                inputs,
+                CPTTrainer.compute_loss(trainer, model, inputs, *arguments, **options),
+            )
 
         trainer.compute_loss = compute_loss
     return trainer
@@ -104,4 +108,8 @@ def metrics(trainer, name="metrics.jsonl"):
 
 
 def published(trainer):
-    return sorted(path.name for path in trainer.run_folder.iterdir() if path.is_dir() and path.name != "stacks")
+    return sorted(
+        path.name
+        for path in trainer.run_folder.iterdir()
+        if path.is_dir() and path.name != "stacks"
+    )

@@ -16,7 +16,9 @@ def tiny_llama(dtype="auto"):
 
 def steps(trained, optimizer, count):
     """Losses on the same rows."""
-    ids = torch.randint(4, trained.config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        4, trained.config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(0)
+    )
     losses = []
     for _ in range(count):
         loss = trained(input_ids=ids, labels=ids).loss

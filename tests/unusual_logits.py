@@ -19,7 +19,12 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 def unusual_rows(dtype):
     """[11, 201] and [11]: an ordinary row, three with masked words, one without a word, two ignored ones, ..."""
     logits = (torch.randn(11, VOCABULARY, generator=torch.Generator().manual_seed(2)) * 4).to(dtype)
-    for row, masked in ((1, slice(128)), (2, slice(2, None)), (3, slice(150, None)), (4, slice(None))):
+    for row, masked in (
+        (1, slice(128)),
+        (2, slice(2, None)),
+        (3, slice(150, None)),
+        (4, slice(None)),
+    ):
         logits[row, masked] = -math.inf
     logits[5] = math.inf
     return logits, torch.tensor([7, 150, 1, 0, 0, -100, -100, *IMPOSSIBLE])
@@ -49,7 +54,11 @@ def assert_as_in_fp64(cross_entropy, dtype, cap):
     trained = cross_entropy(logits, targets, SCALE, cap, True)
     assert torch.equal(trained.nan_to_num(), scored.nan_to_num())
     torch.testing.assert_close(
-        logits.double(), gradient, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * float(SCALE), equal_nan=True
+        logits.double(),
+        gradient,
+        rtol=TOLERANCE[dtype],
+        atol=TOLERANCE[dtype] * float(SCALE),
+        equal_nan=True,
     )
 
 

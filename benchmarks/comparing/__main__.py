@@ -29,11 +29,15 @@ LIBRARIES = ("numpy", "pyarrow", "pydantic", "rich", "matplotlib")
 def main() -> None:
     """Write the runs, measure, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.comparing", description=__doc__)
-    parser.add_argument("--folder", type=Path, help="where the runs are written; by default a temporary folder")
+    parser.add_argument(
+        "--folder", type=Path, help="where the runs are written; by default a temporary folder"
+    )
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--times", type=int, default=7)
-    parser.add_argument("--processors", type=int, nargs="+", default=[0, 1, 2, 3], help="their numbers")
+    parser.add_argument(
+        "--processors", type=int, nargs="+", default=[0, 1, 2, 3], help="their numbers"
+    )
     asked = parser.parse_args()
     with TemporaryDirectory(dir=asked.folder) as scratch:
         folders = write_runs(Path(scratch) / "runs", asked.runs, asked.steps)
@@ -48,7 +52,14 @@ def measure(folders: list[Path], scratch: Path, times: int) -> dict[str, list[fl
     paths = [str(folder) for folder in folders]
     commands = {
         "cpt compare": ["-m", "cpt.cli", "compare", *paths],
-        "cpt compare --html": ["-m", "cpt.cli", "compare", *paths, "--html", str(scratch / "x.html")],
+        "cpt compare --html": [
+            "-m",
+            "cpt.cli",
+            "compare",
+            *paths,
+            "--html",
+            str(scratch / "x.html"),
+        ],
         "cpt runs": ["-m", "cpt.cli", "runs", str(folders[0].parent)],
     }
     samples: dict[str, list[float]] = {name: [] for name in commands}
@@ -60,11 +71,16 @@ def measure(folders: list[Path], scratch: Path, times: int) -> dict[str, list[fl
     return samples
 
 
-def results_of(samples: dict[str, list[float]], asked: argparse.Namespace, size: int) -> dict[str, Any]:
+def results_of(
+    samples: dict[str, list[float]], asked: argparse.Namespace, size: int
+) -> dict[str, Any]:
     """Measurements with their target, and the raw samples."""
     what = f"{asked.runs} runs of {asked.steps:,} logs with {len(FIGURES) + 3} figures"
     targets = {"cpt compare": TARGET}
-    rows = [measurement(f"{what}: {name}", targets.get(name), values, "s") for name, values in samples.items()]
+    rows = [
+        measurement(f"{what}: {name}", targets.get(name), values, "s")
+        for name, values in samples.items()
+    ]
     return {
         "device": (
             f"{platform.machine()}, {len(asked.processors)} of {os.cpu_count()} cores, load at the end"

@@ -17,10 +17,30 @@ EVALUATED_EVERY = 2_000
 DOCUMENTS = 400
 SETS = SOURCES = ("code", "general")
 FIGURES = (
-    *("loss_smoothed", "learning_rate", "grad_norm", "epoch", "tokens_per_second", "data_wait", "mfu"),
-    *("step_seconds_p50", "step_seconds_p95", "gpu_memory_allocated_gib", "gpu_memory_reserved_gib"),
+    *(
+        "loss_smoothed",
+        "learning_rate",
+        "grad_norm",
+        "epoch",
+        "tokens_per_second",
+        "data_wait",
+        "mfu",
+    ),
+    *(
+        "step_seconds_p50",
+        "step_seconds_p95",
+        "gpu_memory_allocated_gib",
+        "gpu_memory_reserved_gib",
+    ),
     *("gpu_memory_peak_gib", "host_memory_gib", "cpu_percent"),
-    *("gpu_temperature_celsius", "gpu_power_watts", "gpu_utilization_percent", "seconds_to_go", "cost", "cost_to_go"),
+    *(
+        "gpu_temperature_celsius",
+        "gpu_power_watts",
+        "gpu_utilization_percent",
+        "seconds_to_go",
+        "cost",
+        "cost_to_go",
+    ),
     *(f"{figure}_{source}" for source in SOURCES for figure in ("share", "loss")),
 )
 
@@ -36,11 +56,26 @@ def write_run(folder: Path, seed: int, steps: int) -> Path:
     """One of them."""
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe(folder.name, seed)))
-    packages = ("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "datasets")
-    environment = {"processes": 8, "python": "3.12", "platform": "Linux", "versions": dict.fromkeys(packages, "1.0")}
+    packages = (
+        "cpt",
+        "torch",
+        "transformers",
+        "accelerate",
+        "deepspeed",
+        "peft",
+        "trl",
+        "datasets",
+    )
+    environment = {
+        "processes": 8,
+        "python": "3.12",
+        "platform": "Linux",
+        "versions": dict.fromkeys(packages, "1.0"),
+    }
     counts = {"documents": 10**6, "held_out": 400, "tokens": 10**10}
     sources = {
-        name: {**counts, "files": {f"/data/{name}/{file}.jsonl": str(file) for file in range(40)}} for name in SOURCES
+        name: {**counts, "files": {f"/data/{name}/{file}.jsonl": str(file) for file in range(40)}}
+        for name in SOURCES
     }
     inputs = {
         "data": {"fingerprint": "f", "sources": sources},
@@ -56,7 +91,9 @@ def write_run(folder: Path, seed: int, steps: int) -> Path:
     num_bytes = np.arange(1000, 1000 + DOCUMENTS)
     hashes = np.arange(DOCUMENTS, dtype=np.uint64)
     losses = {
-        name: DocumentLosses(hashes, num_bytes, num_bytes * draw.random(DOCUMENTS), num_bytes // 4, num_bytes // 8)
+        name: DocumentLosses(
+            hashes, num_bytes, num_bytes * draw.random(DOCUMENTS), num_bytes // 4, num_bytes // 8
+        )
         for name in SETS
     }
     save_losses(folder / "held_out" / f"step-{steps}.npz", losses)
@@ -70,7 +107,10 @@ def recipe(name: str, seed: int) -> dict[str, Any]:
         "stage": "cpt",
         "seed": seed,
         "model": {"path": "base"},
-        "data": {"sequence_length": 4096, "sources": [{"path": f"data/{name}", "name": name} for name in SOURCES]},
+        "data": {
+            "sequence_length": 4096,
+            "sources": [{"path": f"data/{name}", "name": name} for name in SOURCES],
+        },
         "budget": {"tokens": 10**10, "global_batch_tokens": TOKENS_PER_STEP},
         "optimizer": {"learning_rate": (1e-5, 2e-5, 3e-5)[seed % 3]},
     }

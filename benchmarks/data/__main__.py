@@ -68,7 +68,9 @@ def main() -> None:
     bench = Bench(options, folder, write_corpora(folder, sizes))
     slow = path_of(folder, options.slow_mb)
     write_parts(slow, folder / f"{options.slow_mb}-parts", num_workers())
-    make_tokenizer(texts_of(slow, DOCUMENTS_FOR_THE_TOKENIZER), options.vocabulary, folder / "tokenizer")
+    make_tokenizer(
+        texts_of(slow, DOCUMENTS_FOR_THE_TOKENIZER), options.vocabulary, folder / "tokenizer"
+    )
     bench.say("corpora and tokenizer are ready")
     try:
         measure_all(bench)
@@ -101,21 +103,35 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data", description=__doc__)
     parser.add_argument("--mb", type=int, default=320, help="of text for us and for gigatoken")
     parser.add_argument(
-        "--slow-mb", type=int, default=48, help="of text for the others: the first part of the same corpus"
+        "--slow-mb",
+        type=int,
+        default=48,
+        help="of text for the others: the first part of the same corpus",
     )
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument(
-        "--growth", type=sizes_of, default=[20, 80, 320, 1280], help="MB of the growth curves; `0` for none"
+        "--growth",
+        type=sizes_of,
+        default=[20, 80, 320, 1280],
+        help="MB of the growth curves; `0` for none",
     )
     parser.add_argument(
-        "--systems", type=lambda names: names.split(","), default=list(SYSTEMS), help="those to measure, by name"
+        "--systems",
+        type=lambda names: names.split(","),
+        default=list(SYSTEMS),
+        help="those to measure, by name",
     )
     parser.add_argument(
-        "--minutes", type=float, default=25, help="after 60 %% of these no further repetition is begun"
+        "--minutes",
+        type=float,
+        default=25,
+        help="after 60 %% of these no further repetition is begun",
     )
     parser.add_argument("--vocabulary", type=int, default=24_000)
     parser.add_argument(
-        "--folder", type=Path, help="for the corpora and stores, which then stay; by default a temporary one"
+        "--folder",
+        type=Path,
+        help="for the corpora and stores, which then stay; by default a temporary one",
     )
     parser.add_argument(
         "--results",
@@ -134,7 +150,12 @@ def systems(bench: Bench) -> None:
     again."""
     names, samples = bench.options.systems, bench.samples["systems"]
     for name in names:
-        samples[name] = {"megabytes": size_for(bench, name), "cold": [], "warm": [], "failed": SYSTEMS[name].why_not}
+        samples[name] = {
+            "megabytes": size_for(bench, name),
+            "cold": [],
+            "warm": [],
+            "failed": SYSTEMS[name].why_not,
+        }
     for repetition in range(bench.options.repetitions):
         if bench.minutes > SHARE_FOR_REPETITIONS * bench.options.minutes:
             bench.say(f"only {repetition} repetitions: there is no time for more")
@@ -154,7 +175,10 @@ def repeat(bench: Bench, name: str, which: str) -> None:
             bench.say(f"{which} {name} FAILED {sample['failed']}")
             return
         sample[action].append(measured)
-        bench.say(f"{which} {name} {action}: " + ", ".join(f"{key} {value:.4g}" for key, value in measured.items()))
+        bench.say(
+            f"{which} {name} {action}: "
+            + ", ".join(f"{key} {value:.4g}" for key, value in measured.items())
+        )
 
 
 def size_for(bench: Bench, name: str) -> int:

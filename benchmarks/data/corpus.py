@@ -7,7 +7,12 @@ from pathlib import Path
 
 import orjson
 
-ROOTS = (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib", Path("/usr/share"), Path("/usr/lib/python3"))
+ROOTS = (
+    Path(sys.prefix) / "lib",
+    Path(sys.base_prefix) / "lib",
+    Path("/usr/share"),
+    Path("/usr/lib/python3"),
+)
 SUFFIXES = {".py", ".pyi", ".txt", ".md", ".rst", ".h", ".hpp", ".c", ".html", ".js"}
 MEGABYTE = 10**6
 Facts = dict[str, float]

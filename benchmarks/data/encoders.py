@@ -21,15 +21,26 @@ DOCUMENTS_AT_ONCE = 1000  # datasets.map's batch; more at once are no faster
 
 def hugging_face(texts: list[str], tokenizer: Path) -> Lengths:
     backend = AutoTokenizer.from_pretrained(tokenizer).backend_tokenizer
-    parts = (texts[first : first + DOCUMENTS_AT_ONCE] for first in range(0, len(texts), DOCUMENTS_AT_ONCE))
+    parts = (
+        texts[first : first + DOCUMENTS_AT_ONCE]
+        for first in range(0, len(texts), DOCUMENTS_AT_ONCE)
+    )
     return np.array(
-        [len(encoding.ids) for part in parts for encoding in backend.encode_batch_fast(part, add_special_tokens=False)]
+        [
+            len(encoding.ids)
+            for part in parts
+            for encoding in backend.encode_batch_fast(part, add_special_tokens=False)
+        ]
     )
 
 
 def gigatoken_alone(texts: list[str], tokenizer: Path) -> Lengths:
     return np.diff(
-        np.asarray(gigatoken.Tokenizer(str(tokenizer / "tokenizer.json")).encode_batch(texts).layout.offsets)
+        np.asarray(
+            gigatoken.Tokenizer(str(tokenizer / "tokenizer.json"))
+            .encode_batch(texts)
+            .layout.offsets
+        )
     )
 
 
@@ -52,7 +63,12 @@ def main(name: str, raw: str) -> None:
     counts = {"tokens": int(lengths.sum()), "documents": len(texts), "unavoidable_cuts": cuts}
     print(
         json.dumps(
-            {"total_seconds": seconds, "json_seconds": parsed - start, **counts, "peak_memory_mb": peak_memory_mb()}
+            {
+                "total_seconds": seconds,
+                "json_seconds": parsed - start,
+                **counts,
+                "peak_memory_mb": peak_memory_mb(),
+            }
         )
     )
 

@@ -66,7 +66,9 @@ def install(name: str) -> None:
                 "ended without a word"
             ]
             folder.mkdir(exist_ok=True)
-            (folder / "failed.txt").write_text(f"does not install: {errors[-1].removeprefix('ERROR: ')}")
+            (folder / "failed.txt").write_text(
+                f"does not install: {errors[-1].removeprefix('ERROR: ')}"
+            )
             return
     (folder / "installed.txt").write_text(requirements.read_text())
 

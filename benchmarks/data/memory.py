@@ -67,7 +67,9 @@ def below(process: int) -> Iterator[int]:
 def memory_of(process: int) -> tuple[float, float]:
     """The kernel's peak, and what is the process's own now; zeros when it has ended."""
     try:
-        lines = dict(line.split(":", 1) for line in (PROC / str(process) / "status").read_text().splitlines())
+        lines = dict(
+            line.split(":", 1) for line in (PROC / str(process) / "status").read_text().splitlines()
+        )
     except OSError:
         return 0.0, 0.0
     peak, own = (int(lines.get(name, "0").split()[0]) * 1024 / 1e6 for name in ("VmHWM", "RssAnon"))

@@ -26,7 +26,9 @@ CHARACTERS = 12_000_000  # of each source
 BOOK = 500_000  # characters, at least
 
 
-def shares(corpus: Path, tokenizer: PreTrainedTokenizerBase, folder: Path, tokens: int = TOKENS) -> Measured:
+def shares(
+    corpus: Path, tokenizer: PreTrainedTokenizerBase, folder: Path, tokens: int = TOKENS
+) -> Measured:
     """Asked and realised shares of the first `tokens` tokens, and what the other way gives."""
     folder.mkdir(parents=True, exist_ok=True)
     sources = write_sources(corpus, folder)
@@ -73,7 +75,12 @@ def up_to(texts: Iterator[str], characters: int) -> Iterator[str]:
 
 def lengths_of(path: Path, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     return np.array(
-        [len(e.ids) for e in tokenizer.backend_tokenizer.encode_batch_fast(texts_of(path), add_special_tokens=False)]
+        [
+            len(e.ids)
+            for e in tokenizer.backend_tokenizer.encode_batch_fast(
+                texts_of(path), add_special_tokens=False
+            )
+        ]
     )
 
 
@@ -81,13 +88,22 @@ def realised(
     sources: dict[str, Path], tokenizer: PreTrainedTokenizerBase, cache_dir: Path, tokens: int
 ) -> dict[str, float]:
     """Each source's share of the tokens in the rows as they are read, padding left out."""
-    mixture = [Source(path=str(path), name=name, weight=WEIGHTS[name]) for name, path in sources.items()]
-    prepared = build_data(Data(sequence_length=LENGTH, sources=mixture), tokenizer, seed=0, cache_dir=cache_dir)
+    mixture = [
+        Source(path=str(path), name=name, weight=WEIGHTS[name]) for name, path in sources.items()
+    ]
+    prepared = build_data(
+        Data(sequence_length=LENGTH, sources=mixture), tokenizer, seed=0, cache_dir=cache_dir
+    )
     counts = dict.fromkeys(sources, 0)
     names, rows = list(sources), tokens // LENGTH // BATCH * BATCH
-    for number, batch in enumerate(CPTDataLoader(prepared.rows, micro_batch=BATCH, rows_in_all=rows)):
+    for number, batch in enumerate(
+        CPTDataLoader(prepared.rows, micro_batch=BATCH, rows_in_all=rows)
+    ):
         is_token = np.flip(
-            np.maximum.accumulate(np.flip(batch["input_ids"].numpy() != tokenizer.pad_token_id, 1), axis=1), 1
+            np.maximum.accumulate(
+                np.flip(batch["input_ids"].numpy() != tokenizer.pad_token_id, 1), axis=1
+            ),
+            1,
         )
         for row, count in enumerate(is_token.sum(1).tolist()):
             counts[names[prepared.rows.turn(number * BATCH + row)[0]]] += count
@@ -95,12 +111,17 @@ def realised(
 
 
 def interleaved(lengths: dict[str, np.ndarray], tokens: int) -> dict[str, float]:
-    sources = [Dataset.from_dict({"source": [name] * len(some), "tokens": some}) for name, some in lengths.items()]
+    sources = [
+        Dataset.from_dict({"source": [name] * len(some), "tokens": some})
+        for name, some in lengths.items()
+    ]
     mixed = interleave_datasets(
         sources, list(WEIGHTS.values()), seed=0, stopping_strategy="all_exhausted"
     ).with_format("numpy")[:]
     first = np.cumsum(mixed["tokens"]) <= tokens
-    counts = {name: int(mixed["tokens"][first & (mixed["source"] == name)].sum()) for name in lengths}
+    counts = {
+        name: int(mixed["tokens"][first & (mixed["source"] == name)].sum()) for name in lengths
+    }
     return {name: count / sum(counts.values()) for name, count in counts.items()}
 
 

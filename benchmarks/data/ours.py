@@ -31,7 +31,9 @@ def batches(job: Job) -> Iterator[Row]:
 def prepare(job: Job) -> PreparedData:
     """What `build_data` gives for one source of weight 1."""
     data = Data(sequence_length=LENGTH, sources=[Source(path=str(job.corpus))])
-    return build_data(data, job.load_tokenizer(), seed=0, cache_dir=job.folder, whole=job.variant == "whole")
+    return build_data(
+        data, job.load_tokenizer(), seed=0, cache_dir=job.folder, whole=job.variant == "whole"
+    )
 
 
 def one_epoch(prepared: PreparedData) -> Iterator[Row]:
@@ -42,7 +44,9 @@ def one_epoch(prepared: PreparedData) -> Iterator[Row]:
         _, _, epoch = prepared.rows.row_at(row)
         return not epoch
 
-    for number, batch in enumerate(CPTDataLoader(prepared.rows, micro_batch=BATCH, rows_in_all=ENDLESS)):
+    for number, batch in enumerate(
+        CPTDataLoader(prepared.rows, micro_batch=BATCH, rows_in_all=ENDLESS)
+    ):
         if is_first_time((number + 1) * BATCH - 1):
             yield batch
             continue

@@ -13,9 +13,9 @@ def main() -> None:
 
 
 def tables(results: Results) -> str:
-    failed = "".join(f"Not measured: {name}: {why}\n\n" for name, why in results["failures"].items()).removesuffix(
-        "\n"
-    )
+    failed = "".join(
+        f"Not measured: {name}: {why}\n\n" for name, why in results["failures"].items()
+    ).removesuffix("\n")
     parts = [side_by_side(results), target_table(results), share_table(results), failed]
     return "\n".join(part for part in parts if part)
 
@@ -40,12 +40,19 @@ def side_by_side(results: Results) -> str:
                 times(ours, one, lambda system: 1 / system["warm_steady_tokens_per_second"]),
                 f"{one['memory_mb']:,.0f}",
                 # Special tokens in texts are tokenized as text, which takes more than one token.
-                *(f"{100 * abs(wasted[key]):.2f} %" if key in wasted else "" for key in ("padding", "lost")),
+                *(
+                    f"{100 * abs(wasted[key]):.2f} %" if key in wasted else ""
+                    for key in ("padding", "lost")
+                ),
                 "" if wasted.get("cuts") is None else f"{wasted['cuts']:,}",
             ]
         )
     needed = results["waste"]["unavoidable_cuts"]
-    cuts = f" Cuts: of {results['waste']['documents']:,} documents; {needed:,} are unavoidable." if needed else ""
+    cuts = (
+        f" Cuts: of {results['waste']['documents']:,} documents; {needed:,} are unavoidable."
+        if needed
+        else ""
+    )
     what = (
         "Times are multiples of cpt's: per MB of text to the last batch, and as measured to the first one. Memory: the"
         " largest process."
@@ -75,7 +82,14 @@ def target_table(results: Results) -> str:
                 ]
             )
         elif one["target"] is not None:  # seconds depend on the machine
-            rows.append([one["name"], f"{one['target']} {one['unit']}", "", "yes" if one["met"] else "**no**"])
+            rows.append(
+                [
+                    one["name"],
+                    f"{one['target']} {one['unit']}",
+                    "",
+                    "yes" if one["met"] else "**no**",
+                ]
+            )
     return table(["", "target", "measured", "met"], rows) if rows else ""
 
 
@@ -88,9 +102,14 @@ def share_table(results: Results) -> str:
     if "ours" not in mixture:
         return ""
     heads = ["share of tokens", *mixture["asked"]]
-    ways = {"asked": "requested", "ours": "cpt", "interleave_datasets": "`datasets.interleave_datasets`, by documents"}
+    ways = {
+        "asked": "requested",
+        "ours": "cpt",
+        "interleave_datasets": "`datasets.interleave_datasets`, by documents",
+    }
     rows = [
-        [title, *(f"{100 * mixture[way][name]:.2f} %" for name in mixture["asked"])] for way, title in ways.items()
+        [title, *(f"{100 * mixture[way][name]:.2f} %" for name in mixture["asked"])]
+        for way, title in ways.items()
     ]
     means = mixture["mean_document_tokens"]
     rows.append(["tokens in a document", *(f"{means[name]:,.0f}" for name in mixture["asked"])])

@@ -19,10 +19,14 @@ Results = dict[str, Any]
 LIBRARIES = ("torch", "transformers", "tokenizers", "gigatoken", "datasets", "orjson", "numpy")
 
 
-def write_results(folder: Path, samples: Results, corpora: dict[int, Facts], minutes: float) -> None:
+def write_results(
+    folder: Path, samples: Results, corpora: dict[int, Facts], minutes: float
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "data_samples.json").write_text(json.dumps(samples, indent=1) + "\n")
-    (folder / "data.json").write_text(json.dumps(results_of(samples, corpora, minutes), indent=1) + "\n")
+    (folder / "data.json").write_text(
+        json.dumps(results_of(samples, corpora, minutes), indent=1) + "\n"
+    )
 
 
 def results_of(samples: Results, corpora: dict[int, Facts], minutes: float) -> Results:
@@ -58,7 +62,9 @@ def medians(name: str, sample: Results, corpora: dict[int, Facts]) -> Results:
         return {**found, "failed": "not measured"}
     found |= {f"cold_{key}": median(one[key] for one in cold) for key in cold[0]}
     found |= {f"warm_{key}": median(one[key] for one in warm) for key in (warm[0] if warm else {})}
-    found["memory_mb"] = max(max(one["own_memory_mb"], one["worker_own_memory_mb"]) for one in (*cold, *warm))
+    found["memory_mb"] = max(
+        max(one["own_memory_mb"], one["worker_own_memory_mb"]) for one in (*cold, *warm)
+    )
     return {
         **found,
         "megabytes_per_second": megabytes / found["cold_total_seconds"],
@@ -104,10 +110,22 @@ def wasted(sample: Results) -> Results:
 
 def failures(samples: Results) -> dict[str, str]:
     """What could not be measured beside the systems themselves, and why."""
-    points = {f"growth of {sample['system']} to {sample['megabytes']} MB": sample for sample in samples["growth"]}
-    waste = {f"waste of {name}": counts for name, counts in samples.get("waste", {}).get("systems", {}).items()}
-    single = {name: some for name, some in samples.items() if name.startswith(("resume", "mixture"))}
-    return {name: some["failed"] for name, some in {**points, **waste, **single}.items() if "failed" in some}
+    points = {
+        f"growth of {sample['system']} to {sample['megabytes']} MB": sample
+        for sample in samples["growth"]
+    }
+    waste = {
+        f"waste of {name}": counts
+        for name, counts in samples.get("waste", {}).get("systems", {}).items()
+    }
+    single = {
+        name: some for name, some in samples.items() if name.startswith(("resume", "mixture"))
+    }
+    return {
+        name: some["failed"]
+        for name, some in {**points, **waste, **single}.items()
+        if "failed" in some
+    }
 
 
 def grown(samples: list[Results]) -> list[Results]:
@@ -148,28 +166,45 @@ Row = tuple[str, str | None, float, str]
 
 def speed(results: Results) -> list[Row]:
     """Cold and warm, compared with each of the others."""
-    systems = {name: system for name, system in results["systems"].items() if "failed" not in system}
+    systems = {
+        name: system for name, system in results["systems"].items() if "failed" not in system
+    }
     if "ours" not in systems:
         return []
     ours, rows = systems.pop("ours"), []
     if whole := systems.pop("ours_whole", None):
         rows += to_the_whole_store(whole, systems)
-    targets = {"hugging_face": ">= 10", "run_clm": ">= 25", "datatrove": ">= 15", "gigatoken": ">= 0.5"}
+    targets = {
+        "hugging_face": ">= 10",
+        "run_clm": ">= 25",
+        "datatrove": ">= 15",
+        "gigatoken": ">= 0.5",
+    }
     for name, other in systems.items():
         ratio = ours["megabytes_per_second"] / other["megabytes_per_second"]
-        rows.append((f"cold, jsonl to the last batch / {other['title']}", targets.get(name), ratio, "times"))
+        rows.append(
+            (f"cold, jsonl to the last batch / {other['title']}", targets.get(name), ratio, "times")
+        )
     if "gigatoken" in systems:
-        parsing = systems["gigatoken"]["cold_json_seconds"] / num_workers() / ours["cold_total_seconds"]
-        rows.append(("share of parsing JSON, spread over the cores, in cold", None, parsing, "share"))
+        parsing = (
+            systems["gigatoken"]["cold_json_seconds"] / num_workers() / ours["cold_total_seconds"]
+        )
+        rows.append(
+            ("share of parsing JSON, spread over the cores, in cold", None, parsing, "share")
+        )
     if "run_clm" in systems:
         first = ours["cold_first_batch_seconds"] / systems["run_clm"]["cold_first_batch_seconds"]
-        sizes = f"{ours['megabytes']:.0f} MB / run_clm's of {systems['run_clm']['megabytes']:.0f} MB"
+        sizes = (
+            f"{ours['megabytes']:.0f} MB / run_clm's of {systems['run_clm']['megabytes']:.0f} MB"
+        )
         rows.append((f"cold time to the first batch of {sizes}", "<= 0.15", first, "times"))
     targets = {"run_clm": ">= 5", "datatrove": ">= 1", "litdata": ">= 1"}
     for name, other in systems.items():
         if "warm_steady_tokens_per_second" in other:
             ratio = ours["warm_steady_tokens_per_second"] / other["warm_steady_tokens_per_second"]
-            rows.append((f"warm, batches in a row / {other['title']}", targets.get(name), ratio, "times"))
+            rows.append(
+                (f"warm, batches in a row / {other['title']}", targets.get(name), ratio, "times")
+            )
     return rows
 
 
@@ -178,9 +213,13 @@ def to_the_whole_store(whole: Results, systems: Results) -> list[Row]:
     speed = whole["megabytes"] / whole["cold_first_batch_seconds"]
     names = [name for name in ("hugging_face", "gigatoken") if name in systems]
     titles = {
-        name: f"cold, jsonl to all in the store, packed, and a batch / {systems[name]['title']}" for name in names
+        name: f"cold, jsonl to all in the store, packed, and a batch / {systems[name]['title']}"
+        for name in names
     }
-    return [(title, None, speed / systems[name]["megabytes_per_second"], "times") for name, title in titles.items()]
+    return [
+        (title, None, speed / systems[name]["megabytes_per_second"], "times")
+        for name, title in titles.items()
+    ]
 
 
 def resuming(results: Results) -> list[Row]:
@@ -229,7 +268,8 @@ def quality(results: Results) -> list[Row]:
 def memory(results: Results) -> list[Row]:
     """Of the growth curves: the largest corpus, and beside smaller ones."""
     curve = sorted(
-        (point for point in results["growth"] if point["system"] == "ours"), key=lambda point: point["megabytes"]
+        (point for point in results["growth"] if point["system"] == "ours"),
+        key=lambda point: point["megabytes"],
     )
     if len(curve) < 2:
         return []
@@ -245,7 +285,12 @@ def memory(results: Results) -> list[Row]:
             "times",
         ),
         (f"most memory of a process, {last['megabytes']} MB", "<= 600", own, "MB"),
-        ("the same, including the pages of mapped files, which the system can drop at any time", "<= 600", peak, "MB"),
+        (
+            "the same, including the pages of mapped files, which the system can drop at any time",
+            "<= 600",
+            peak,
+            "MB",
+        ),
     ]
 
 
@@ -260,6 +305,7 @@ def measurement(name: str, target: str | None, measured: float, unit: str) -> Re
 def device() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
     )
     return f"{model}, {num_workers()} cores, load before the end {os.getloadavg()[1]:.1f}"

@@ -55,7 +55,9 @@ def real(job: Job) -> Measured:
         seconds = []
         for _ in range(REPETITIONS):
             start = time.perf_counter()
-            loader = CPTDataLoader(prepare(job).rows, micro_batch=BATCH, rows_in_all=10 * rows, first_row=position)
+            loader = CPTDataLoader(
+                prepare(job).rows, micro_batch=BATCH, rows_in_all=10 * rows, first_row=position
+            )
             next(iter(loader))
             seconds.append(time.perf_counter() - start)
         measured[str(position)] = median(seconds)

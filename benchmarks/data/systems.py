@@ -20,7 +20,13 @@ ROOT = Path(__file__).parents[2]
 PEERS = Path(__file__).parent / "peers"
 LONGEST_SECONDS = 300
 # What a shell may have set for other ends; everyone is measured with the libraries' own choice.
-UNSET = ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS", "CPT_WORKERS", "CPT_CACHE")
+UNSET = (
+    "OMP_NUM_THREADS",
+    "TOKENIZERS_PARALLELISM",
+    "RAYON_NUM_THREADS",
+    "CPT_WORKERS",
+    "CPT_CACHE",
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,9 @@ class System:
 
     def command(self, action: str, job: Job) -> list[str]:
         python = str(python_of(self.environment)) if self.environment else sys.executable
-        program = [str(PEERS / self.program)] if self.program.endswith(".py") else ["-m", self.program]
+        program = (
+            [str(PEERS / self.program)] if self.program.endswith(".py") else ["-m", self.program]
+        )
         return [python, *program, action, replace(job, variant=self.variant).as_json()]
 
 
@@ -69,14 +77,22 @@ SYSTEMS = {
         wastes_like="ours",
     ),
     "gigatoken": System(
-        "gigatoken `encode_batch`", "benchmarks.data.encoders", "gigatoken", is_whole=True, is_encoder=True
+        "gigatoken `encode_batch`",
+        "benchmarks.data.encoders",
+        "gigatoken",
+        is_whole=True,
+        is_encoder=True,
     ),
     "hugging_face": System(
         "tokenizers `encode_batch_fast`", "benchmarks.data.encoders", "tokenizers", is_encoder=True
     ),
     "run_clm": System("run_clm", "run_clm.py", "transformers", ends_documents=False),
     "run_clm_torch": System(
-        'run_clm, `.with_format("torch")`', "run_clm.py", "transformers", variant="torch", wastes_like="run_clm"
+        'run_clm, `.with_format("torch")`',
+        "run_clm.py",
+        "transformers",
+        variant="torch",
+        wastes_like="run_clm",
     ),
     "trl": System("TRL packing, `bfd_split`", "trl_packing.py", "trl"),
     "datatrove": System("datatrove", "datatrove_ds.py", "datatrove", "datatrove"),
@@ -96,7 +112,11 @@ def measure(name: str, action: str, job: Job) -> Measured:
 def system_ended(command: list[str], folder: Path) -> Measured:
     """Run a program that prints its JSON last, with its memory watched."""
     environment = {name: value for name, value in os.environ.items() if name not in UNSET}
-    environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(folder / "datasets"), "PYTHONWARNINGS": "ignore"}
+    environment |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(folder / "datasets"),
+        "PYTHONWARNINGS": "ignore",
+    }
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -116,7 +136,9 @@ def system_ended(command: list[str], folder: Path) -> Measured:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
-        last = [line for line in errors.splitlines() if line.strip()] or [f"ended with code {process.returncode}"]
+        last = [line for line in errors.splitlines() if line.strip()] or [
+            f"ended with code {process.returncode}"
+        ]
         return {"failed": last[-1][:200]}
     measured: Measured = json.loads(said.splitlines()[-1])
     return {**measured, **watch.measured()}

@@ -31,7 +31,9 @@ RESULTS = Path(__file__).parents[1] / "results" / "documents.json"
 CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 WORD = re.compile(rf"[{CJK}]|[^\W_{CJK}]+")
 HEADING = re.compile(r"^#{1,6} +(.*)$", re.MULTILINE)
-FENCE = re.compile(r"^([ >]*(?:(?:\d+\.|-) +)*)```[^\n`]*\n(.*?)\n[ >]*```[ ]*$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^([ >]*(?:(?:\d+\.|-) +)*)```[^\n`]*\n(.*?)\n[ >]*```[ ]*$", re.MULTILINE | re.DOTALL
+)
 CJK_BLANK, CJK_PAIR = re.compile(rf"(?<=[{CJK}]) +(?=[{CJK}])"), re.compile(rf"[{CJK}](?=[{CJK}])")
 LEADERS = re.compile(r"(?:[.\u2026] ?){5,}")
 MENUS = ("navheader", "navfooter", "headerlink", "sphinxsidebar", "related", "footer", "toc")
@@ -98,12 +100,18 @@ def main() -> None:
             content_of(pages, toc=True),
         )
     policy = content_of(sorted((folder / POLICY / "policy.html").glob("*.html")))
-    rows += measure("Debian Policy, EPUB", [((folder / POLICY / "policy.epub").read_bytes(), "epub")], policy)
     rows += measure(
-        "Debian Policy, PDF", [(gzip.decompress((folder / POLICY / "policy.pdf.gz").read_bytes()), "pdf")], policy
+        "Debian Policy, EPUB", [((folder / POLICY / "policy.epub").read_bytes(), "epub")], policy
+    )
+    rows += measure(
+        "Debian Policy, PDF",
+        [(gzip.decompress((folder / POLICY / "policy.pdf.gz").read_bytes()), "pdf")],
+        policy,
     )
     for language in ("en", "de", "ja"):
-        raw = gzip.decompress((folder / GUIDE / language / f"install.{language}.pdf.gz").read_bytes())
+        raw = gzip.decompress(
+            (folder / GUIDE / language / f"install.{language}.pdf.gz").read_bytes()
+        )
         rows += measure(
             f"Debian's installation, {language}, PDF",
             [(raw, "pdf")],
@@ -114,7 +122,12 @@ def main() -> None:
     libraries = {name: metadata.version(name) for name in sorted(names)}
     RESULTS.write_text(
         json.dumps(
-            {"device": device, "python": platform.python_version(), "libraries": libraries, "measurements": rows},
+            {
+                "device": device,
+                "python": platform.python_version(),
+                "libraries": libraries,
+                "measurements": rows,
+            },
             indent=1,
         )
         + "\n"
@@ -141,12 +154,20 @@ def content_of(pages: Iterable[Path], *, toc: bool = False) -> Content:
             }
             if element.getparent() is not None and (not isinstance(element.tag, str) or is_menu):
                 element.drop_tree()
-        content.headings.update(key_of(one.text_content()) for one in tree.iter("h1", "h2", "h3", "h4", "h5", "h6"))
+        content.headings.update(
+            key_of(one.text_content()) for one in tree.iter("h1", "h2", "h3", "h4", "h5", "h6")
+        )
         content.code += [one.text_content() for one in tree.iter("pre")]
         for one in tree.iter("sup", "sub"):
             previous = one.getprevious()
             before = re.search(
-                r"\w+$", (one.getparent().text if previous is None else previous.tail or previous.text_content()) or ""
+                r"\w+$",
+                (
+                    one.getparent().text
+                    if previous is None
+                    else previous.tail or previous.text_content()
+                )
+                or "",
             )
             if before and re.match(r"[\w-]", one.text_content().strip()):
                 content.raised.append((before[0], one.text_content().strip()))
@@ -159,14 +180,21 @@ def content_of(pages: Iterable[Path], *, toc: bool = False) -> Content:
     return content
 
 
-def measure(name: str, documents: Sequence[tuple[bytes, str]], content: Content) -> list[dict[str, Any]]:
+def measure(
+    name: str, documents: Sequence[tuple[bytes, str]], content: Content
+) -> list[dict[str, Any]]:
     """How much of the content the converted documents hold."""
     started = time.perf_counter()
     text = "\n\n".join(with_clean_text(CONVERTERS[kind][0](raw)).text for raw, kind in documents)
     seconds = time.perf_counter() - started
     code = "\n\0".join(
         without_blank_ends(
-            re.sub(rf"^ {{1,{len(found[1])}}}" if found[1] else "^(?!)", "", found[2], flags=re.MULTILINE)
+            re.sub(
+                rf"^ {{1,{len(found[1])}}}" if found[1] else "^(?!)",
+                "",
+                found[2],
+                flags=re.MULTILINE,
+            )
         )
         for found in FENCE.finditer(text)
     )
@@ -181,10 +209,14 @@ def measure(name: str, documents: Sequence[tuple[bytes, str]], content: Content)
         "dot leaders": max(0, len(LEADERS.findall(text)) - content.leaders),
         "pilcrows": text.count("\u00b6"),
         "raised characters glued to the word": sum(
-            f"{a}^{b}" not in text and f"{a}_{b}" not in text and f"({b})" not in text for a, b in content.raised
+            f"{a}^{b}" not in text and f"{a}_{b}" not in text and f"({b})" not in text
+            for a, b in content.raised
         ),
     }
-    return [row_of(name, what, value, seconds) for what, value in {**figures, "seconds": seconds}.items()]
+    return [
+        row_of(name, what, value, seconds)
+        for what, value in {**figures, "seconds": seconds}.items()
+    ]
 
 
 def row_of(name: str, what: str, value: float, seconds: float) -> dict[str, Any]:

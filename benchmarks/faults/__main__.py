@@ -59,19 +59,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument(
-        "--stages", nargs="+", type=int, choices=(0, 2, 3), default=[0, 2, 3], help="ZeRO's; 0: without DeepSpeed"
+        "--stages",
+        nargs="+",
+        type=int,
+        choices=(0, 2, 3),
+        default=[0, 2, 3],
+        help="ZeRO's; 0: without DeepSpeed",
     )
     parser.add_argument(
-        "--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="trainer: the plain one, not of all parts"
+        "--systems",
+        nargs="+",
+        choices=SYSTEMS,
+        default=list(SYSTEMS),
+        help="trainer: the plain one, not of all parts",
     )
-    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs in all, most of them inside saves")
-    parser.add_argument("--signals", type=int, default=5, help="times that each signal is sent each way")
+    parser.add_argument(
+        "--kills", type=int, default=200, help="SIGKILLs in all, most of them inside saves"
+    )
+    parser.add_argument(
+        "--signals", type=int, default=5, help="times that each signal is sent each way"
+    )
     parser.add_argument("--repetitions", type=int, default=3, help="of every other fault")
-    parser.add_argument("--faults", nargs="+", help="of the parts signals, steps, disks and processes; by default all")
     parser.add_argument(
-        "--anew", action="store_true", help="forget what was known of these faults in these kinds of runs"
+        "--faults",
+        nargs="+",
+        help="of the parts signals, steps, disks and processes; by default all",
     )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where; the page is made of the usual place")
+    parser.add_argument(
+        "--anew",
+        action="store_true",
+        help="forget what was known of these faults in these kinds of runs",
+    )
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="where; the page is made of the usual place"
+    )
     asked = parser.parse_args()
     signal.signal(
         signal.SIGINT, signal.default_int_handler
@@ -84,7 +105,13 @@ def main() -> None:
             shutil.rmtree(work, ignore_errors=True)
             prepare(work)
             numbers = (asked.kills, asked.signals, asked.repetitions)
-            suite = Suite(work, (stage,), *numbers, faults=tuple(asked.faults or ()), systems=tuple(asked.systems))
+            suite = Suite(
+                work,
+                (stage,),
+                *numbers,
+                faults=tuple(asked.faults or ()),
+                systems=tuple(asked.systems),
+            )
             began = time.monotonic()
             found = PARTS[part](suite)
             keep(asked.results, part, found, time.monotonic() - began, anew=asked.anew)

@@ -32,10 +32,13 @@ def nan_once(suite: Suite, system: System, stage: int) -> Outcome:
     skipped = [event["step"] for event in run.events() if event["kind"] == "nan_skipped"]
     if system == "cpt":
         return Outcome(
-            skipped == [7], "exactly that step skipped and told" if skipped == [7] else f"skipped steps {skipped}"
+            skipped == [7],
+            "exactly that step skipped and told" if skipped == [7] else f"skipped steps {skipped}",
         )
     told = "loss': 'nan'" in run.output.read_text() or "loss': nan" in run.output.read_text()
-    return Outcome(True, "weights finite, loss told as NaN" if told else "weights finite, the log says loss 0")
+    return Outcome(
+        True, "weights finite, loss told as NaN" if told else "weights finite, the log says loss 0"
+    )
 
 
 def nan_five_times(suite: Suite, system: System, stage: int) -> Outcome:
@@ -51,7 +54,8 @@ def nan_five_times(suite: Suite, system: System, stage: int) -> Outcome:
     back = [event for event in run.events() if event["kind"] == "rolled_back"]
     if system == "cpt":
         return Outcome(
-            len(back) == 1, f"back to a checkpoint {len(back)} time(s), their rows left out; weights finite"
+            len(back) == 1,
+            f"back to a checkpoint {len(back)} time(s), their rows left out; weights finite",
         )
     return Outcome(True, "weights finite")
 
@@ -75,7 +79,12 @@ def spike(suite: Suite, system: System, stage: int) -> Outcome:
 
 def out_of_memory(suite: Suite, system: System, stage: int) -> Outcome:
     """From step 7 on 4 rows do not fit, from step 11 on 2 do not."""
-    options: dict[str, Any] = {"steps": STEPS, "every": EVERY, "micro_batch": 4, "sections": WITHOUT_DROPOUT}
+    options: dict[str, Any] = {
+        "steps": STEPS,
+        "every": EVERY,
+        "micro_batch": 4,
+        "sections": WITHOUT_DROPOUT,
+    }
     straight = suite.straight("memory", system, stage, **options)
     run = suite.run("memory", system, stage, **options)
     limits = [
@@ -84,17 +93,23 @@ def out_of_memory(suite: Suite, system: System, stage: int) -> Outcome:
     ]
     code, starts = finish_with_restarts(run, system, limits)
     if code != 0:
-        return Outcome(False, f"ended with code {code} at step {max(run.made())}, and so would every further start")
+        return Outcome(
+            False,
+            f"ended with code {code} at step {max(run.made())}, and so would every further start",
+        )
     if wrong := wrong_samples(run, straight):
         return Outcome(False, f"{wrong} steps with other rows")
     distance = most_apart(run, straight)
     how = "restarted by itself" if starts == 1 else f"{starts - 1} restarts"
     return Outcome(
-        distance <= limit_of(stage), f"{how}, the same rows in each step, losses within {limit_of(stage):g}"
+        distance <= limit_of(stage),
+        f"{how}, the same rows in each step, losses within {limit_of(stage):g}",
     )
 
 
-def finish_with_restarts(run: TrialRun, system: System, faults: list[dict[str, Any]]) -> tuple[int, int]:
+def finish_with_restarts(
+    run: TrialRun, system: System, faults: list[dict[str, Any]]
+) -> tuple[int, int]:
     """Start the run again each time it asks for it: one process does so itself, torchrun does not.
 
     Returns:
@@ -126,12 +141,20 @@ def exception(suite: Suite, system: System, stage: int) -> Outcome:
 
 def worker_killed(suite: Suite, system: System, stage: int) -> Outcome:
     """A worker process of the data loader is killed, for memory most often."""
-    options: dict[str, Any] = {"steps": STEPS, "every": EVERY, "training": {"dataloader_num_workers": 2}}
+    options: dict[str, Any] = {
+        "steps": STEPS,
+        "every": EVERY,
+        "training": {"dataloader_num_workers": 2},
+    }
     straight = suite.straight("workers", system, stage, **options)
     run = suite.run("worker", system, stage, **options)
-    code = run.finish([{"kind": "worker", "steps": [3], "rank": 0}, {"kind": "pause", "seconds": 0.2}])
+    code = run.finish(
+        [{"kind": "worker", "steps": [3], "rank": 0}, {"kind": "pause", "seconds": 0.2}]
+    )
     if code != 0:
-        return Outcome(False, f"ended with code {code} at step {max(run.made())}: {last_error(run.said())}")
+        return Outcome(
+            False, f"ended with code {code} at step {max(run.made())}: {last_error(run.said())}"
+        )
     outcome = against(run, straight)
     return Outcome(outcome.good, f"replaced; {outcome.what}")
 
@@ -153,7 +176,10 @@ def values(losses: Sequence[str]) -> list[float]:
 
 def most_apart(run: TrialRun, straight: TrialRun) -> float:
     """The largest relative distance of two steps' losses."""
-    return max(abs(step_loss(run.made()[step]) / step_loss(made) - 1) for step, made in straight.made().items())
+    return max(
+        abs(step_loss(run.made()[step]) / step_loss(made) - 1)
+        for step, made in straight.made().items()
+    )
 
 
 FAULTS: dict[str, Trial] = {

@@ -10,13 +10,18 @@ def same_weights(one: TrialRun, other: TrialRun) -> bool:
     if not (one.is_done() and other.is_done()):
         return False
     mine, theirs = one.weights(), other.weights()
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(mine[name], theirs[name]) for name in mine
+    )
 
 
 def wrong_samples(run: TrialRun, straight: TrialRun) -> int:
     """Steps whose rows are not those of the undisturbed run: lost, repeated or others."""
     expected, found = straight.made(), run.made()
-    wrong = sum(step not in found or found[step].documents != made.documents for step, made in expected.items())
+    wrong = sum(
+        step not in found or found[step].documents != made.documents
+        for step, made in expected.items()
+    )
     return wrong + len(found.keys() - expected.keys())
 
 
@@ -31,5 +36,9 @@ def steps_lost(run: TrialRun) -> int:
     """Most steps that a start had to make again."""
     attempts = [attempt for attempt in run.attempts_made() if attempt]
     return max(
-        [max(0, max(one) - min(other) + 1) for one, other in zip(attempts, attempts[1:], strict=False)], default=0
+        [
+            max(0, max(one) - min(other) + 1)
+            for one, other in zip(attempts, attempts[1:], strict=False)
+        ],
+        default=0,
     )

@@ -20,7 +20,10 @@ ROOM = 100_000  # bytes that are left: less than any file of weights, enough for
 def spoil_disks(suite: Suite) -> list[dict[str, Any]]:
     """All faults of disks; nothing where nobody may mount."""
     if not may_mount(suite.work):
-        print("Not run: disk full and read-only (mounting is not allowed here; run as root).", flush=True)
+        print(
+            "Not run: disk full and read-only (mounting is not allowed here; run as root).",
+            flush=True,
+        )
         return []
     return tried(suite, FAULTS)
 
@@ -41,7 +44,9 @@ def disk_full(suite: Suite, system: System, stage: int) -> Outcome:
         if code == 0:
             outcome = against(run, straight)
             kept = EVERY in least and EVERY * 3 in run.checkpoints()
-            return Outcome(outcome.good and kept, f"went on, the next save succeeded; {outcome.what}")
+            return Outcome(
+                outcome.good and kept, f"went on, the next save succeeded; {outcome.what}"
+            )
         error, outcome = last_error(run.said()), resumed(run, straight)
         return Outcome(False, f"ended with code {code} ({error}); with room again: {outcome.what}")
 
@@ -78,7 +83,9 @@ def may_mount(work: Path) -> bool:
     folder = work / "mount"
     folder.mkdir(parents=True, exist_ok=True)
     if (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True).returncode
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True
+        ).returncode
         != 0
     ):
         return False
@@ -97,7 +104,10 @@ def fill(disk: Path) -> Path:
 def await_checkpoint(run: TrialRun, step: int, seconds: float = 120.0) -> None:
     """Until it is written whole."""
     give_up = time.monotonic() + seconds
-    while not (run.folder / f"checkpoint-{step}" / "trainer_state.json").exists() and time.monotonic() < give_up:
+    while (
+        not (run.folder / f"checkpoint-{step}" / "trainer_state.json").exists()
+        and time.monotonic() < give_up
+    ):
         time.sleep(0.05)
 
 

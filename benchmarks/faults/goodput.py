@@ -32,7 +32,10 @@ SECONDS_BETWEEN_SAVES = 600.0
 
 def disturb_jobs(suite: Suite) -> list[dict[str, Any]]:
     """So many jobs of each kind of run."""
-    return [{"run": KINDS[stage], "system": "cpt", "jobs": jobs_of(suite, stage)} for stage in suite.stages]
+    return [
+        {"run": KINDS[stage], "system": "cpt", "jobs": jobs_of(suite, stage)}
+        for stage in suite.stages
+    ]
 
 
 def jobs_of(suite: Suite, stage: int) -> list[dict[str, Any]]:
@@ -48,7 +51,13 @@ def jobs_of(suite: Suite, stage: int) -> list[dict[str, Any]]:
     for _ in range(suite.repetitions):
         seconds, failures, again, failed = disturbed_job(suite, straight, draw, options)
         jobs.append(
-            {"seconds": seconds, "undisturbed": undisturbed, "again": again, "failures": failures, "failed": failed}
+            {
+                "seconds": seconds,
+                "undisturbed": undisturbed,
+                "again": again,
+                "failures": failures,
+                "failed": failed,
+            }
         )
         print(f"supervised job, {KINDS[stage]}: {jobs[-1]}", flush=True)
     return jobs
@@ -78,7 +87,9 @@ def disturbed_job(
     code = wait(process, MOST_SECONDS)
     kill_all(process)
     seconds = time.monotonic() - began
-    again = (sum(len(attempt) for attempt in run.attempts_made()) - STEPS) * seconds_per_step(straight)
+    again = (sum(len(attempt) for attempt in run.attempts_made()) - STEPS) * seconds_per_step(
+        straight
+    )
     return seconds, failures, again, code != 0 or not against(run, straight).good
 
 

@@ -40,7 +40,9 @@ class InjectedFaults(Trainer):
             return super().compute_loss(model, inputs, *arguments, **options)
         documents = [xxh3_64_hexdigest(row.cpu().numpy()) for row in inputs["input_ids"]]
         due = {
-            fault["kind"]: fault for fault in json.loads(os.environ.get(FAULTS, "[]")) if self.is_due(fault, documents)
+            fault["kind"]: fault
+            for fault in json.loads(os.environ.get(FAULTS, "[]"))
+            if self.is_due(fault, documents)
         }
         self.go_wrong(due)
         loss: Any = super().compute_loss(model, inputs, *arguments, **options)
@@ -57,7 +59,9 @@ class InjectedFaults(Trainer):
         if "error" in due:
             raise ValueError("something of the user's own (injected)")
         if "memory" in due:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB (injected)"
+            )
         if "worker" in due and not self.killed_workers:
             self.killed_workers = True
             for worker in multiprocessing.active_children()[:1]:
@@ -66,9 +70,9 @@ class InjectedFaults(Trainer):
     def is_due(self, fault: Fault, documents: list[str]) -> bool:
         """Whether it is this fault's turn."""
         step = self.state.global_step + 1
-        here = fault.get("rank", self.args.process_index) == self.args.process_index and step in fault.get(
-            "steps", [step]
-        )
+        here = fault.get(
+            "rank", self.args.process_index
+        ) == self.args.process_index and step in fault.get("steps", [step])
         poisoned = "documents" not in fault or not set(fault["documents"]).isdisjoint(documents)
         return here and poisoned and len(documents) > fault.get("above", 0)
 
@@ -77,6 +81,13 @@ class InjectedFaults(Trainer):
         if SAMPLES in os.environ:
             restarts = max(int(os.environ.get(name, "0")) for name in RESTARTS)
             attempt = [int(os.environ.get(ATTEMPT, "0")), restarts]
-            line = {"time": time.monotonic(), "attempt": attempt, "step": self.state.global_step + 1, **what}
-            with Path(f"{os.environ[SAMPLES]}-{self.args.process_index}.jsonl").open("ab", buffering=0) as file:
+            line = {
+                "time": time.monotonic(),
+                "attempt": attempt,
+                "step": self.state.global_step + 1,
+                **what,
+            }
+            with Path(f"{os.environ[SAMPLES]}-{self.args.process_index}.jsonl").open(
+                "ab", buffering=0
+            ) as file:
                 file.write(f"{json.dumps(line)}\n".encode())

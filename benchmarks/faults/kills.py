@@ -15,7 +15,10 @@ from benchmarks.faults.started import kill_all, wait
 from benchmarks.faults.trials import last_error
 
 STEPS, EVERY = 24, 3
-PAUSE: dict[str, Any] = {"kind": "pause", "seconds": 0.1}  # else steps of a tiny model are too short to be killed in
+PAUSE: dict[str, Any] = {
+    "kind": "pause",
+    "seconds": 0.1,
+}  # else steps of a tiny model are too short to be killed in
 IN_SAVES, WHILE_STARTING = 0.6, 0.1  # shares of the kills; the others come from the first step on
 MOST_STARTS_IN_VAIN, MOST_UNFINISHED = 3, 3
 START, BETWEEN, INSIDE = "start", "between saves", "inside a save"
@@ -83,7 +86,13 @@ def kill_runs(work: Path, *, system: System, stage: int, kills: int) -> dict[str
         number += 1
         judge(run, straight, found)
         print(f"{run.name}: {found}", flush=True)
-        if found.other_weights == found.other_losses == found.wrong_samples == found.unfinished == 0:
+        if (
+            found.other_weights
+            == found.other_losses
+            == found.wrong_samples
+            == found.unfinished
+            == 0
+        ):
             shutil.rmtree(run.home)  # a run that went wrong stays
     return {"system": system, **asdict(found)}
 
@@ -92,7 +101,9 @@ def slow_run(work: Path, name: str, system: System, stage: int) -> TrialRun:
     """A run on a disk on which a save takes seconds."""
     library = work / "slow_disk.so"
     if not library.exists():
-        subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", library, SLOW_DISK, "-ldl"], check=True)
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O2", "-o", library, SLOW_DISK, "-ldl"], check=True
+        )
     disk = {
         "LD_PRELOAD": str(library),
         "SLOW_DISK_FOLDER": f"{work / f'{name}-{system}' / 'runs'}/",
@@ -104,13 +115,17 @@ def slow_run(work: Path, name: str, system: System, stage: int) -> TrialRun:
     return TrialRun(work, name, system, stage, steps=STEPS, every=EVERY, environment=disk)
 
 
-def kill_one_run(run: TrialRun, kills: int, timetable: Timetable, draw: random.Random, found: Killed) -> None:
+def kill_one_run(
+    run: TrialRun, kills: int, timetable: Timetable, draw: random.Random, found: Killed
+) -> None:
     """Start it again after each kill, to its end; where a start fails by itself, do what a person would do then."""
     vain = 0
     while not run.is_done() and vain < MOST_STARTS_IN_VAIN:
         process = run.start([PAUSE])
         in_save = found.inside_saves <= IN_SAVES * found.kills
-        if found.kills < kills and comes_to_its_moment(run, process, timetable, draw, in_save=in_save):
+        if found.kills < kills and comes_to_its_moment(
+            run, process, timetable, draw, in_save=in_save
+        ):
             kill_all(process)
             count_kill(run, found)
             vain = 0
@@ -122,7 +137,12 @@ def kill_one_run(run: TrialRun, kills: int, timetable: Timetable, draw: random.R
 
 
 def comes_to_its_moment(
-    run: TrialRun, process: subprocess.Popen[bytes], timetable: Timetable, draw: random.Random, *, in_save: bool
+    run: TrialRun,
+    process: subprocess.Popen[bytes],
+    timetable: Timetable,
+    draw: random.Random,
+    *,
+    in_save: bool,
 ) -> bool:
     """Wait for the moment of the kill; False where the run ended before."""
     if not in_save and draw.random() < WHILE_STARTING / (1 - IN_SAVES):
@@ -134,7 +154,9 @@ def comes_to_its_moment(
         before = draw.choice((0.0, timetable.between_saves + timetable.saves[0]))  # a save or none
         time.sleep(before + draw.uniform(0, timetable.between_saves))
         return process.poll() is None
-    for number in range(draw.choice((1, 2))):  # the first save of a process is read back, the others are not
+    for number in range(
+        draw.choice((1, 2))
+    ):  # the first save of a process is read back, the others are not
         while number and half_written(run) and process.poll() is None:
             time.sleep(SECONDS_BETWEEN_LOOKS)
         while not half_written(run) and process.poll() is None:
@@ -148,7 +170,9 @@ def half_written(run: TrialRun) -> bool:
     if run.system == "cpt":
         return any((run.folder / ".saving").glob("checkpoint-*"))
     steps = run.checkpoints()
-    return bool(steps) and not (run.folder / f"checkpoint-{steps[-1]}" / "trainer_state.json").exists()
+    return (
+        bool(steps) and not (run.folder / f"checkpoint-{steps[-1]}" / "trainer_state.json").exists()
+    )
 
 
 def count_kill(run: TrialRun, found: Killed) -> None:

@@ -7,7 +7,10 @@ from benchmarks.faults.results import RESULTS
 from benchmarks.readme import write_part
 
 PARTS = ("damage", "signals", "steps", "disks", "processes")
-DAMAGES, DAMAGE = ("truncate", "empty", "zeros", "bit flip", "missing"), "a damaged file of a checkpoint"
+DAMAGES, DAMAGE = (
+    ("truncate", "empty", "zeros", "bit flip", "missing"),
+    "a damaged file of a checkpoint",
+)
 Row = dict[str, Any]
 
 
@@ -20,7 +23,9 @@ def tables(results: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in results["libraries"].items())
     parts = results["parts"]
     rows = [row for name in PARTS for row in parts.get(name, {}).get("found", [])]
-    measurements = [row for row in results["measurements"] if "trials that did not come out" not in row["name"]]
+    measurements = [
+        row for row in results["measurements"] if "trials that did not come out" not in row["name"]
+    ]
     shown = [f"{results['device']}; {versions}.\n", target_table(measurements)]
     shown.append(fault_table(parts.get("kills", {}).get("found", []), rows))
     return "\n".join(shown)
@@ -51,13 +56,20 @@ def fault_table(kills: list[Row], found: list[Row]) -> str:
         kind = DAMAGE if kind.partition(":")[0].split(",")[0] in DAMAGES else kind
         add(counts, kind, row["system"], row["good"], row["trials"])
     cells = {
-        fault: [f"{of[0]} of {of[1]}" if (of := by_system.get(system)) else "" for system in ("cpt", "trainer")]
+        fault: [
+            f"{of[0]} of {of[1]}" if (of := by_system.get(system)) else ""
+            for system in ("cpt", "trainer")
+        ]
         for fault, by_system in counts.items()
     }
-    return table(["fault", "cpt", "plain Trainer"], [[fault, *some] for fault, some in cells.items()])
+    return table(
+        ["fault", "cpt", "plain Trainer"], [[fault, *some] for fault, some in cells.items()]
+    )
 
 
-def add(counts: dict[str, dict[str, list[int]]], fault: str, system: str, good: int, trials: int) -> None:
+def add(
+    counts: dict[str, dict[str, list[int]]], fault: str, system: str, good: int, trials: int
+) -> None:
     of = counts.setdefault(fault, {}).setdefault(system, [0, 0])
     of[0], of[1] = of[0] + good, of[1] + trials
 

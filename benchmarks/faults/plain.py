@@ -45,7 +45,9 @@ def main() -> None:
     arguments, count = arguments_of(recipe, folder, data.num_rows)
     model = build_model(recipe.model, tokenizer, seed=recipe.seed)
     trainer = InjectedFaults(model, arguments, train_dataset=FirstRows(data.rows, count))
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None)
+    trainer.train(
+        resume_from_checkpoint=get_last_checkpoint(str(folder)) if folder.exists() else None
+    )
     trainer.save_model(str(folder / "final"))
     leave_processes()
 

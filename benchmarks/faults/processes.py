@@ -44,7 +44,9 @@ def rank_stopped(suite: Suite, system: System, stage: int) -> Outcome:
     return without_a_rank(suite, system, stage, signal.SIGSTOP, SECONDS_TO_NOTICE)
 
 
-def without_a_rank(suite: Suite, system: System, stage: int, number: signal.Signals, limit: float) -> Outcome:
+def without_a_rank(
+    suite: Suite, system: System, stage: int, number: signal.Signals, limit: float
+) -> Outcome:
     """Ours under its supervisor; the plain Trainer under torchrun, which ends the job and starts nothing again."""
     options: dict[str, Any] = {"steps": STEPS, "every": EVERY, "processes": 2}
     straight = suite.straight("processes", system, stage, **options)
@@ -61,21 +63,34 @@ def without_a_rank(suite: Suite, system: System, stage: int, number: signal.Sign
         if code != 0 or not back:
             return Outcome(False, f"ended with code {code}: {last_error(run.said())}")
         outcome, seconds = against(run, straight), min(back) - began
-        in_time = f"trains again within {limit:.0f} s" if seconds <= limit else f"trains again after {seconds:.0f} s"
+        in_time = (
+            f"trains again within {limit:.0f} s"
+            if seconds <= limit
+            else f"trains again after {seconds:.0f} s"
+        )
         return Outcome(
-            outcome.good and seconds <= limit and steps_lost(run) <= EVERY + 1, f"{in_time}; {outcome.what}"
+            outcome.good and seconds <= limit and steps_lost(run) <= EVERY + 1,
+            f"{in_time}; {outcome.what}",
         )
     try:
         code = process.wait(PATIENCE_WITH_THE_TRAINER)
     except subprocess.TimeoutExpired:
         kill_all(process)
         return Outcome(False, f"still hangs after {PATIENCE_WITH_THE_TRAINER:.0f} s")
-    return Outcome(False, f"ended with code {code}, nobody starts it again; by hand: {resumed(run, straight).what}")
+    return Outcome(
+        False,
+        f"ended with code {code}, nobody starts it again; by hand: {resumed(run, straight).what}",
+    )
 
 
 def other_number(suite: Suite, system: System, stage: int) -> Outcome:
     """Two processes, then one, then two."""
-    options: dict[str, Any] = {"steps": STEPS, "every": EVERY, "processes": 2, "sections": WITHOUT_DROPOUT}
+    options: dict[str, Any] = {
+        "steps": STEPS,
+        "every": EVERY,
+        "processes": 2,
+        "sections": WITHOUT_DROPOUT,
+    }
     straight = suite.straight("elastic", system, stage, **options)
     run = suite.run("elastic", system, stage, **options)
     for processes, at in ((2, 6), (1, 11)):
@@ -93,7 +108,9 @@ def other_number(suite: Suite, system: System, stage: int) -> Outcome:
         return Outcome(False, f"{wrong} steps with other rows")
     near = most_apart(run, straight) <= 1e-3
     return Outcome(
-        near, "the same rows in the same steps, losses " + ("within 0.1 %" if near else "more than 0.1 % apart")
+        near,
+        "the same rows in the same steps, losses "
+        + ("within 0.1 %" if near else "more than 0.1 % apart"),
     )
 
 
@@ -109,7 +126,9 @@ def finished_already(suite: Suite, system: System, stage: int) -> Outcome:
     if before == after:
         return Outcome(code == 0, f"nothing changed, exit code {code}")
     more = max(run.made()) - max(straight.made())
-    return Outcome(False, f"{more} more step(s) trained, {len(after.keys() - before.keys())} new files")
+    return Outcome(
+        False, f"{more} more step(s) trained, {len(after.keys() - before.keys())} new files"
+    )
 
 
 class Planted:
@@ -142,7 +161,10 @@ def planted_pickle(suite: Suite, system: System, stage: int) -> Outcome:
         shutil.rmtree(mark)
         return Outcome(False, "the program ran")
     return Outcome(
-        code != 0, "refused, the program did not run" if code != 0 else "the program did not run, nor was it noticed"
+        code != 0,
+        "refused, the program did not run"
+        if code != 0
+        else "the program did not run, nor was it noticed",
     )
 
 

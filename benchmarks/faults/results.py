@@ -36,7 +36,11 @@ def keep(results: Path, part: str, found: list[Row], seconds: float, *, anew: bo
         parts = json.loads(text)["parts"] if text else {}
         before = parts.get(part, {"minutes": 0.0, "found": []})
         code = code_of(ROOT / "cpt")
-        known = [row for row in before["found"] if not anew or not any(is_of_the_same(row, one) for one in found)]
+        known = [
+            row
+            for row in before["found"]
+            if not anew or not any(is_of_the_same(row, one) for one in found)
+        ]
         rows = added(known, [{**row, "code": code} for row in found])
         parts[part] = {"minutes": round(before["minutes"] + seconds / 60, 1), "found": rows}
         file.seek(0)
@@ -99,7 +103,9 @@ def measurements(parts: Parts) -> list[Row]:
         rows += of_kills([one for one in parts["kills"]["found"] if one["system"] == "cpt"])
     for part, names in {"damage": "damaged files", "signals": "signals"}.items():
         if part in parts:
-            rows += of_trials(f"{names}: trials that did not come out as they should", parts[part]["found"])
+            rows += of_trials(
+                f"{names}: trials that did not come out as they should", parts[part]["found"]
+            )
     for part in ("steps", "disks", "processes"):
         for fault in dict.fromkeys(row["fault"] for row in parts.get(part, {}).get("found", [])):
             mine = [row for row in parts[part]["found"] if row["fault"] == fault]
@@ -115,14 +121,23 @@ def of_kills(runs: list[Row]) -> list[Row]:
     seconds = min(min(one["save_seconds"]) for one in runs)
     return [
         measurement("SIGKILLs", ">= 200", kills, "kills", kills >= 200),
-        measurement("of them inside a save", ">= 0.5", round(inside / max(1, kills), 3), "share", 2 * inside >= kills),
+        measurement(
+            "of them inside a save",
+            ">= 0.5",
+            round(inside / max(1, kills), 3),
+            "share",
+            2 * inside >= kills,
+        ),
         measurement("the shortest save", ">= 2", seconds, "s", seconds >= 2),
         none_of("failed resumes after a kill", sum(one["failed_resumes"] for one in runs)),
         none_of("steps with lost or repeated rows", sum(one["wrong_samples"] for one in runs)),
         none_of(
-            "killed runs with other weights or losses", sum(one["other_weights"] + one["other_losses"] for one in runs)
+            "killed runs with other weights or losses",
+            sum(one["other_weights"] + one["other_losses"] for one in runs),
         ),
-        none_of("killed runs that did not come to their end", sum(one["unfinished"] for one in runs)),
+        none_of(
+            "killed runs that did not come to their end", sum(one["unfinished"] for one in runs)
+        ),
     ]
 
 
@@ -145,9 +160,19 @@ def of_time(rows: list[Row]) -> list[Row]:
     )
     share, jobs_failed = effective(cost), failed / len(jobs)
     return [
-        measurement(f"seconds that a failure costs, mean of {failures}", None, round(cost, 1), "s", None),
-        measurement("the same in the worst job", None, round(max(costs, default=cost), 1), "s", None),
-        measurement(f"effective training time with {rates}", ">= 97", round(100 * share, 2), "%", share >= 0.97),
+        measurement(
+            f"seconds that a failure costs, mean of {failures}", None, round(cost, 1), "s", None
+        ),
+        measurement(
+            "the same in the worst job", None, round(max(costs, default=cost), 1), "s", None
+        ),
+        measurement(
+            f"effective training time with {rates}",
+            ">= 97",
+            round(100 * share, 2),
+            "%",
+            share >= 0.97,
+        ),
         measurement(
             f"failed jobs, of {len(jobs)} with {failures} failures",
             "< 1",

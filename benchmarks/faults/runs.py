@@ -35,7 +35,16 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(ROOT),
 }
-INHERITED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", FAULTS, SAMPLES, ATTEMPT)
+INHERITED = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    FAULTS,
+    SAMPLES,
+    ATTEMPT,
+)
 MOST_SECONDS = 600.0
 
 
@@ -43,7 +52,11 @@ def prepare(work: Path) -> None:
     """A corpus and a tokenizer in the suite's folder."""
     work.mkdir(parents=True, exist_ok=True)
     corpus = write_documents(work / CORPUS, 240, 0)
-    train_bpe([json.loads(line)["text"] for line in corpus.read_text().splitlines()], 320, work / "tokenizer")
+    train_bpe(
+        [json.loads(line)["text"] for line in corpus.read_text().splitlines()],
+        320,
+        work / "tokenizer",
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,11 @@ class TrialRun:
         if self.stage:
             training |= {
                 "bf16": True,
-                **({"fsdp": True} if self.stage == FSDP else {"deepspeed": zero_profile(self.home, self.stage)}),
+                **(
+                    {"fsdp": True}
+                    if self.stage == FSDP
+                    else {"deepspeed": zero_profile(self.home, self.stage)}
+                ),
             }
         return {
             "name": "run",
@@ -129,7 +146,10 @@ class TrialRun:
             "model": {"from_scratch": True, "config": {**TINY_LLAMA, "attention_dropout": 0.1}},
             "tokenizer": {"path": str(self.work / "tokenizer")},
             "data": {"sequence_length": 64, "sources": [{"path": str(self.work / CORPUS)}]},
-            "budget": {"tokens": self.steps * TOKENS_PER_STEP, "global_batch_tokens": TOKENS_PER_STEP},
+            "budget": {
+                "tokens": self.steps * TOKENS_PER_STEP,
+                "global_batch_tokens": TOKENS_PER_STEP,
+            },
             "optimizer": {"learning_rate": 3e-3},
             "training": training,
             "checkpoints": {"every_steps": self.every, "keep": None},
@@ -151,12 +171,27 @@ class TrialRun:
                 str(self.processes),
                 *arguments,
             ]
-        torchrun = [*python, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.processes}"]
+        torchrun = [
+            *python,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc_per_node={self.processes}",
+        ]
         program = ["cpt/train.py"] if self.system == "cpt" else ["-m", "benchmarks.faults.plain"]
-        return [*(torchrun if self.processes > 1 or self.stage else python), *program, str(self.recipe), *arguments]
+        return [
+            *(torchrun if self.processes > 1 or self.stage else python),
+            *program,
+            str(self.recipe),
+            *arguments,
+        ]
 
     def start(
-        self, faults: Iterable[Mapping[str, Any]] = (), *, arguments: Sequence[str] = (), supervised: bool = False
+        self,
+        faults: Iterable[Mapping[str, Any]] = (),
+        *,
+        arguments: Sequence[str] = (),
+        supervised: bool = False,
     ) -> Started:
         """The run, in a process group of its own."""
         kept = {name: value for name, value in os.environ.items() if name not in INHERITED}
@@ -201,19 +236,33 @@ class TrialRun:
 
     def records(self) -> list[dict[str, Any]]:
         """Every micro-batch and every beginning of a step, of all ranks."""
-        lines = [line for path in sorted(self.home.glob("samples-*.jsonl")) for line in path.read_text().splitlines()]
-        return sorted((json.loads(line) for line in lines if line.endswith("}")), key=lambda one: one["time"])
+        lines = [
+            line
+            for path in sorted(self.home.glob("samples-*.jsonl"))
+            for line in path.read_text().splitlines()
+        ]
+        return sorted(
+            (json.loads(line) for line in lines if line.endswith("}")), key=lambda one: one["time"]
+        )
 
     def attempts_made(self) -> list[dict[int, "Made"]]:
         """For each start that came to a step: what its steps were made of."""
-        ranks = [path.read_text().splitlines() for path in sorted(self.home.glob("samples-*.jsonl"))]
+        ranks = [
+            path.read_text().splitlines() for path in sorted(self.home.glob("samples-*.jsonl"))
+        ]
         found: dict[tuple[int, ...], dict[int, list[Made]]] = defaultdict(dict)
         for rank, lines in enumerate(ranks):
             for line in (json.loads(text) for text in lines if text.endswith("}")):
-                made = found[tuple(line["attempt"])].setdefault(line["step"], [Made((), ()) for _ in ranks])
-                before = Made((), ()) if "begin" in line else made[rank]  # a step that is redone counts once
+                made = found[tuple(line["attempt"])].setdefault(
+                    line["step"], [Made((), ()) for _ in ranks]
+                )
+                before = (
+                    Made((), ()) if "begin" in line else made[rank]
+                )  # a step that is redone counts once
                 losses = (line["loss"],) if "loss" in line else ()
-                made[rank] = Made((*before.documents, *line.get("documents", ())), (*before.losses, *losses))
+                made[rank] = Made(
+                    (*before.documents, *line.get("documents", ())), (*before.losses, *losses)
+                )
         return [
             {
                 step: Made(
@@ -265,7 +314,10 @@ def await_step(run: TrialRun, process: Started, step: int, seconds: float = 300.
                 file.seek(read[path])
                 lines = file.read().split(b"\n")
             read[path] += sum(len(line) + 1 for line in lines[:-1])
-            if any(one["attempt"][0] == run.attempts and one["step"] >= step for one in map(json.loads, lines[:-1])):
+            if any(
+                one["attempt"][0] == run.attempts and one["step"] >= step
+                for one in map(json.loads, lines[:-1])
+            ):
                 there.add(path)
         if len(there) >= run.processes:
             return True

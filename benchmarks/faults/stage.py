@@ -15,8 +15,16 @@ class FaultyTrainer(InjectedFaults, CPTTrainer):
     """Ours, with faults."""
 
 
-def build_trainer(recipe: Any, model: Any, tokenizer: Any, data: Any, arguments: Any, length: Any) -> FaultyTrainer:
+def build_trainer(
+    recipe: Any, model: Any, tokenizer: Any, data: Any, arguments: Any, length: Any
+) -> FaultyTrainer:
     """The trainer of this stage."""
     return FaultyTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
     )

@@ -60,7 +60,9 @@ class Suite:
 Trial = Callable[[Suite, System, int], Outcome]
 
 
-def tried(suite: Suite, faults: Mapping[str, Trial], stages: Iterable[int] | None = None) -> list[dict[str, Any]]:
+def tried(
+    suite: Suite, faults: Mapping[str, Trial], stages: Iterable[int] | None = None
+) -> list[dict[str, Any]]:
     """Inject each fault into each kind of run of both systems."""
     found = []
     for fault, trial in faults.items():
@@ -68,7 +70,9 @@ def tried(suite: Suite, faults: Mapping[str, Trial], stages: Iterable[int] | Non
             continue
         for stage in suite.stages if stages is None else stages:
             for system in suite.systems:
-                outcomes = [tried_once(trial, suite, system, stage) for _ in range(suite.repetitions)]
+                outcomes = [
+                    tried_once(trial, suite, system, stage) for _ in range(suite.repetitions)
+                ]
                 found.append(told(fault, KINDS[stage], system, outcomes))
     return found
 
@@ -93,7 +97,10 @@ def told(fault: str, run: str, system: System, outcomes: list[Outcome]) -> dict[
         "good": sum(outcome.good for outcome in outcomes),
         "outcomes": dict(Counter(outcome.what for outcome in outcomes).most_common()),
     }
-    print(f"{fault}, {run}, {system}: {row['good']} of {row['trials']} good: {row['outcomes']}", flush=True)
+    print(
+        f"{fault}, {run}, {system}: {row['good']} of {row['trials']} good: {row['outcomes']}",
+        flush=True,
+    )
     return row
 
 

@@ -24,14 +24,18 @@ PYTHON = {"python_version": "3.12", "python_full_version": "3.12.3", "extra": ""
 
 
 def read_names(file: str) -> set[str]:
-    return {canonicalize_name(name) for name in (ROOT / "benchmarks" / "gpu" / file).read_text().split()}
+    return {
+        canonicalize_name(name) for name in (ROOT / "benchmarks" / "gpu" / file).read_text().split()
+    }
 
 
 def requirements_of_project() -> tuple[list[Requirement], list[Requirement]]:
     """pyproject.toml's dependencies, and those of its extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = [Requirement(line) for line in project["dependencies"]]
-    optional = [Requirement(line) for lines in project["optional-dependencies"].values() for line in lines]
+    optional = [
+        Requirement(line) for lines in project["optional-dependencies"].values() for line in lines
+    ]
     return needed, optional
 
 
@@ -60,10 +64,16 @@ def packages_needed() -> set[str]:
     needed, nor what that requires."""
     needed, optional = requirements_of_project()
     extras = {canonicalize_name(requirement.name) for requirement in optional}
-    extras.update(name for extra in tuple(extras) for name in required_by(installed_requirements(extra)))
+    extras.update(
+        name for extra in tuple(extras) for name in required_by(installed_requirements(extra))
+    )
     extras -= {canonicalize_name(requirement.name) for requirement in needed}
     distributions = metadata.packages_distributions()
-    names = {canonicalize_name(name) for module in imported_modules() for name in distributions.get(module, ())}
+    names = {
+        canonicalize_name(name)
+        for module in imported_modules()
+        for name in distributions.get(module, ())
+    }
     names -= extras
     names |= {canonicalize_name(requirement.name) for requirement in needed}
     for wheel in read_names("wheels.txt"):
@@ -98,23 +108,33 @@ def missing_for_wheels(folder: Path) -> set[str]:
     for path in folder.glob("*.whl"):
         names.add(canonicalize_name(path.name.split("-")[0]))
         with zipfile.ZipFile(path) as wheel:
-            description = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            description = next(
+                name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")
+            )
             fields = message_from_string(wheel.read(description).decode())
         required |= set(required_by(fields.get_all("Requires-Dist") or []))
-    return (required | read_names("wheels.txt")) - names - (read_names("image.txt") - read_names("wheels.txt"))
+    return (
+        (required | read_names("wheels.txt"))
+        - names
+        - (read_names("image.txt") - read_names("wheels.txt"))
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.carried", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="of wheels")
-    parser.add_argument("--download", action="store_true", help="print what to download, one line each")
+    parser.add_argument(
+        "--download", action="store_true", help="print what to download, one line each"
+    )
     options = parser.parse_args()
     if options.download:
         print("\n".join(requirement_to_download(name) for name in sorted(read_names("wheels.txt"))))
         return
     missing = missing_packages() if options.folder is None else missing_for_wheels(options.folder)
     if missing:
-        raise SystemExit(f"missing on the GPU machine: {', '.join(sorted(missing))}. Add them to wheels.txt.")
+        raise SystemExit(
+            f"missing on the GPU machine: {', '.join(sorted(missing))}. Add them to wheels.txt."
+        )
 
 
 if __name__ == "__main__":

@@ -13,10 +13,14 @@ SYSTEMS = {
 }
 ALL = tuple(SYSTEMS)
 GPT2 = {"model_type": "gpt2", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-GIB_OF_24GB_CARD = 22.7  # an RTX 4090 reports 23.6 GiB, and CUDA's context and libraries take up to 0.9
+GIB_OF_24GB_CARD = (
+    22.7  # an RTX 4090 reports 23.6 GiB, and CUDA's context and libraries take up to 0.9
+)
 
 
-def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool) -> dict[str, Any]:
+def llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, *, tied: bool
+) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -98,14 +102,40 @@ IN_8_BIT: dict[str, Any] = {"optimizer": {"name": "adamw_8bit"}, "model": {"dtyp
 FULL_8B: dict[str, Any] = {"systems": ("cpt", "expert"), "in_8_bit": True, **IN_8_BIT}
 LORA: dict[str, Any] = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
 PAGED = {"name": "paged_adamw_8bit", "rounding": "stochastic", "release_gradients": True}
-GPT2_SMALL = {**GPT2, "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50_304, "n_positions": 1024}
+GPT2_SMALL = {
+    **GPT2,
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "vocab_size": 50_304,
+    "n_positions": 1024,
+}
 CASES = {
     case.name: case
     for case in (
         Case("A", "GPT-2 124M", GPT2_SMALL, 1024, 32, 50),
-        Case("B", "Qwen2.5-0.5B", QWEN_HALF_B, 4096, 8, 50, equal_parts=4, first_parts={"trainer": 4}),
-        Case("C", "Llama-3.2-1B", LLAMA_1B, 4096, 8, equal_parts=4, first_parts={"trainer": 4}, is_traced=True),
-        Case("D", "Llama-3.2-1B, packed", LLAMA_1B, 8192, 4, systems=("cpt", "trainer", "expert"), packed=True),
+        Case(
+            "B", "Qwen2.5-0.5B", QWEN_HALF_B, 4096, 8, 50, equal_parts=4, first_parts={"trainer": 4}
+        ),
+        Case(
+            "C",
+            "Llama-3.2-1B",
+            LLAMA_1B,
+            4096,
+            8,
+            equal_parts=4,
+            first_parts={"trainer": 4},
+            is_traced=True,
+        ),
+        Case(
+            "D",
+            "Llama-3.2-1B, packed",
+            LLAMA_1B,
+            8192,
+            4,
+            systems=("cpt", "trainer", "expert"),
+            packed=True,
+        ),
         Case(
             "E",
             "Llama-3-8B, LoRA",
@@ -114,12 +144,24 @@ CASES = {
             2,
             systems=ALL[1:],
             lora=LORA,
-            training={"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"selective": True}},
+            training={
+                "gradient_checkpointing": True,
+                "gradient_checkpointing_kwargs": {"selective": True},
+            },
             checkpoints=True,
         ),
         Case("F", "Llama-3-8B, all parameters", LLAMA_8B, 8192, 2, **FULL_8B),
         Case("F1", "Llama-3-8B, all parameters, one row", LLAMA_8B, 8192, 1, **FULL_8B),
-        Case("G", "3B, all parameters, 24 GB", LLAMA_3B, 4096, 2, training=SMALL, **IN_8_BIT, **ON_24_GB),
+        Case(
+            "G",
+            "3B, all parameters, 24 GB",
+            LLAMA_3B,
+            4096,
+            2,
+            training=SMALL,
+            **IN_8_BIT,
+            **ON_24_GB,
+        ),
         Case(  # as recipes/prototype_rtx4090_64gb.yaml
             "H",
             "8B, all parameters, 24 GB",
@@ -134,7 +176,10 @@ CASES = {
         ),
     )
 }
-PEAK_FLOPS, REACHED_BY_MATRICES = 989.4e12, 790e12  # H100 and H200, bfloat16: dense peak; an 8192^3 product there
+PEAK_FLOPS, REACHED_BY_MATRICES = (
+    989.4e12,
+    790e12,
+)  # H100 and H200, bfloat16: dense peak; an 8192^3 product there
 
 
 def tiny(case: Case) -> Case:
@@ -151,4 +196,12 @@ def tiny(case: Case) -> Case:
         }
         narrow |= {"vocab_size": 512} | ({"head_dim": 8} if "head_dim" in case.config else {})
     rows = min(case.rows, max(2, case.equal_parts))
-    return replace(case, config={**case.config, **narrow}, tokens=64, rows=rows, steps=20, documents=3, gib=None)
+    return replace(
+        case,
+        config={**case.config, **narrow},
+        tokens=64,
+        rows=rows,
+        steps=20,
+        documents=3,
+        gib=None,
+    )

@@ -25,7 +25,10 @@ from transformers import DataCollatorWithFlattening, PreTrainedTokenizerFast
 from benchmarks.gpu.cases import Case
 
 MOST_WORDS = 16_000  # in the vocabulary; all others are <unk>
-MEAN_LENGTH, SPREAD = 700, 1.0  # of packed documents: tokens, and the standard deviation of their logarithm
+MEAN_LENGTH, SPREAD = (
+    700,
+    1.0,
+)  # of packed documents: tokens, and the standard deviation of their logarithm
 IGNORED = -100
 SEED = 7
 Row = dict[str, torch.Tensor]
@@ -36,17 +39,21 @@ def prepare(case: Case, folder: Path) -> None:
     lengths = lengths_of(case, random.Random(SEED))
     text = list(islice(cycle(words_of_python()), sum(lengths)))
     common = Counter(text).most_common(min(MOST_WORDS, case.config["vocab_size"]) - 2)
-    vocabulary = {"<unk>": 0, "<eos>": 1} | {word: number for number, (word, _) in enumerate(common, 2)}
+    vocabulary = {"<unk>": 0, "<eos>": 1} | {
+        word: number for number, (word, _) in enumerate(common, 2)
+    }
     plain = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     folder.mkdir(parents=True, exist_ok=True)
-    PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>", eos_token="<eos>").save_pretrained(
-        folder / "tokenizer"
-    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", eos_token="<eos>"
+    ).save_pretrained(folder / "tokenizer")
     at = 0
     with (folder / "corpus.jsonl").open("w") as file:
         for length in lengths:
-            file.write(json.dumps({"text": " ".join(text[at : at + length - 1])}) + "\n")  # <eos> is the last token
+            file.write(
+                json.dumps({"text": " ".join(text[at : at + length - 1])}) + "\n"
+            )  # <eos> is the last token
             at += length
     (folder / "corpus.hash").write_text(hashlib.sha256(" ".join(text).encode()).hexdigest()[:16])
 
@@ -55,8 +62,20 @@ def prepare(case: Case, folder: Path) -> None:
 def words_of_python() -> list[str]:
     """Words and punctuation of the standard library's source, in the order of its files' names."""
     library = Path(sysconfig.get_path("stdlib"))
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
-    files = sorted(path for path in library.rglob("*.py") if not skipped.intersection(path.relative_to(library).parts))
+    skipped = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "__pycache__",
+    }
+    files = sorted(
+        path
+        for path in library.rglob("*.py")
+        if not skipped.intersection(path.relative_to(library).parts)
+    )
     return [
         word
         for path in files
@@ -70,7 +89,11 @@ def lengths_of(case: Case, draw: random.Random) -> list[int]:
     lengths: list[int] = []
     mean = min(MEAN_LENGTH, case.tokens // 4)
     while needed > 0:
-        drawn = round(draw.lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD)) if case.packed else case.tokens
+        drawn = (
+            round(draw.lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD))
+            if case.packed
+            else case.tokens
+        )
         lengths.append(min(max(2, drawn), case.tokens))
         needed -= lengths[-1]
     return lengths
@@ -95,12 +118,19 @@ def lengths_in(row: Row) -> list[int]:
 
 
 def whole_rows(rows: Any, count: int) -> list[Any]:
-    return [{name: rows[number][name] for name in ("input_ids", "labels")} for number in range(count)]
+    return [
+        {name: rows[number][name] for name in ("input_ids", "labels")} for number in range(count)
+    ]
 
 
 def single_documents(rows: Any, count: int) -> list[Any]:
     """The documents of packed rows, one at a time."""
-    return [document for number in range(count) for document in split(rows[number]) if has_labels(document)]
+    return [
+        document
+        for number in range(count)
+        for document in split(rows[number])
+        if has_labels(document)
+    ]
 
 
 def packed_rows(rows: Any, count: int) -> list[Any]:
@@ -111,8 +141,12 @@ def packed_rows(rows: Any, count: int) -> list[Any]:
 def padded(documents: list[Row]) -> Row:
     """Pad to the longest document of the batch, as transformers' collators do."""
     ids = pad_sequence([document["input_ids"] for document in documents], batch_first=True)
-    labels = pad_sequence([document["labels"] for document in documents], batch_first=True, padding_value=IGNORED)
-    masks = pad_sequence([torch.ones_like(document["input_ids"]) for document in documents], batch_first=True)
+    labels = pad_sequence(
+        [document["labels"] for document in documents], batch_first=True, padding_value=IGNORED
+    )
+    masks = pad_sequence(
+        [torch.ones_like(document["input_ids"]) for document in documents], batch_first=True
+    )
     return {"input_ids": ids, "labels": labels, "attention_mask": masks}
 
 
@@ -125,7 +159,10 @@ class Flattened:
     """
 
     def __init__(self, tokens: int) -> None:
-        self.tokens, self.collate = tokens, DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+        self.tokens, self.collate = (
+            tokens,
+            DataCollatorWithFlattening(return_flash_attn_kwargs=True),
+        )
 
     def __call__(self, rows: list[list[Row]]) -> dict[str, Any]:
         batch = self.collate([document for row in rows for document in row])

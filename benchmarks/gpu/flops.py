@@ -13,7 +13,11 @@ def matrices_of(config: Mapping[str, Any]) -> tuple[int, int]:
     if config["model_type"] == "gpt2":
         width, layers = config["n_embd"], config["n_layer"]
         return layers * 12 * width**2 + config["vocab_size"] * width, layers * width
-    width, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+    width, layers, heads = (
+        config["hidden_size"],
+        config["num_hidden_layers"],
+        config["num_attention_heads"],
+    )
     head_width = config.get("head_dim", width // heads)
     queries, keys = heads * head_width, config["num_key_value_heads"] * head_width
     layer = 2 * width * queries + 2 * width * keys + 3 * width * config["intermediate_size"]

@@ -32,7 +32,11 @@ class Gate:
     def target(self) -> str:
         if self.least == -float("inf"):
             return f"<= {self.most:g}"
-        return f">= {self.least:g}" if self.most == float("inf") else f"{self.least:g} to {self.most:g}"
+        return (
+            f">= {self.least:g}"
+            if self.most == float("inf")
+            else f"{self.least:g} to {self.most:g}"
+        )
 
     def status(self, measured: float | None) -> str:
         if measured is None:
@@ -49,7 +53,9 @@ def losses_apart(ours: Result, theirs: Result) -> float | None:
     """The largest relative difference of a step; None where the rows are not the same."""
     if ours.get("corpus") != theirs.get("corpus"):
         return None
-    return max(abs(one / other - 1) for one, other in zip(ours["losses"], theirs["losses"], strict=False))
+    return max(
+        abs(one / other - 1) for one, other in zip(ours["losses"], theirs["losses"], strict=False)
+    )
 
 
 def value(name: str, unit: float = 1.0) -> Callable[[Result], float]:
@@ -58,12 +64,22 @@ def value(name: str, unit: float = 1.0) -> Callable[[Result], float]:
 
 def all_gates() -> list[Gate]:
     gates = []
-    for case, (share, moonshot) in {"A": (0.39, 0.50), "B": (0.44, 0.55), "C": (0.54, 0.60)}.items():
+    for case, (share, moonshot) in {
+        "A": (0.39, 0.50),
+        "B": (0.44, 0.55),
+        "C": (0.54, 0.60),
+    }.items():
         gates += [
             Gate("strict MFU", case, ("cpt",), value("mfu"), share),
             Gate("strict MFU (moonshot)", case, ("cpt",), value("mfu"), moonshot),
             Gate("speed / bare loop", case, ("cpt", "bare"), ratio("tokens_per_second"), 1.0),
-            Gate("speed / expert's Trainer", case, ("cpt", "expert"), ratio("tokens_per_second"), 1.10),
+            Gate(
+                "speed / expert's Trainer",
+                case,
+                ("cpt", "expert"),
+                ratio("tokens_per_second"),
+                1.10,
+            ),
             Gate(
                 "speed / default Trainer, equal rows",
                 case,
@@ -73,7 +89,11 @@ def all_gates() -> list[Gate]:
                 equal_rows=True,
             ),
             Gate(
-                "speed / default Trainer, each at its best", case, ("cpt", "trainer"), ratio("tokens_per_second"), 1.5
+                "speed / default Trainer, each at its best",
+                case,
+                ("cpt", "trainer"),
+                ratio("tokens_per_second"),
+                1.5,
             ),
             Gate(
                 "memory / default Trainer, equal rows",
@@ -93,22 +113,37 @@ def all_gates() -> list[Gate]:
             ),
             Gate("host waits a step", case, ("cpt",), value("waits_per_step"), most=0),
             *(
-                Gate(f"losses apart from {other}", case, ("cpt", other), losses_apart, most=SAME_LOSS)
+                Gate(
+                    f"losses apart from {other}", case, ("cpt", other), losses_apart, most=SAME_LOSS
+                )
                 for other in ("bare", "trainer", "liger", "expert")
             ),
         ]
     gates += [
-        Gate("speed / expert's padding-free Trainer", "D", ("cpt", "expert"), ratio("tokens_per_second"), 1.10),
+        Gate(
+            "speed / expert's padding-free Trainer",
+            "D",
+            ("cpt", "expert"),
+            ratio("tokens_per_second"),
+            1.10,
+        ),
         Gate("losses apart from expert", "D", ("cpt", "expert"), losses_apart, most=SAME_LOSS),
         Gate("FLOP rate / whole rows (C)", "D", ("cpt", "C/cpt"), ratio("mfu"), 0.95),
         Gate("packing efficiency", "D", ("cpt",), value("packing_efficiency"), 0.99),
         Gate("host waits a step", "D", ("cpt",), value("waits_per_step"), most=0),
         Gate("speed / expert's Trainer", "E", ("cpt", "expert"), ratio("tokens_per_second"), 1.10),
         Gate("tokens/s on an H200", "F", ("cpt",), value("tokens_per_second"), 11_000),
-        Gate("peak reserved, GiB", "G", ("cpt",), value("peak_reserved", GIB), most=GIB_OF_24GB_CARD),
+        Gate(
+            "peak reserved, GiB", "G", ("cpt",), value("peak_reserved", GIB), most=GIB_OF_24GB_CARD
+        ),
         Gate("tokens/s", "H", ("cpt",), value("tokens_per_second"), 1_150),
-        Gate("peak reserved, GiB", "H", ("cpt",), value("peak_reserved", GIB), most=GIB_OF_24GB_CARD),
-        *(Gate("plan / peak", case, ("cpt",), ratio("planned_peak", "peak_allocated"), 0.97, 1.05) for case in CASES),
+        Gate(
+            "peak reserved, GiB", "H", ("cpt",), value("peak_reserved", GIB), most=GIB_OF_24GB_CARD
+        ),
+        *(
+            Gate("plan / peak", case, ("cpt",), ratio("planned_peak", "peak_allocated"), 0.97, 1.05)
+            for case in CASES
+        ),
     ]
     return gates
 
@@ -123,7 +158,11 @@ def evaluate(gate: Gate, results: list[Result]) -> float | None:
     parts = CASES[gate.case].equal_parts if gate.equal_rows else None
     places = [system.rpartition("/") for system in gate.systems]
     found = [fastest(results, case or gate.case, system, parts) for case, _, system in places]
-    if not all(found) or gate.metric is not losses_apart and any(one.get("dry_run") for one in found if one):
+    if (
+        not all(found)
+        or gate.metric is not losses_apart
+        and any(one.get("dry_run") for one in found if one)
+    ):
         return None
     try:
         return gate.metric(*found)
@@ -131,10 +170,14 @@ def evaluate(gate: Gate, results: list[Result]) -> float | None:
         return None
 
 
-def fastest(results: list[Result], case: str, system: str, parts: int | None = None) -> Result | None:
+def fastest(
+    results: list[Result], case: str, system: str, parts: int | None = None
+) -> Result | None:
     """The fastest of the newest results, one for each number of micro-batches; or the newest with `parts` of them."""
     newest = {
-        one["parts"]: one for one in results if "failed" not in one and (one["case"], one["system"]) == (case, system)
+        one["parts"]: one
+        for one in results
+        if "failed" not in one and (one["case"], one["system"]) == (case, system)
     }
     if parts is not None:
         return newest.get(parts)

@@ -26,7 +26,9 @@ def write_initial(cases: Mapping[str, Case], folder: Path) -> None:
             continue
         torch.manual_seed(SEED)
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-            model = AutoModelForCausalLM.from_config(config_from(dict(case.config)), dtype=torch.bfloat16)
+            model = AutoModelForCausalLM.from_config(
+                config_from(dict(case.config)), dtype=torch.bfloat16
+            )
         model.save_pretrained(place)
         written[name] = case
 
@@ -34,5 +36,6 @@ def write_initial(cases: Mapping[str, Case], folder: Path) -> None:
 if __name__ == "__main__":
     names = [word for word in sys.argv[2:] if word in CASES]
     write_initial(
-        {name: tiny(CASES[name]) if "--dry-run" in sys.argv else CASES[name] for name in names}, Path(sys.argv[1])
+        {name: tiny(CASES[name]) if "--dry-run" in sys.argv else CASES[name] for name in names},
+        Path(sys.argv[1]),
     )

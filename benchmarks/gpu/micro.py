@@ -21,7 +21,14 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu.cases import CASES, REACHED_BY_MATRICES, Case, tiny
 from benchmarks.gpu.processes import append, read_lines
-from benchmarks.gpu.roofline import ATTENTION, BANDWIDTH, OPTIMIZER_BYTES, Setting, attention_seconds, head_and_loss
+from benchmarks.gpu.roofline import (
+    ATTENTION,
+    BANDWIDTH,
+    OPTIMIZER_BYTES,
+    Setting,
+    attention_seconds,
+    head_and_loss,
+)
 from benchmarks.gpu.systems import loss_of_head
 from cpt.models.attention import torch_kernel
 from cpt.models.config import config_from
@@ -66,7 +73,12 @@ class Bench:
 def all_measurements(bench: Bench) -> Iterator[Measurement]:
     size, megabytes = (64, 1) if bench.is_dry else (8192, 2048)
     yield f"product {size}^3", "TFLOP/s", REACHED_BY_MATRICES / 1e12, lambda: product(bench, size)
-    yield "copy on the device", "TB/s, read and written", BANDWIDTH / 1e12, lambda: copy(bench, megabytes)
+    yield (
+        "copy on the device",
+        "TB/s, read and written",
+        BANDWIDTH / 1e12,
+        lambda: copy(bench, megabytes),
+    )
     for name in ("A", "B", "C", "F"):
         yield from attention_measurements(bench, bench.case(name))
     for name in ("A", "B", "C"):
@@ -80,7 +92,12 @@ def all_measurements(bench: Bench) -> Iterator[Measurement]:
         )
     for way, predicted in PINNED.items():
         yield f"pinned copy {way}", "GB/s", predicted, partial(pinned, bench, megabytes, way)
-    yield "first step of compiled layers (C)", "s", COMPILE_SECONDS, lambda: first_compiled_step(bench)
+    yield (
+        "first step of compiled layers (C)",
+        "s",
+        COMPILE_SECONDS,
+        lambda: first_compiled_step(bench),
+    )
     yield (
         "graphs of compiled layers (C)",
         "",
@@ -103,8 +120,15 @@ def copy(bench: Bench, megabytes: int) -> float:
 def attention_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
     """Forward and backward pass of one layer's causal attention over whole rows, by each kernel."""
     config = config_from(dict(case.config))
-    heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)
-    width, rows, tokens = getattr(config, "head_dim", None) or config.hidden_size // heads, case.rows, case.tokens
+    heads, groups = (
+        config.num_attention_heads,
+        getattr(config, "num_key_value_heads", config.num_attention_heads),
+    )
+    width, rows, tokens = (
+        getattr(config, "head_dim", None) or config.hidden_size // heads,
+        case.rows,
+        case.tokens,
+    )
     bounds = torch.arange(0, rows * tokens + 1, tokens, dtype=torch.int32, device=bench.device)
 
     def states(shape: Callable[[int], tuple[int, ...]]) -> list[torch.Tensor]:
@@ -112,7 +136,9 @@ def attention_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
 
     def both_ways(forward: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> float:
         gradient = torch.randn_like(forward(*tensors))
-        return 1e3 * bench.seconds(lambda: torch.autograd.grad(forward(*tensors), tensors, gradient))
+        return 1e3 * bench.seconds(
+            lambda: torch.autograd.grad(forward(*tensors), tensors, gradient)
+        )
 
     def flat(kernel: Callable[..., torch.Tensor]) -> float:
         return both_ways(
@@ -121,14 +147,18 @@ def attention_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
         )
 
     def sdpa(*backends: SDPBackend) -> float:
-        forward = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=heads != groups)
+        forward = partial(
+            F.scaled_dot_product_attention, is_causal=True, enable_gqa=heads != groups
+        )
         with sdpa_kernel(list(backends)) if backends else nullcontext():
             return both_ways(forward, states(lambda count: (rows, count, tokens)))
 
     def choice() -> float:
         return float(
             torch._fused_sdp_choice(
-                *states(lambda count: (rows, count, tokens)), is_causal=True, enable_gqa=heads != groups
+                *states(lambda count: (rows, count, tokens)),
+                is_causal=True,
+                enable_gqa=heads != groups,
             )
         )
 
@@ -164,7 +194,9 @@ def cudnn_varlen(
 ) -> torch.Tensor:
     """cuDNN's attention within documents, which no public function of torch calls with `is_causal`."""
     forward = torch.ops.aten._cudnn_attention_forward
-    return forward(query, key, value, None, bounds, bounds, tokens, tokens, True, 0.0, True, False, scale=scale)[0]  # type: ignore[no-any-return]
+    return forward(
+        query, key, value, None, bounds, bounds, tokens, tokens, True, 0.0, True, False, scale=scale
+    )[0]  # type: ignore[no-any-return]
 
 
 def loss_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
@@ -174,7 +206,9 @@ def loss_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
     Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # noqa: N806
 
     def liger() -> Loss:
-        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy  # an extra
+        from liger_kernel.transformers.functional import (
+            liger_fused_linear_cross_entropy,
+        )  # an extra
 
         return liger_fused_linear_cross_entropy  # type: ignore[no-any-return]
 
@@ -191,10 +225,15 @@ def loss_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
 
     def measure(make: Callable[[], Loss]) -> float:
         loss = make()
-        hidden, weight = bench.random(tokens, width, grad=True), bench.random(vocabulary, width, grad=True)
+        hidden, weight = (
+            bench.random(tokens, width, grad=True),
+            bench.random(vocabulary, width, grad=True),
+        )
         targets = torch.randint(vocabulary, (tokens,), device=bench.device)
         return 1e3 * bench.seconds(
-            lambda: torch.autograd.grad(loss(hidden, weight, targets), [hidden, weight]), warmup=2, repeats=5
+            lambda: torch.autograd.grad(loss(hidden, weight, targets), [hidden, weight]),
+            warmup=2,
+            repeats=5,
         )
 
     losses: Mapping[str, Callable[[], Loss]] = {
@@ -205,7 +244,9 @@ def loss_measurements(bench: Bench, case: Case) -> Iterator[Measurement]:
     }
     for kind, make in losses.items():
         predicted = (
-            None if kind == "liger" else 1e3 * head_and_loss(tokens, width, vocabulary, Setting("master", loss=kind))
+            None
+            if kind == "liger"
+            else 1e3 * head_and_loss(tokens, width, vocabulary, Setting("master", loss=kind))
         )
         yield f"loss {case.name}, {kind}", "ms", predicted, partial(measure, make)
 
@@ -214,7 +255,10 @@ def update(bench: Bench, name: str) -> float:
     """An optimizer's step over bfloat16 matrices."""
     size, count = ((64, 256), 2) if bench.is_dry else ((2048, 8192), 16)
     model = nn.Sequential(
-        *(nn.Linear(*size, bias=False, dtype=torch.bfloat16, device=bench.device) for _ in range(count))
+        *(
+            nn.Linear(*size, bias=False, dtype=torch.bfloat16, device=bench.device)
+            for _ in range(count)
+        )
     )
     optimizer = build_optimizer(Optimizer(name=name, learning_rate=1e-5), model)
     for parameter in model.parameters():
@@ -245,11 +289,15 @@ def first_compiled_step(bench: Bench) -> float:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with torch.device(bench.device):
-        model = AutoModelForCausalLM.from_config(config_from(dict(case.config)), dtype=torch.bfloat16).train()
+        model = AutoModelForCausalLM.from_config(
+            config_from(dict(case.config)), dtype=torch.bfloat16
+        ).train()
         ids = torch.randint(case.config["vocab_size"], (1, case.tokens))
     compile_layers(model, Compiling(bench.backend))
     return bench.seconds(
-        lambda: model(input_ids=ids, labels=ids, use_cache=False).loss.backward(), warmup=0, repeats=1
+        lambda: model(input_ids=ids, labels=ids, use_cache=False).loss.backward(),
+        warmup=0,
+        repeats=1,
     )
 
 
@@ -261,12 +309,20 @@ def main() -> None:
     options = parser.parse_args()
     bench = Bench(options.dry_run)
     known = {
-        line["name"] for line in read_lines(options.results) if line.get("step") == "micro" and "measured" in line
+        line["name"]
+        for line in read_lines(options.results)
+        if line.get("step") == "micro" and "measured" in line
     }
     for name, unit, predicted, measure in all_measurements(bench):
         if name in known:
             continue
-        line = {"step": "micro", "name": name, "unit": unit, "predicted": predicted, "dry_run": bench.is_dry}
+        line = {
+            "step": "micro",
+            "name": name,
+            "unit": unit,
+            "predicted": predicted,
+            "dry_run": bench.is_dry,
+        }
         try:
             line["measured"] = measure()
         except Exception as problem:  # whatever it is, the others are still worth their time

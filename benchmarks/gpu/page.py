@@ -20,7 +20,12 @@ Line = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.page", description=__doc__)
     parser.add_argument("results", type=Path, nargs="*", default=[RESULTS])
-    lines = [line for path in parser.parse_args().results for line in read_lines(path) if not line.get("dry_run")]
+    lines = [
+        line
+        for path in parser.parse_args().results
+        for line in read_lines(path)
+        if not line.get("dry_run")
+    ]
     part = f"```\n{format_results(lines)}\n```\n" if lines else NOT_RUN
     write_part("benchmarks.gpu.page", part)
 
@@ -29,24 +34,41 @@ def format_results(lines: Sequence[Line]) -> str:
     """All results as text: machines, tests, small measurements with their predictions, runs with their forecast,
     gates."""
     runs = [line for line in lines if "system" in line]
-    versions = [f"{line['device']}: {format_versions(line['libraries'])}" for line in lines if "device" in line]
+    versions = [
+        f"{line['device']}: {format_versions(line['libraries'])}"
+        for line in lines
+        if "device" in line
+    ]
     tests = [
         "\n  failed: ".join([f"tests, {one['name']}: {one['summary']}", *one["failed_tests"]])
         for one in newest(lines, "tests")
     ]
     small = [
-        [one["name"], number(one["predicted"]), number(one.get("measured")), one.get("failed", one["unit"])[:60]]
+        [
+            one["name"],
+            number(one["predicted"]),
+            number(one.get("measured")),
+            one.get("failed", one["unit"])[:60],
+        ]
         for one in newest(lines, "micro")
     ]
     last = {(line["case"], line["system"], line["parts"]): line for line in runs}
     table = [[column(last[key]) for column in COLUMNS.values()] for key in sorted(last)]
     traced = [
-        line["kernels"] for line in runs if (line["case"], line["system"]) == ("C", "cpt") and "kernels" in line
+        line["kernels"]
+        for line in runs
+        if (line["case"], line["system"]) == ("C", "cpt") and "kernels" in line
     ][:1]
-    kernels = [f"{time:8.3f} ms {calls:5} x {name}" for found in traced for name, calls, time in found]
+    kernels = [
+        f"{time:8.3f} ms {calls:5} x {name}" for found in traced for name, calls, time in found
+    ]
     parts = [
         "\n".join(dict.fromkeys(versions)),
-        "\n".join(f"cpt doctor: exit code {line['code']}" for line in lines if line.get("step") == "doctor"),
+        "\n".join(
+            f"cpt doctor: exit code {line['code']}"
+            for line in lines
+            if line.get("step") == "doctor"
+        ),
         "\n".join(tests),
         format_table(["measurement", "predicted", "measured", "unit"], small),
         format_table(list(COLUMNS), table),
@@ -55,7 +77,9 @@ def format_results(lines: Sequence[Line]) -> str:
             f"{run['case']} by cpt, micro-batches {run['parts']}, {format_timeline(run['timeline'])}"
             for run in newest_traces(runs)
         ),
-        "\n".join(f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")),
+        "\n".join(
+            f"problem, {line['name']}: {line['failed']}" for line in newest(lines, "problem")
+        ),
         format_gates(gates_of(runs)),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -95,7 +119,9 @@ def forecast_of(run: Line) -> str:
     """The strict MFU that the roofline expects."""
     label = {"trainer": "default Trainer", "bare": "bare loop"}.get(run["system"], run["system"])
     rows = json.loads(FORECAST.read_text())["results"]
-    return next((f"{row['mfu']:.1%}" for row in rows if row["name"] == f"{run['case']}: {label}"), "")
+    return next(
+        (f"{row['mfu']:.1%}" for row in rows if row["name"] == f"{run['case']}: {label}"), ""
+    )
 
 
 COLUMNS: dict[str, Callable[[Line], str]] = {

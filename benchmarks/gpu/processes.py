@@ -35,12 +35,19 @@ class Job:
     is_dry: bool = False
 
     def __str__(self) -> str:
-        return f"{self.case} by {self.system}" + (f" in {self.parts} micro-batches" if self.parts else "")
+        return f"{self.case} by {self.system}" + (
+            f" in {self.parts} micro-batches" if self.parts else ""
+        )
 
     @property
     def about(self) -> Result:
         """What identifies its results, with this machine."""
-        return {"case": self.case, "system": self.system, "gib": CASES[self.case].gib, "dry_run": self.is_dry}
+        return {
+            "case": self.case,
+            "system": self.system,
+            "gib": CASES[self.case].gib,
+            "dry_run": self.is_dry,
+        }
 
 
 @dataclass
@@ -105,7 +112,9 @@ def run_jobs(jobs: Sequence[Job], folder: Path, *, end: float, limit: float, wri
 def prepare_all(jobs: Sequence[Job], folder: Path, seconds: float) -> None:
     """Write rows and weights before anything is timed; weights in a process that gives the GPU's memory back."""
     os.environ["CPT_CACHE"] = str(folder / "cache")  # used by this benchmark alone
-    cases = {job.case: case_of(job) for job in jobs if not (folder / job.case / "corpus.hash").exists()}
+    cases = {
+        job.case: case_of(job) for job in jobs if not (folder / job.case / "corpus.hash").exists()
+    }
     for name, case in cases.items():
         prepare(case, folder / name)
     if cases:
@@ -117,7 +126,9 @@ def prepare_all(jobs: Sequence[Job], folder: Path, seconds: float) -> None:
             *cases,
             *(["--dry-run"] if jobs[0].is_dry else []),
         ]
-        subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), check=True, timeout=max(1.0, seconds))
+        subprocess.run(
+            words, cwd=ROOT, env=environment_of_a_run(), check=True, timeout=max(1.0, seconds)
+        )
 
 
 def begin_next(waiting: Iterator[Job], folder: Path, write: Path) -> tuple[Job, Started] | None:
@@ -133,7 +144,13 @@ def begin(job: Job, folder: Path, traces: Path, *, parts: int | None = None) -> 
     words, pipe = words_of(job, parts, folder, out, traces), subprocess.PIPE
     with log.open("w") as file:
         process = subprocess.Popen(
-            words, cwd=ROOT, env=environment_of_a_run(), text=True, stdin=pipe, stdout=file, stderr=file
+            words,
+            cwd=ROOT,
+            env=environment_of_a_run(),
+            text=True,
+            stdin=pipe,
+            stdout=file,
+            stderr=file,
         )
     return Started(process, out, log, traces, {**job.about, "parts": parts})
 
@@ -173,11 +190,17 @@ def run_job(started: Started, job: Job, seconds: float) -> Result:
     releases = job.system == "cpt" and case.optimizer.get(
         "release_gradients"
     )  # released gradients cannot be accumulated
-    while result.get("failed") == OUT_OF_MEMORY and not job.parts and not releases and result["parts"] < case.rows:
+    while (
+        result.get("failed") == OUT_OF_MEMORY
+        and not job.parts
+        and not releases
+        and result["parts"] < case.rows
+    ):
         if time.monotonic() > end - SHORTEST:
             break
         result = let_run(
-            begin(job, started.out.parent, started.traces, parts=2 * result["parts"]), end - time.monotonic()
+            begin(job, started.out.parent, started.traces, parts=2 * result["parts"]),
+            end - time.monotonic(),
         )
     return {**result, "best": job.parts is None}
 
@@ -190,7 +213,10 @@ def let_run(started: Started, seconds: float) -> Result:
         return {**started.about, "failed": f"took longer than {seconds:.0f} seconds"}
     if started.out.exists():
         return dict(json.loads(started.out.read_text()))
-    return {**started.about, "failed": f"exit code {started.process.returncode}: {last_line(started.log)}"}
+    return {
+        **started.about,
+        "failed": f"exit code {started.process.returncode}: {last_line(started.log)}",
+    }
 
 
 def last_line(log: Path) -> str:
@@ -211,7 +237,9 @@ def has_result(known: Sequence[Result], job: Job) -> bool:
     """Whether the job succeeded on this device with these versions."""
     wanted = {**job.about, **here()}
     same = [
-        one for one in known if "failed" not in one and all(one.get(name) == value for name, value in wanted.items())
+        one
+        for one in known
+        if "failed" not in one and all(one.get(name) == value for name, value in wanted.items())
     ]
     return any(one["best"] if job.parts is None else one["parts"] == job.parts for one in same)
 

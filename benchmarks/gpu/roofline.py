@@ -105,13 +105,23 @@ def forecast(config: Mapping[str, Any], tokens: int, row: int, setting: Setting)
     layers = config["n_layer" if is_gpt2 else "num_hidden_layers"]
     heads = config["n_head" if is_gpt2 else "num_attention_heads"]
     head_width = config.get("head_dim", width // heads)
-    queries, keys = heads * head_width, (heads if is_gpt2 else config["num_key_value_heads"]) * head_width
+    queries, keys = (
+        heads * head_width,
+        (heads if is_gpt2 else config["num_key_value_heads"]) * head_width,
+    )
     inner = 4 * width if is_gpt2 else config["intermediate_size"]
     vocabulary = config["vocab_size"]
 
-    shapes = ((width, queries + 2 * keys), (queries, width), (width, inner if is_gpt2 else 2 * inner), (inner, width))
+    shapes = (
+        (width, queries + 2 * keys),
+        (queries, width),
+        (width, inner if is_gpt2 else 2 * inner),
+        (inner, width),
+    )
     matrices = layers * sum(linear(tokens, inputs, outputs) for inputs, outputs in shapes)
-    attention = layers * attention_seconds(setting.attention, head_width, 2 * queries * row * tokens)
+    attention = layers * attention_seconds(
+        setting.attention, head_width, 2 * queries * row * tokens
+    )
     residual, states, gated, ungated = ELEMENTWISE[setting.compiled]
     moved = (
         (4 if setting.autocast else 2) * width * residual
@@ -119,13 +129,26 @@ def forecast(config: Mapping[str, Any], tokens: int, row: int, setting: Setting)
         + 2 * inner * (ungated if is_gpt2 else gated)
     )
     elementwise = layers * tokens * moved / BANDWIDTH
-    weights = matrices_of(config)[0] + (0 if is_gpt2 or config["tie_word_embeddings"] else vocabulary * width)
-    optimizer = weights * (OPTIMIZER_BYTES[setting.optimizer] + AUTOCAST_BYTES * setting.autocast) / BANDWIDTH
+    weights = matrices_of(config)[0] + (
+        0 if is_gpt2 or config["tie_word_embeddings"] else vocabulary * width
+    )
+    optimizer = (
+        weights
+        * (OPTIMIZER_BYTES[setting.optimizer] + AUTOCAST_BYTES * setting.autocast)
+        / BANDWIDTH
+    )
     head = head_and_loss(tokens, width, vocabulary, setting)
     seconds = matrices + attention + elementwise + head + optimizer + LAUNCHES[setting.compiled]
-    parts = (round(1e3 * part, 1) for part in (matrices, attention, elementwise, head, optimizer, seconds))
+    parts = (
+        round(1e3 * part, 1)
+        for part in (matrices, attention, elementwise, head, optimizer, seconds)
+    )
     speed = tokens / seconds
-    return Step(*parts, tokens_per_second=round(speed), mfu=round(speed * strict(config, row) / PEAK_FLOPS, 3))
+    return Step(
+        *parts,
+        tokens_per_second=round(speed),
+        mfu=round(speed * strict(config, row) / PEAK_FLOPS, 3),
+    )
 
 
 def attention_seconds(kernel: str, head_width: int, operations: float) -> float:
@@ -148,17 +171,30 @@ def head_and_loss(tokens: int, width: int, vocabulary: int, setting: Setting) ->
 def main() -> None:
     """Write and print the forecast."""
     results = []
-    print(f"{'':28}{'GEMM':>7}{'attn':>7}{'elem':>7}{'loss':>7}{'optim':>7}{'step':>8} ms{'tokens/s':>11}{'MFU':>8}")
+    print(
+        f"{'':28}{'GEMM':>7}{'attn':>7}{'elem':>7}{'loss':>7}{'optim':>7}{'step':>8} ms{'tokens/s':>11}{'MFU':>8}"
+    )
     for name in ("A", "B", "C", "F"):
         case = CASES[name]
         for label, setting in settings_of(name).items():
             one = forecast(case.config, case.tokens * case.rows, case.tokens, setting)
             results.append(
-                {"name": f"{name}: {label}", "measured": one.mfu, "unit": "strict MFU, forecast", **asdict(one)}
+                {
+                    "name": f"{name}: {label}",
+                    "measured": one.mfu,
+                    "unit": "strict MFU, forecast",
+                    **asdict(one),
+                }
             )
             times = "".join(
                 f"{part:7.0f}"
-                for part in (one.matrices, one.attention, one.elementwise, one.head_and_loss, one.optimizer)
+                for part in (
+                    one.matrices,
+                    one.attention,
+                    one.elementwise,
+                    one.head_and_loss,
+                    one.optimizer,
+                )
             )
             print(
                 f"{f'{name}: {label}':28}{times}{one.step:8.0f}   {one.tokens_per_second:11,.0f}{100 * one.mfu:6.1f} %"

@@ -61,7 +61,9 @@ def main() -> None:
     )
 
 
-def run_one(name: str, system: str, folder: Path, out: Path, traces: Path, *, parts: int, is_dry: bool) -> None:
+def run_one(
+    name: str, system: str, folder: Path, out: Path, traces: Path, *, parts: int, is_dry: bool
+) -> None:
     case = tiny(CASES[name]) if is_dry else CASES[name]
     if not is_dry:
         torch.set_float32_matmul_precision("high")
@@ -69,17 +71,30 @@ def run_one(name: str, system: str, folder: Path, out: Path, traces: Path, *, pa
     trace = traces / f"trace-{name}-{parts}.json.gz" if case.is_traced and system == "cpt" else None
     watch = Watch(on_gpu=not is_dry, timed=case.timed_steps, trace=trace)
     start = Start(case, folder, watch, parts)
-    about = {"case": name, "system": system, "parts": parts, "gib": case.gib, "dry_run": is_dry, **machine()}
+    about = {
+        "case": name,
+        "system": system,
+        "parts": parts,
+        "gib": case.gib,
+        "dry_run": is_dry,
+        **machine(),
+    }
     try:
         RUN[system](start)
-        found = {**about, **watch.finish(micro_batches=parts), "corpus": (folder / "corpus.hash").read_text()}
+        found = {
+            **about,
+            **watch.finish(micro_batches=parts),
+            "corpus": (folder / "corpus.hash").read_text(),
+        }
         found |= metrics_of(case, found, contents(start, system), system)
     except (torch.OutOfMemoryError, ResourceError) as problem:
         if not isinstance(problem, torch.OutOfMemoryError) and "memory" not in str(problem):
             raise
         found = {**about, "failed": OUT_OF_MEMORY}
     out.write_text(json.dumps(found))
-    if system == "cpt" and "failed" not in found:  # last: a plan or a trace that fails must not cost the result
+    if (
+        system == "cpt" and "failed" not in found
+    ):  # last: a plan or a trace that fails must not cost the result
         found["planned_peak"] = planned_peak(start)
         out.write_text(json.dumps(found))
         if trace is not None:
@@ -93,7 +108,9 @@ def planned_peak(start: Start) -> float:
     attention = attention_on_gpu(start.recipe, config) if start.on_gpu else "sdpa"
     setup = read_setup(start.recipe, 1, None, attention=attention, on_cpu=not start.on_gpu)
     return plan_memory(
-        sizes_of_model(config, setup.lora, setup.sequence_length), setup, count_activations(config, setup)
+        sizes_of_model(config, setup.lora, setup.sequence_length),
+        setup,
+        count_activations(config, setup),
     ).model_alone
 
 
@@ -113,7 +130,9 @@ def contents(start: Start, system: str) -> list[list[int]]:
     """Lengths of the documents in the rows of the timed steps, as the system reads them."""
     case, rows = start.case, start.data.rows
     per_step = items_per_step(case, system)
-    timed = range(start.watch.warmup * per_step, (start.watch.warmup + start.watch.timed) * per_step)
+    timed = range(
+        start.watch.warmup * per_step, (start.watch.warmup + start.watch.timed) * per_step
+    )
     if per_step != case.rows:
         documents = single_documents(rows, case.steps * case.rows)
         return [[len(documents[number]["input_ids"])] for number in timed]
@@ -125,7 +144,9 @@ def items_per_step(case: Case, system: str) -> int:
     return case.documents if case.packed and system in ("trainer", "liger") else case.rows
 
 
-def metrics_of(case: Case, found: dict[str, Any], read: list[list[int]], system: str) -> dict[str, Any]:
+def metrics_of(
+    case: Case, found: dict[str, Any], read: list[list[int]], system: str
+) -> dict[str, Any]:
     """Tokens a second, padding not counted, and the share of the GPU's peak that they are.
 
     Args:

@@ -87,12 +87,16 @@ class Doctor:
 
 
 Step = Doctor | GpuTests | Module | Job
-OFFLOAD = GpuTests("DeepSpeed profiles", ("test_training.py::test_each_deepspeed_profile_trains_in_bf16",), 120)
+OFFLOAD = GpuTests(
+    "DeepSpeed profiles", ("test_training.py::test_each_deepspeed_profile_trains_in_bf16",), 120
+)
 KERNELS = GpuTests("kernels", ("test_loss.py", "test_varlen.py", "test_optimizers.py"), 120)
 FSDP = GpuTests("FSDP2", ("test_fsdp.py",), 50)
 STEPS = GpuTests("steps", ("test_recomputing.py", "test_steps.py"), 80)
 WAYS = GpuTests(
-    "other ways to train", ("test_adapters.py", "test_qlora.py", "test_long_rows.py", "test_zero3.py"), 150
+    "other ways to train",
+    ("test_adapters.py", "test_qlora.py", "test_long_rows.py", "test_zero3.py"),
+    150,
 )
 WHOLE_RUNS = GpuTests(
     "whole runs",
@@ -107,7 +111,13 @@ WHOLE_RUNS = GpuTests(
 MICRO = Module("micro", 150)
 # Estimated seconds of a run with the start of its process, most of which passes while the run before it trains.
 SECONDS_OF_RUN = {"cpt": 55, "trainer": 45, "liger": 45, "expert": 80, "bare": 80}
-SECONDS_OF_A_CASE = {"A": 5, "B": 10, "C": 10, "D": 10, "G": 15}  # rows and weights; 8B models take longest
+SECONDS_OF_A_CASE = {
+    "A": 5,
+    "B": 10,
+    "C": 10,
+    "D": 10,
+    "G": 15,
+}  # rows and weights; 8B models take longest
 SECONDS_OF_LARGE_CASE = 25
 SECONDS_OF_IMPORTS = 15
 
@@ -153,7 +163,15 @@ def chosen(cases: Sequence[str], systems: Sequence[str]) -> list[Step]:
     """Each case by each system where it is fastest, then some of them with equal micro-batches."""
     compared = [case for case in cases if CASES[case].equal_parts > 1]
     best = [job for case in cases for system in systems for job in by(system, [case])]
-    return [*best, *(job for system in systems if system in AT_EQUAL_ROWS for job in by(system, compared, equal=True))]
+    return [
+        *best,
+        *(
+            job
+            for system in systems
+            if system in AT_EQUAL_ROWS
+            for job in by(system, compared, equal=True)
+        ),
+    ]
 
 
 @dataclass
@@ -182,7 +200,12 @@ class Session:
         with path.open("a") as file:
             began = file.tell()
             process = subprocess.Popen(
-                words, cwd=ROOT, env=environment_of_a_run(), stdout=file, stderr=file, start_new_session=True
+                words,
+                cwd=ROOT,
+                env=environment_of_a_run(),
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
             )
             try:
                 code = process.wait(max(1.0, min(limit, self.left)))
@@ -199,9 +222,12 @@ class Session:
         if not has_large_gpu():
             jobs = [replace(job, case="F1") if job.case == "F" else job for job in jobs]
         known = read_lines(self.results)
-        failed = {(one["case"], one["system"]) for one in known if "failed" in one and "system" in one}
+        failed = {
+            (one["case"], one["system"]) for one in known if "failed" in one and "system" in one
+        }
         return sorted(
-            (job for job in jobs if not has_result(known, job)), key=lambda job: (job.case, job.system) in failed
+            (job for job in jobs if not has_result(known, job)),
+            key=lambda job: (job.case, job.system) in failed,
         )
 
     def run(self, steps: Sequence[Step]) -> None:
@@ -218,7 +244,10 @@ class Session:
         if not jobs:
             return
         limit = LIMIT_OF_DRY_RUN if self.is_dry else LIMIT
-        self.attempt("runs", lambda: run_jobs(jobs, self.folder, end=self.end, limit=limit, write=self.results))
+        self.attempt(
+            "runs",
+            lambda: run_jobs(jobs, self.folder, end=self.end, limit=limit, write=self.results),
+        )
 
     def run_step(self, step: Step) -> None:
         if isinstance(step, Doctor):
@@ -251,27 +280,45 @@ class Session:
         earlier = [line for line in read_lines(self.results) if line.get("step") == "tests"]
         if any(line["name"] == tests.name and line["code"] == 0 for line in earlier):
             return
-        words = [sys.executable, *PYTEST, *(["--collect-only"] if self.is_dry else []), *tests.paths]
+        words = [
+            sys.executable,
+            *PYTEST,
+            *(["--collect-only"] if self.is_dry else []),
+            *tests.paths,
+        ]
         code, output = self.command(words, "tests.log", tests.limit)
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+.*)$", output, re.MULTILINE)
         last = [line for line in output.splitlines() if line.strip()][-1:]
-        self.add(step="tests", name=tests.name, code=code, summary="".join(last)[:200], failed_tests=failed[:30])
+        self.add(
+            step="tests",
+            name=tests.name,
+            code=code,
+            summary="".join(last)[:200],
+            failed_tests=failed[:30],
+        )
 
     def run_module(self, module: Module) -> None:
         dry = ["--dry-run"] if self.is_dry else []
         words = [sys.executable, "-m", f"benchmarks.gpu.{module.name}", str(self.results), *dry]
         code, _ = self.command(words, f"{module.name}.log", module.seconds)
         if code:
-            raise RuntimeError("it was cut off" if code == 124 else f"exit code {code}, see {module.name}.log")
+            raise RuntimeError(
+                "it was cut off" if code == 124 else f"exit code {code}, see {module.name}.log"
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.session", description=__doc__)
     parser.add_argument("phase", type=int, choices=PHASES, nargs="?")
     parser.add_argument("--cases", nargs="+", choices=CASES, help="instead of a phase")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="of the cases")
     parser.add_argument(
-        "--out", type=Path, default=Path(os.environ.get("OUT") or "build/gpu"), help="default: $OUT, or build/gpu"
+        "--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS), help="of the cases"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(os.environ.get("OUT") or "build/gpu"),
+        help="default: $OUT, or build/gpu",
     )
     parser.add_argument(
         "--from",
@@ -282,12 +329,16 @@ def main() -> None:
         metavar="FILE",
         help="results.jsonl, kernels.tar.xz",
     )
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="deadline of the whole command")
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="deadline of the whole command"
+    )
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on a CPU")
     options = parser.parse_args()
     if (options.phase is None) == (options.cases is None):
         parser.error("expected a phase or --cases")
-    running = time.time() - psutil.Process().create_time()  # what imports took is in the limit of the command, too
+    running = (
+        time.time() - psutil.Process().create_time()
+    )  # what imports took is in the limit of the command, too
     end = time.monotonic() - running + 60 * options.minutes - PACKING
     if not options.dry_run and not find_gpus():
         raise SystemExit("This needs an NVIDIA GPU. To try it on a CPU: --dry-run")
@@ -296,10 +347,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         session = Session(options.out, end, options.dry_run, Path(temporary))
         take_earlier(options.earlier, session)
-        device = {**here(), "nvidia_smi": nvidia_smi("name,memory.total,driver_version,clocks.max.sm,power.limit")}
+        device = {
+            **here(),
+            "nvidia_smi": nvidia_smi("name,memory.total,driver_version,clocks.max.sm,power.limit"),
+        }
         session.add(step="machine", **device)
         print(json.dumps(device), flush=True)
-        session.run(PHASES[options.phase] if options.phase else chosen(options.cases, options.systems))
+        session.run(
+            PHASES[options.phase] if options.phase else chosen(options.cases, options.systems)
+        )
     if not options.dry_run:
         pack(CACHE, options.out / "kernels.tar.xz", end + PACKING - time.monotonic() - 5)
     table = format_results(read_lines(session.results))
@@ -327,14 +383,26 @@ def pack(cache: Path, target: Path, seconds: float) -> None:
     end = time.monotonic() + max(5.0, seconds)
     folders = [
         path
-        for path in (cache / "inductor" / "fxgraph", cache / "inductor" / "aotautograd", cache / "triton")
+        for path in (
+            cache / "inductor" / "fxgraph",
+            cache / "inductor" / "aotautograd",
+            cache / "triton",
+        )
         if path.exists()
     ]
     others = [path for path in (cache / "inductor").glob("*") if path not in folders]
     partial = target.with_suffix(".partial")
     with tarfile.open(partial, "w:xz", preset=1) as archive:
-        for path in (file for folder in (*folders, *others) for file in sorted(folder.rglob("*")) if file.is_file()):
-            if time.monotonic() > end or partial.stat().st_size + path.stat().st_size / 2 > MOST_PACKED:
+        for path in (
+            file
+            for folder in (*folders, *others)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        ):
+            if (
+                time.monotonic() > end
+                or partial.stat().st_size + path.stat().st_size / 2 > MOST_PACKED
+            ):
                 break
             archive.add(path, arcname=str(path.relative_to(cache)))
     partial.replace(target)

@@ -17,11 +17,25 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.masking_utils import AttentionMaskInterface
 
 from benchmarks.gpu.cases import Case
-from benchmarks.gpu.corpus import IGNORED, SEED, Flattened, packed_rows, padded, single_documents, whole_rows
+from benchmarks.gpu.corpus import (
+    IGNORED,
+    SEED,
+    Flattened,
+    packed_rows,
+    padded,
+    single_documents,
+    whole_rows,
+)
 from benchmarks.gpu.initial import WEIGHTS
 from benchmarks.gpu.watch import Watch
 from cpt.data.rows.build import PreparedData, build_data
@@ -78,7 +92,12 @@ class Start:
                 "sources": [{"path": str(self.folder / "corpus.jsonl")}],
             },
             "budget": {"tokens": case.steps * case.rows * case.tokens},
-            "optimizer": {"learning_rate": RATE, "betas": list(BETAS), "weight_decay": DECAY, **case.optimizer},
+            "optimizer": {
+                "learning_rate": RATE,
+                "betas": list(BETAS),
+                "weight_decay": DECAY,
+                **case.optimizer,
+            },
             "schedule": {"name": "constant"},
             "safety": {"on_oom": "abort"},
             "evaluation": {"held_out_share": 0.02} if case.evaluates else {},
@@ -104,11 +123,15 @@ class Start:
 
     @cached_property
     def data(self) -> PreparedData:
-        return build_data(self.recipe.data, self.tokenizer, seed=SEED, evaluation=self.recipe.evaluation)
+        return build_data(
+            self.recipe.data, self.tokenizer, seed=SEED, evaluation=self.recipe.evaluation
+        )
 
     def initial_model(self, dtype: torch.dtype, attention: str = "sdpa") -> Any:
         """transformers' own model with the weights that all systems start from."""
-        model = AutoModelForCausalLM.from_pretrained(self.folder / WEIGHTS, dtype=dtype, attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(
+            self.folder / WEIGHTS, dtype=dtype, attn_implementation=attention
+        )
         model.config.use_cache = False
         return model
 
@@ -171,7 +194,8 @@ def run_trainer(start: Start, options: dict[str, Any], *, is_expert: bool = Fals
     arguments = TrainingArguments(
         output_dir=str(start.folder / "plain"),
         max_steps=case.steps,
-        per_device_train_batch_size=(case.rows if is_expert or not case.packed else case.documents) // start.parts,
+        per_device_train_batch_size=(case.rows if is_expert or not case.packed else case.documents)
+        // start.parts,
         gradient_accumulation_steps=start.parts,
         bf16=not is_expert or case.lora is not None,
         learning_rate=RATE,
@@ -197,7 +221,10 @@ def run_trainer(start: Start, options: dict[str, Any], *, is_expert: bool = Fals
     if case.packed:
         chosen["data_collator"] = Flattened(case.tokens) if is_expert else padded
     if is_expert and case.lora is None and not case.in_8_bit:
-        chosen["optimizer_cls_and_kwargs"] = (MasterAdamW, {"lr": RATE, "betas": BETAS, "weight_decay": DECAY})
+        chosen["optimizer_cls_and_kwargs"] = (
+            MasterAdamW,
+            {"lr": RATE, "betas": BETAS, "weight_decay": DECAY},
+        )
     plain = Trainer(
         model,
         arguments,
@@ -224,9 +251,13 @@ def bare(start: Start) -> None:
     for step in range(case.steps):
         for part in range(start.parts):
             first = step * case.rows + part * size
-            batch = [torch.stack([rows[first + n][name] for n in range(size)]) for name in ("input_ids", "labels")]
+            batch = [
+                torch.stack([rows[first + n][name] for n in range(size)])
+                for name in ("input_ids", "labels")
+            ]
             ids, labels = (
-                (one.pin_memory() if start.on_gpu else one).to(start.device, non_blocking=True) for one in batch
+                (one.pin_memory() if start.on_gpu else one).to(start.device, non_blocking=True)
+                for one in batch
             )
             loss = loss_of(layers(input_ids=ids).last_hidden_state, head, labels) / start.parts
             loss.backward()
@@ -253,7 +284,9 @@ class MasterAdamW(torch.optim.AdamW):
         self.masters = [parameter.detach().float().clone() for parameter in self.trained]
         copies = iter(self.masters)
         super().__init__(
-            [{**group, "params": [next(copies) for _ in group["params"]]} for group in groups], fused=True, **options
+            [{**group, "params": [next(copies) for _ in group["params"]]} for group in groups],
+            fused=True,
+            **options,
         )
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -288,7 +321,9 @@ def causal_attention(
     """SDPA over whole rows, with keys and values of grouped heads as they are. Tensors are [rows, heads, tokens,
     width]."""
     grouped = key.shape[1] != query.shape[1]
-    output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    output = F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
+    )
     return output.transpose(1, 2).contiguous(), None
 
 
@@ -306,7 +341,9 @@ def flattened_attention(
     tensors = (states.transpose(1, 2)[0].contiguous() for states in (query, key, value))
     attend = torch_kernel if has_kernel(query, query.dtype) else attend_each
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend(*tensors, options["cu_seq_lens_q"], options["max_length_q"], scale, None)[None], None
+    return attend(*tensors, options["cu_seq_lens_q"], options["max_length_q"], scale, None)[
+        None
+    ], None
 
 
 RUN: dict[str, Callable[[Start], None]] = {

@@ -51,7 +51,11 @@ class Timeline:
 
 def read_events(path: Path) -> list[Event]:
     """The events that have a duration; times are in microseconds."""
-    return [event for event in read_trace(path)["traceEvents"] if event.get("ph") == "X" and "dur" in event]
+    return [
+        event
+        for event in read_trace(path)["traceEvents"]
+        if event.get("ph") == "X" and "dur" in event
+    ]
 
 
 def read_trace(path: Path) -> dict[str, Any]:
@@ -70,13 +74,17 @@ def reduce_trace(path: Path, most_bytes: int = MOST_BYTES) -> None:
         if path.stat().st_size <= most_bytes:
             return
         content = read_trace(path)
-        content["traceEvents"] = [event for event in content["traceEvents"] if event.get("cat") != category]
+        content["traceEvents"] = [
+            event for event in content["traceEvents"] if event.get("cat") != category
+        ]
         with gzip.open(path, "wt") as file:
             json.dump(content, file)
     size = path.stat().st_size
     if size > most_bytes:
         path.unlink()
-        raise ValueError(f"{path.name}: {size / 1e6:.1f} MB without the host's operators, over {most_bytes / 1e6:.0f}")
+        raise ValueError(
+            f"{path.name}: {size / 1e6:.1f} MB without the host's operators, over {most_bytes / 1e6:.0f}"
+        )
 
 
 def read_timeline(events: Sequence[Event], count: int = LONGEST_GAPS) -> Timeline:
@@ -143,7 +151,9 @@ def summarize_trace(path: Path) -> dict[str, Any]:
 def format_timeline(timeline: dict[str, Any]) -> str:
     """The gaps as a table."""
     device, idle = timeline["device"], timeline["idle_share"]
-    lines = [f"trace of two steps: {timeline['milliseconds']:.1f} ms, nothing on the {device} for {idle:.1%} of it"]
+    lines = [
+        f"trace of two steps: {timeline['milliseconds']:.1f} ms, nothing on the {device} for {idle:.1%} of it"
+    ]
     for gap in timeline["gaps"]:
         host = f", host in {gap['host']}" if gap["host"] else ""
         lines.append(

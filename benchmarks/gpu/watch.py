@@ -28,7 +28,9 @@ class Watch(TrainerCallback):
     two that are saved as a trace, if `trace` names a file.
     """
 
-    def __init__(self, *, on_gpu: bool, timed: int, warmup: int = WARMUP, trace: Path | None = None) -> None:
+    def __init__(
+        self, *, on_gpu: bool, timed: int, warmup: int = WARMUP, trace: Path | None = None
+    ) -> None:
         self.on_gpu, self.warmup, self.timed, self.trace = on_gpu, warmup, timed, trace
         self.began = time.perf_counter()
         self.marks: list[Any] = []
@@ -74,7 +76,10 @@ class Watch(TrainerCallback):
         elif step == last + 1 + INSPECTED:
             self.wait()
             self.profiler.stop()
-            self.found |= {"host_gap": host_gap(self.profiler), "kernels": kernels_of(self.profiler)}
+            self.found |= {
+                "host_gap": host_gap(self.profiler),
+                "kernels": kernels_of(self.profiler),
+            }
             self.count_waits()
         elif step == last + 1 + 2 * INSPECTED:
             torch.cuda.set_sync_debug_mode("default")
@@ -135,9 +140,16 @@ class Watch(TrainerCallback):
             micro_batches: in a step.
         """
         self.wait()
-        seconds = [self.between(one, other) for one, other in zip(self.marks, self.marks[1:], strict=False)]
+        seconds = [
+            self.between(one, other) for one, other in zip(self.marks, self.marks[1:], strict=False)
+        ]
         timed = seconds[self.warmup - 1 : self.warmup - 1 + self.timed]
-        losses = torch.stack([loss.float().cpu() for loss in self.losses]).view(-1, micro_batches).sum(1).tolist()
+        losses = (
+            torch.stack([loss.float().cpu() for loss in self.losses])
+            .view(-1, micro_batches)
+            .sum(1)
+            .tolist()
+        )
         return {
             **self.found,
             **times_of(timed),
@@ -152,7 +164,9 @@ class Watch(TrainerCallback):
 def times_of(seconds: Sequence[float]) -> dict[str, Any]:
     """The median of groups is the result; percentiles of single steps show how even they are."""
     size = max(1, len(seconds) // GROUPS)
-    groups = [sum(seconds[at : at + size]) / size for at in range(0, size * (len(seconds) // size), size)]
+    groups = [
+        sum(seconds[at : at + size]) / size for at in range(0, size * (len(seconds) // size), size)
+    ]
     return {
         "step_seconds": median(groups),
         "p50": median(seconds),
@@ -184,9 +198,14 @@ def kernels_of(profiler: Any) -> list[tuple[str, int, float]]:
     total: dict[str, list[float]] = {}
     for event in profiler.events():
         if event.device_type == DeviceType.CUDA:
-            total.setdefault(event.name[:80], []).append(event.time_range.end - event.time_range.start)
+            total.setdefault(event.name[:80], []).append(
+                event.time_range.end - event.time_range.start
+            )
     longest = sorted(total.items(), key=lambda item: -sum(item[1]))[:KERNELS]
-    return [(name, round(len(times) / INSPECTED), round(sum(times) / INSPECTED / 1e3, 3)) for name, times in longest]
+    return [
+        (name, round(len(times) / INSPECTED), round(sum(times) / INSPECTED / 1e3, 3))
+        for name, times in longest
+    ]
 
 
 def limit_memory(gib: float | None) -> None:

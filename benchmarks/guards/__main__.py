@@ -29,7 +29,9 @@ Samples = list[dict[str, float]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guards", description=__doc__)
-    parser.add_argument("--steps", type=int, default=800, help="of the small model; half of them are guarded")
+    parser.add_argument(
+        "--steps", type=int, default=800, help="of the small model; half of them are guarded"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         samples = measure(Path(temporary), asked.steps)
@@ -53,7 +55,13 @@ def measure(folder: Path, steps: int) -> dict[str, dict[str, Samples]]:
 
 def run(folder: Path, processes: int, size: str, steps: int) -> Samples:
     out = folder / f"{size}-{processes}.json"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+    ]
     words = [
         *(launcher if processes > 1 else [sys.executable]),
         str(Path(program.__file__)),
@@ -62,7 +70,12 @@ def run(folder: Path, processes: int, size: str, steps: int) -> Samples:
         size,
         str(steps),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+    }
     subprocess.run(words, cwd=ROOT, env=environment, check=True)
     samples: Samples = json.loads(out.read_text())
     return samples
@@ -96,7 +109,9 @@ def results_of(samples: dict[str, dict[str, Samples]]) -> dict[str, Any]:
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
-        "libraries": {name: metadata.version(name) for name in ("torch", "transformers", "accelerate")},
+        "libraries": {
+            name: metadata.version(name) for name in ("torch", "transformers", "accelerate")
+        },
         "measurements": rows,
         "samples": samples,
     }

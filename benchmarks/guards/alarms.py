@@ -41,20 +41,31 @@ def main() -> None:
         work = Path(temporary)
         corpus = build_corpus(work)
         texts = [
-            json.loads(line)["text"] for kind in ("domain", "general") for line in corpus.files[kind, "train"].open()
+            json.loads(line)["text"]
+            for kind in ("domain", "general")
+            for line in corpus.files[kind, "train"].open()
         ]
         train_bpe(texts, VOCABULARY, work / "tokenizer")
         made: list[dict[str, Any]] = []
         for number in range(asked.runs):
-            made.append(train(work, f"run{number}", asked.steps, random.Random(asked.seed + number)))
+            made.append(
+                train(work, f"run{number}", asked.steps, random.Random(asked.seed + number))
+            )
             print(made[-1], flush=True)
             RESULTS.write_text(json.dumps(results_of(made), indent=1) + "\n")
 
 
 def train(work: Path, name: str, steps: int, draw: random.Random) -> dict[str, Any]:
-    family, width, layers = draw.choice(FAMILIES), draw.choice((64, 96, 128)), draw.choice((2, 3, 4))
+    family, width, layers = (
+        draw.choice(FAMILIES),
+        draw.choice((64, 96, 128)),
+        draw.choice((2, 3, 4)),
+    )
     rows, rate = draw.choice((4, 8)), 10 ** draw.uniform(-3.3, -2.3)
-    kinds, seed = draw.choice((["domain"], ["general"], ["domain", "general"])), draw.randrange(10**6)
+    kinds, seed = (
+        draw.choice((["domain"], ["general"], ["domain", "general"])),
+        draw.randrange(10**6),
+    )
     recipe = {
         "name": name,
         "stage": "pretrain",
@@ -68,15 +79,32 @@ def train(work: Path, name: str, steps: int, draw: random.Random) -> dict[str, A
         },
         "budget": {"tokens": steps * rows * SEQUENCE, "global_batch_tokens": rows * SEQUENCE},
         "optimizer": {"learning_rate": rate},
-        "schedule": {"name": "cosine", "warmup_tokens": steps * rows * SEQUENCE // 20, "floor": 0.1},
-        "training": {"per_device_train_batch_size": rows, "logging_steps": steps // 10, "use_cpu": True},
+        "schedule": {
+            "name": "cosine",
+            "warmup_tokens": steps * rows * SEQUENCE // 20,
+            "floor": 0.1,
+        },
+        "training": {
+            "per_device_train_batch_size": rows,
+            "logging_steps": steps // 10,
+            "use_cpu": True,
+        },
         "checkpoints": {"every_steps": steps},
     }
     path = work / f"{name}.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     subprocess.run(
-        [sys.executable, "cpt/train.py", str(path)], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL
+        [sys.executable, "cpt/train.py", str(path)],
+        cwd=ROOT,
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
     )
     about = {
         "family": family,
@@ -107,7 +135,11 @@ def shape(family: str, width: int, layers: int) -> dict[str, Any]:
         "num_attention_heads": 4,
         "intermediate_size": 3 * width,
     }
-    return shared if family == "gpt_neox" else {**shared, "num_key_value_heads": 2, "head_dim": width // 4}
+    return (
+        shared
+        if family == "gpt_neox"
+        else {**shared, "num_key_value_heads": 2, "head_dim": width // 4}
+    )
 
 
 def alarms(folder: Path) -> dict[str, Any]:
@@ -117,7 +149,9 @@ def alarms(folder: Path) -> dict[str, Any]:
     skipped = [event for event in events if event["kind"] in ("spike_skipped", "nan_skipped")]
     rolled_back = sum(event["kind"] == "rolled_back" for event in events)
     loss = [
-        line["loss"] for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()) if "loss" in line
+        line["loss"]
+        for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        if "loss" in line
     ][-1]
     return {
         "skipped": len(skipped),
@@ -138,7 +172,10 @@ def results_of(made: list[dict[str, Any]]) -> dict[str, Any]:
     }
     rolled_back = sum(one["rolled_back"] for one in made)
     measurements = [
-        {"name": f"false alarms of the loss guard: {skipped} in {steps} steps of {len(made)} runs", **share},
+        {
+            "name": f"false alarms of the loss guard: {skipped} in {steps} steps of {len(made)} runs",
+            **share,
+        },
         {
             "name": "their rate is below this with 95 % confidence",
             "target": None,
@@ -146,7 +183,13 @@ def results_of(made: list[dict[str, Any]]) -> dict[str, Any]:
             "unit": "share of the steps",
             "met": None,
         },
-        {"name": "runs with a false alarm", "target": None, "measured": runs, "unit": f"of {len(made)}", "met": None},
+        {
+            "name": "runs with a false alarm",
+            "target": None,
+            "measured": runs,
+            "unit": f"of {len(made)}",
+            "met": None,
+        },
         {
             "name": "runs that went back for it",
             "target": "0",
@@ -155,7 +198,11 @@ def results_of(made: list[dict[str, Any]]) -> dict[str, Any]:
             "met": rolled_back == 0,
         },
     ]
-    return {"device": f"{platform.machine()}, {os.cpu_count()} cores", "measurements": measurements, "runs": made}
+    return {
+        "device": f"{platform.machine()}, {os.cpu_count()} cores",
+        "measurements": measurements,
+        "runs": made,
+    }
 
 
 def upper_limit(count: int) -> float:
@@ -163,7 +210,9 @@ def upper_limit(count: int) -> float:
     low, high = 0.0, 3.0 * count + 10.0
     for _ in range(60):
         mean = (low + high) / 2
-        chance = sum(math.exp(-mean) * mean**number / math.factorial(number) for number in range(count + 1))
+        chance = sum(
+            math.exp(-mean) * mean**number / math.factorial(number) for number in range(count + 1)
+        )
         low, high = (mean, high) if chance > 0.05 else (low, mean)
     return low
 

@@ -45,12 +45,16 @@ class ByTurns(TrainerCallback):
         """The step before ends, with what the guards do at its end; the next begins."""
         now = (time.perf_counter(), time.process_time())
         if state.global_step > 1:
-            wall, processor = (after - before for after, before in zip(now, self.began, strict=True))
+            wall, processor = (
+                after - before for after, before in zip(now, self.began, strict=True)
+            )
             guarded = self.trainer.guard.loss_guard is not None
             self.samples.append({"guarded": guarded, "wall": wall, "processor": processor})
         if state.global_step == 1:
             handler = self.trainer.callback_handler
-            self.guards = [callback for callback in handler.callbacks if isinstance(callback, GUARDS)]
+            self.guards = [
+                callback for callback in handler.callbacks if isinstance(callback, GUARDS)
+            ]
             self.loss_guard = self.trainer.guard.loss_guard
         self.turn(on=state.global_step % 2 == 0)
         self.began = (time.perf_counter(), time.process_time())
@@ -97,7 +101,9 @@ def prepare(folder: Path) -> None:
     draw = random.Random(1)
     words = ["".join(draw.choices("abcdefghijklmnop", k=draw.randint(2, 9))) for _ in range(900)]
     texts = [" ".join(draw.choices(words, k=200)) for _ in range(400)]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "corpus.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     train_bpe(texts, VOCABULARY_SIZE, folder / "tokenizer")
 
 
@@ -112,7 +118,9 @@ def main(folder: Path, out: Path, size: str, steps: int) -> None:
     run = folder / "runs" / "guards"
     run.mkdir(parents=True, exist_ok=True)
     with Preemption() as preemption:
-        trainer = build_trainer(recipe, model, tokenizer, data, watchers=(Heartbeat(run), preemption))
+        trainer = build_trainer(
+            recipe, model, tokenizer, data, watchers=(Heartbeat(run), preemption)
+        )
         assert isinstance(trainer, CPTTrainer)
         turns = ByTurns(trainer)
         trainer.callback_handler.callbacks.insert(0, turns)

@@ -33,7 +33,14 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 LINES, RESULTS = Path(__file__).with_name("lines.yaml"), ROOT / "benchmarks/results/mutations.json"
-IMPORTED_ONCE = ("torch", "transformers", "accelerate", "datasets", "peft", "trl")  # test processes are forked
+IMPORTED_ONCE = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "peft",
+    "trl",
+)  # test processes are forked
 NEEDS_MORE = ("quantized", "cluster", "gpu", "network")
 NO_TESTS = (4, 5)  # pytest's exit codes for a path that does not exist and for no test selected
 SECONDS = 600
@@ -67,7 +74,10 @@ class Mutation:
 @cache
 def sources() -> dict[str, str]:
     """All files of cpt/ with their text."""
-    return {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / "cpt").rglob("*.py"))}
+    return {
+        str(path.relative_to(ROOT)): path.read_text()
+        for path in sorted((ROOT / "cpt").rglob("*.py"))
+    }
 
 
 def read_lines() -> list[Mutation]:
@@ -83,16 +93,26 @@ def read_lines() -> list[Mutation]:
 def main() -> None:
     """Try the mutations and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
-    parser.add_argument("--only", default="", help="regular expression on the sentence, area or file of lines")
-    parser.add_argument("--changed", metavar="REVISION", help="only lines of files that differ from this git revision")
-    parser.add_argument("-j", type=int, default=1, help="how many to try at the same time (default 1)")
+    parser.add_argument(
+        "--only", default="", help="regular expression on the sentence, area or file of lines"
+    )
+    parser.add_argument(
+        "--changed",
+        metavar="REVISION",
+        help="only lines of files that differ from this git revision",
+    )
+    parser.add_argument(
+        "-j", type=int, default=1, help="how many to try at the same time (default 1)"
+    )
     options = parser.parse_args()
     differ = {*git("diff", "--name-only", options.changed or "HEAD", "--", "cpt")}
     chosen = []
     for mutation in read_lines():
         files = {path for path, _ in mutation.matches()}
         is_named = re.search(options.only, "\n".join([mutation.breaks, mutation.area, *files]))
-        if is_named and (options.changed is None or not files or files & differ):  # no file: the pattern is stale
+        if is_named and (
+            options.changed is None or not files or files & differ
+        ):  # no file: the pattern is stale
             chosen.append(mutation)
     # Compiled files are safe: a broken file has another modification time.
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -114,11 +134,17 @@ def try_all(chosen: list[Mutation], workers: int, scratch: Path) -> dict[str, Ro
         futures = {pool.submit(try_mutation, one): one for one in chosen}
         for future in as_completed(futures):
             problem = future.exception()
-            row = future.result() if problem is None else row_of(futures[future], "untested", repr(problem))
+            row = (
+                future.result()
+                if problem is None
+                else row_of(futures[future], "untested", repr(problem))
+            )
             rows[row["breaks"]] = row
             write_results(rows, [])
             outcome = row["noticed_by"] or row["error"]
-            print(f"{row['status']:8} {row['seconds']:5.1f} s  {row['breaks']}: {outcome}", flush=True)
+            print(
+                f"{row['status']:8} {row['seconds']:5.1f} s  {row['breaks']}: {outcome}", flush=True
+            )
         noticing = sorted({row["noticed_by"] for row in rows.values()} - {""})
         for test in pool.submit(failing_unbroken, noticing).result():
             for row in rows.values():
@@ -140,7 +166,9 @@ def make_copy(scratch: Path) -> None:
 
 def git(*words: str) -> list[str]:
     """The lines that a git command prints."""
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
 
 
 def row_of(mutation: Mutation, status: str, error: str = "") -> Row:
@@ -168,7 +196,11 @@ def try_mutation(mutation: Mutation) -> Row:
         shutil.copy2(ROOT / path, COPY / path)
     status = "noticed" if 1 in codes else "survived" if 0 in codes else "untested"
     seconds = round(time.monotonic() - begin, 1)
-    return row_of(mutation, status, error) | {"file": path, "noticed_by": failed, "seconds": seconds}
+    return row_of(mutation, status, error) | {
+        "file": path,
+        "noticed_by": failed,
+        "seconds": seconds,
+    }
 
 
 def run_tests(tests: str, *options: str, start: str = "fork") -> tuple[int, str, str]:
@@ -185,12 +217,21 @@ def run_tests(tests: str, *options: str, start: str = "fork") -> tuple[int, str,
             os.dup2(stream.fileno(), 1)
             os.dup2(stream.fileno(), 2)
         os.chdir(COPY)
-        sys.path[:] = [str(COPY), *(part for part in sys.path if Path(part or ".").resolve() != ROOT)]
+        sys.path[:] = [
+            str(COPY),
+            *(part for part in sys.path if Path(part or ".").resolve() != ROOT),
+        ]
         os.environ |= {"PYTHONPATH": str(COPY), "CPT_PROMISES_START": start}
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "cpt")]:
+        for name in [
+            name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "cpt")
+        ]:
             del sys.modules[name]
         # slow tests run where they are named
-        markers = ["-m", " and ".join(f"not {mark}" for mark in NEEDS_MORE)] if "-k" in tests or "::" in tests else []
+        markers = (
+            ["-m", " and ".join(f"not {mark}" for mark in NEEDS_MORE)]
+            if "-k" in tests or "::" in tests
+            else []
+        )
         common = f"-x -q -rfE -p no:cacheprovider --timeout={SECONDS} --basetemp={COPY.parent}/tests".split()
         below = tuple(os.listdir("tests"))
         words = [f"tests/{word}" if word.startswith(below) else word for word in shlex.split(tests)]
@@ -204,7 +245,11 @@ def run_tests(tests: str, *options: str, start: str = "fork") -> tuple[int, str,
     if code == 1 and failed is not None:
         error = re.search(r"^E\s+(.*)$", said, re.MULTILINE)
         return code, failed[1], error[1][:200] if error else "timeout"
-    return (code if code in (0, *NO_TESTS) else 2), "", "" if code in (0, *NO_TESTS) and not options else said
+    return (
+        (code if code in (0, *NO_TESTS) else 2),
+        "",
+        "" if code in (0, *NO_TESTS) and not options else said,
+    )
 
 
 def failing_unbroken(tests: list[str]) -> list[str]:
@@ -237,7 +282,12 @@ def write_results(new: dict[str, Row], promised: list[str]) -> dict[str, int]:
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "measurements": [
-            {"name": "broken lines that a test notices", "target": f"{len(lines)}", "unit": "lines", **measured}
+            {
+                "name": "broken lines that a test notices",
+                "target": f"{len(lines)}",
+                "unit": "lines",
+                **measured,
+            }
         ],
         "counts": counts,
         "not noticed": [row["breaks"] for row in listed if row["status"] != "noticed"],

@@ -26,7 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--output", type=Path, default=RESULTS)
     asked = parser.parse_args(arguments)
-    rows = [row for seed in range(asked.seeds) for row in one_seed(seed, tuple(asked.rates), asked.steps)]
+    rows = [
+        row
+        for seed in range(asked.seeds)
+        for row in one_seed(seed, tuple(asked.rates), asked.steps)
+    ]
     results = {
         "rates": list(asked.rates),
         "steps": asked.steps,

@@ -34,10 +34,30 @@ class Arm:
 REFERENCE = Arm("fp32 weights, adamw", torch.float32, adamw, 8)
 ARMS = (
     Arm("bf16, fp32 master: adamw", torch.bfloat16, adamw, 12),
-    Arm("bf16, torch's AdamW alone", torch.bfloat16, lambda groups, rate: adamw(groups, rate, fused_by_torch), 4),
-    Arm("bf16, adamw, kahan", torch.bfloat16, lambda groups, rate: adamw(groups, rate, rounding="kahan"), 10),
-    Arm("bf16, adamw, stochastic", torch.bfloat16, lambda groups, rate: adamw(groups, rate, rounding="stochastic"), 8),
-    Arm("bf16, adamw_8bit, kahan", torch.bfloat16, lambda groups, rate: adamw_8bit(groups, rate, rounding="kahan"), 4),
+    Arm(
+        "bf16, torch's AdamW alone",
+        torch.bfloat16,
+        lambda groups, rate: adamw(groups, rate, fused_by_torch),
+        4,
+    ),
+    Arm(
+        "bf16, adamw, kahan",
+        torch.bfloat16,
+        lambda groups, rate: adamw(groups, rate, rounding="kahan"),
+        10,
+    ),
+    Arm(
+        "bf16, adamw, stochastic",
+        torch.bfloat16,
+        lambda groups, rate: adamw(groups, rate, rounding="stochastic"),
+        8,
+    ),
+    Arm(
+        "bf16, adamw_8bit, kahan",
+        torch.bfloat16,
+        lambda groups, rate: adamw_8bit(groups, rate, rounding="kahan"),
+        4,
+    ),
     Arm(
         "bf16, adamw_8bit, stochastic",
         torch.bfloat16,
@@ -104,7 +124,9 @@ def update(model: PreTrainedModel, optimizer: torch.optim.Optimizer, ids: torch.
     optimizer.zero_grad()
 
 
-def continued(base: PreTrainedModel, arm: Arm, rate: float, text: Batches, unseen: Batches) -> Outcome:
+def continued(
+    base: PreTrainedModel, arm: Arm, rate: float, text: Batches, unseen: Batches
+) -> Outcome:
     model = copy.deepcopy(base).to(arm.dtype)
     before = [parameter.detach().float().clone() for parameter in model.parameters()]
     optimizer = arm.make(parameter_groups(model, embeddings_apart=True), rate)

@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measurement import measurement
-from benchmarks.packing.systems import CONVERSATIONS, MEDIAN, SEQUENCE_LENGTH, SIGMA, SYSTEMS, prepare
+from benchmarks.packing.systems import (
+    CONVERSATIONS,
+    MEDIAN,
+    SEQUENCE_LENGTH,
+    SIGMA,
+    SYSTEMS,
+    prepare,
+)
 from benchmarks.readme import table, write_part
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +63,12 @@ def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
             continue
         pairs = [own / other for own, other in zip(samples[OURS], times, strict=True)]
         rows.append(
-            measurement(f"{OURS} / {name}: time of a real token", TARGET if name in PADDED else None, pairs, "ratio")
+            measurement(
+                f"{OURS} / {name}: time of a real token",
+                TARGET if name in PADDED else None,
+                pairs,
+                "ratio",
+            )
         )
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -75,9 +87,19 @@ def results_of(samples: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def part(results: dict[str, Any]) -> str:
-    heads = ["supervised fine-tuning, processor time of a real token", "target", "median", "quartiles"]
+    heads = [
+        "supervised fine-tuning, processor time of a real token",
+        "target",
+        "median",
+        "quartiles",
+    ]
     rows = [
-        [row["name"], row["target"] or "", f"{row['measured']:.2f}", "{:.2f} to {:.2f}".format(*row["quartiles"])]
+        [
+            row["name"],
+            row["target"] or "",
+            f"{row['measured']:.2f}",
+            "{:.2f} to {:.2f}".format(*row["quartiles"]),
+        ]
         for row in results["measurements"]
     ]
     return table(heads, rows)

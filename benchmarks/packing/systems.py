@@ -42,11 +42,20 @@ def prepare(folder: Path) -> Path:
     draw, path = random.Random(0), folder / "conversations.jsonl"
     lines = []
     for _ in range(CONVERSATIONS):
-        tokens = min(SEQUENCE_LENGTH - 40, max(40, round(math.exp(draw.gauss(math.log(MEDIAN), SIGMA)))))
+        tokens = min(
+            SEQUENCE_LENGTH - 40, max(40, round(math.exp(draw.gauss(math.log(MEDIAN), SIGMA))))
+        )
         asked = "".join(draw.choices("abcdefgh ", k=tokens // 3))
         said = "".join(draw.choices("abcdefgh ", k=tokens - tokens // 3))
         lines.append(
-            json.dumps({"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]})
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": "user", "content": asked},
+                        {"role": "assistant", "content": said},
+                    ]
+                }
+            )
         )
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -88,8 +97,14 @@ def recipe_of(folder: Path, packing: str, steps: int) -> Recipe:
             "output_dir": str(folder / "runs"),
             # On a GPU `auto` takes it: kernels that keep documents apart without a mask. Here torch's SDPA goes
             # document after document.
-            "model": {"from_scratch": True, "config": MODEL, "attention": "sdpa" if packing == "none" else "varlen"},
-            "tokenizer": {"path": str(Path(__file__).parents[2] / "recipes" / "tiny" / "tokenizer")},
+            "model": {
+                "from_scratch": True,
+                "config": MODEL,
+                "attention": "sdpa" if packing == "none" else "varlen",
+            },
+            "tokenizer": {
+                "path": str(Path(__file__).parents[2] / "recipes" / "tiny" / "tokenizer")
+            },
             "data": {
                 "sequence_length": SEQUENCE_LENGTH,
                 "packing": packing,
@@ -108,7 +123,11 @@ def ours(folder: Path, packing: str, steps: int, turn: int) -> Turns:
     data = data_of(recipe, tokenizer)
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
     trainer = build_trainer(
-        recipe, build_model(recipe.model, tokenizer, packed=packing != "none"), tokenizer, data, arguments
+        recipe,
+        build_model(recipe.model, tokenizer, packed=packing != "none"),
+        tokenizer,
+        data,
+        arguments,
     )
     pad = tokenizer.pad_token_id
     turns = Turns(lambda inputs: int((inputs["input_ids"] != pad).sum()))
@@ -138,7 +157,9 @@ def trls(folder: Path, packing: str, steps: int, turn: int) -> Turns:
         disable_tqdm=True,
     )
     model = build_model(recipe.model, tokenizer)
-    trainer = trl.SFTTrainer(model, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+    trainer = trl.SFTTrainer(
+        model, arguments, train_dataset=Dataset.from_list(rows), processing_class=tokenizer
+    )
     pad = tokenizer.pad_token_id
     turns = Turns(lambda inputs: int((inputs["input_ids"] != pad).sum()))
     turns.watch(trainer)
@@ -149,6 +170,8 @@ def trls(folder: Path, packing: str, steps: int, turn: int) -> Turns:
 SYSTEMS: dict[str, Callable[[Path, int, int], Turns]] = {
     "cpt, packed": lambda folder, steps, turn: ours(folder, "best_fit", steps, turn),
     "cpt, padded to the row": lambda folder, steps, turn: ours(folder, "none", steps, turn),
-    "TRL's SFTTrainer, padded to the longest": lambda folder, steps, turn: trls(folder, "padded", steps, turn),
+    "TRL's SFTTrainer, padded to the longest": lambda folder, steps, turn: trls(
+        folder, "padded", steps, turn
+    ),
     "TRL's SFTTrainer, packed": lambda folder, steps, turn: trls(folder, "packed", steps, turn),
 }

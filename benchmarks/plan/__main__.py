@@ -25,7 +25,12 @@ from cpt.recipe.tree import Mistakes, plain, read_yaml
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "plan.json"
-MODELS = {"gpt2/124m": (1024,), "llama/1b": (2048, 8192), "qwen/7b": (4096,), "nemotron/8b": (4096,)}
+MODELS = {
+    "gpt2/124m": (1024,),
+    "llama/1b": (2048, 8192),
+    "qwen/7b": (4096,),
+    "nemotron/8b": (4096,),
+}
 PLAIN = Setup(
     gpus=1,
     on_cpu=False,
@@ -69,7 +74,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     cells = [
-        cell(model, length, way) for model in parser.parse_args().models for length in MODELS[model] for way in WAYS
+        cell(model, length, way)
+        for model in parser.parse_args().models
+        for length in MODELS[model]
+        for way in WAYS
     ]
     RESULTS.write_text(json.dumps(results_of(cells), indent=1) + "\n")
 
@@ -83,7 +91,8 @@ def cell(model: str, length: int, way: str) -> dict[str, Any]:
     ).model_alone
     exact = dry_run(config, setup)
     print(
-        f"{model}, {length} tokens, {way}: {formula / 2**30:.2f} GiB, {100 * (formula / exact - 1):+.1f} %", flush=True
+        f"{model}, {length} tokens, {way}: {formula / 2**30:.2f} GiB, {100 * (formula / exact - 1):+.1f} %",
+        flush=True,
     )
     return {"model": model, "tokens": length, "way": way, "formula": formula, "dry_run": exact}
 
@@ -100,7 +109,10 @@ def results_of(cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "device": f"{platform.machine()}, no GPU",
         "libraries": {name: metadata.version(name) for name in ("torch", "transformers", "peft")},
-        "measurements": [dict(zip(("name", "target", "measured", "unit", "met"), row, strict=True)) for row in rows],
+        "measurements": [
+            dict(zip(("name", "target", "measured", "unit", "met"), row, strict=True))
+            for row in rows
+        ],
         "cells": cells,
     }
 

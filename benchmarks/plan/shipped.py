@@ -30,20 +30,35 @@ HEADS = ["recipe", "for", "planned"]
 
 def main() -> None:
     os.chdir(ROOT)
-    whole = [path for path in RECIPES.rglob("*.yaml") if path.relative_to(RECIPES).parts[0] not in PARTS]
+    whole = [
+        path for path in RECIPES.rglob("*.yaml") if path.relative_to(RECIPES).parts[0] not in PARTS
+    ]
     before = {path: path.read_text(encoding="utf-8") for path in (PAGE, *whole)}
     with tempfile.TemporaryDirectory() as cache:
         cache_configs(Path(cache))
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": cache}
         for path in [Path(name).absolute() for name in sys.argv[1:]] or whole:
-            path.write_text(COMMAND.sub(lambda found: f"{found[1]} {plan(found[2])}", before[path]), encoding="utf-8")
+            path.write_text(
+                COMMAND.sub(lambda found: f"{found[1]} {plan(found[2])}", before[path]),
+                encoding="utf-8",
+            )
     rows = []
     for path in sorted(whole, key=lambda path: (len(path.parts), path)):
         text = path.read_text(encoding="utf-8")
         plans = [found[3].strip() for found in COMMAND.finditer(text)] or ["a CPU"]
-        rows.append([f"`{path.relative_to(RECIPES)}`", text.partition("\n")[0].strip("# ."), "<br>".join(plans)])
+        rows.append(
+            [
+                f"`{path.relative_to(RECIPES)}`",
+                text.partition("\n")[0].strip("# ."),
+                "<br>".join(plans),
+            ]
+        )
     write_part("benchmarks.plan.shipped", table(HEADS, rows), PAGE)
-    changed = [str(path.relative_to(ROOT)) for path, text in before.items() if path.read_text("utf-8") != text]
+    changed = [
+        str(path.relative_to(ROOT))
+        for path, text in before.items()
+        if path.read_text("utf-8") != text
+    ]
     sys.exit("\n".join(["These had other numbers:", *changed]) if changed else 0)
 
 
@@ -67,7 +82,10 @@ def cache_configs(cache: Path) -> None:
         model, commit = yaml.safe_load(file.read_text(encoding="utf-8")), "0" * 40
         if "path" in model:
             repository = cache / f"models--{model['path'].replace('/', '--')}"
-            files = {f"snapshots/{commit}/config.json": json.dumps(model["config"]), "refs/main": commit}
+            files = {
+                f"snapshots/{commit}/config.json": json.dumps(model["config"]),
+                "refs/main": commit,
+            }
             for place, text in files.items():
                 (repository / place).parent.mkdir(parents=True)
                 (repository / place).write_text(text)

@@ -22,8 +22,12 @@ from cpt.tokenizer.train_bpe import train_bpe
 def main() -> None:
     """Write the text, train the tokenizer and all runs, write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rewarming", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each arm, each from a base model of its own")
-    parser.add_argument("--folder", type=Path, help="keeps the runs; finished ones are not run again")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="runs of each arm, each from a base model of its own"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keeps the runs; finished ones are not run again"
+    )
     options = parser.parse_args()
     show_log()
     disable_progress_bar()
@@ -36,8 +40,14 @@ def measure(folder: Path, seeds: int) -> None:
     texts = write_library(Path(sysconfig.get_path("stdlib")), folder / "corpus")
     experiment = Experiment(texts, folder / "tokenizer", folder)
     if not experiment.tokenizer.exists():
-        recipe = load_recipe(RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"])
-        train_bpe(tokenizer_texts(texts), int((recipe.model.config or {})["vocab_size"]), experiment.tokenizer)
+        recipe = load_recipe(
+            RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"]
+        )
+        train_bpe(
+            tokenizer_texts(texts),
+            int((recipe.model.config or {})["vocab_size"]),
+            experiment.tokenizer,
+        )
     results = []
     for seed in range(1, seeds + 1):
         results.append(experiment.run_base(seed))

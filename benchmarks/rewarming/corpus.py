@@ -12,7 +12,9 @@ from cpt.data.readers.standard_library import first_occurrences, is_held_out, re
 from cpt.errors import DataError
 
 GENERAL = "general"
-HELD_OUT_REFERENCE_PERCENT = 20  # of its few long texts more than the tenth that is held out of the others
+HELD_OUT_REFERENCE_PERCENT = (
+    20  # of its few long texts more than the tenth that is held out of the others
+)
 TOKENIZER_BYTES = 50_000_000  # of each kind: more would change little
 
 
@@ -76,7 +78,9 @@ def write_text(kind: str, train: Iterable[str], held_out: Iterable[str], folder:
     for path, documents in ((text.train, train), (text.held_out, held_out)):
         path.parent.mkdir(parents=True, exist_ok=True)
         ordered = sorted(documents, key=lambda document: hashlib.sha256(document.encode()).digest())
-        path.write_text("".join(json.dumps({"text": document}) + "\n" for document in ordered), encoding="utf-8")
+        path.write_text(
+            "".join(json.dumps({"text": document}) + "\n" for document in ordered), encoding="utf-8"
+        )
     return text
 
 

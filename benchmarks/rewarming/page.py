@@ -16,7 +16,8 @@ def write_page() -> None:
 def tables(results: dict[str, Any]) -> str:
     """What was run, and the arms of each shift."""
     arms = "\n".join(
-        f"{shift_line(results, shift)}\n\n{arms_table(results, shift['name'])}" for shift in results["shifts"]
+        f"{shift_line(results, shift)}\n\n{arms_table(results, shift['name'])}"
+        for shift in results["shifts"]
     )
     return f"{scale_line(results)}\n\n{arms}"
 
@@ -39,7 +40,9 @@ def seeds(results: dict[str, Any]) -> int:
 
 def shift_line(results: dict[str, Any], shift: dict[str, Any]) -> str:
     """A shift's domain and its held-out sets."""
-    sets = {kind: results["sets"][name] for kind, name in ((DOMAIN, shift["name"]), (GENERAL, GENERAL))}
+    sets = {
+        kind: results["sets"][name] for kind, name in ((DOMAIN, shift["name"]), (GENERAL, GENERAL))
+    }
     held_out = " and ".join(
         f"{one['held_out_documents']} documents ({one['held_out_bytes'] / 1e3:.0f} kB) of {kind} text"
         for kind, one in sets.items()
@@ -65,7 +68,10 @@ def arms_table(results: dict[str, Any], shift: str) -> str:
         cells = [arm, f"{figures['tokens']:,}"]
         for kind in (DOMAIN, GENERAL):
             change = 100 * (figures[kind]["mean"] / arms[BASE][kind]["mean"] - 1)
-            cells += [with_reach(figures[kind], "{:.3f}"), "" if arm == BASE else f"{change:+.1f} %"]
+            cells += [
+                with_reach(figures[kind], "{:.3f}"),
+                "" if arm == BASE else f"{change:+.1f} %",
+            ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -73,7 +79,11 @@ def arms_table(results: dict[str, Any], shift: str) -> str:
 def with_reach(found: dict[str, Any], form: str) -> str:
     """A mean and how far its interval goes to each side."""
     shown = form.format(found["mean"])
-    return shown if found["reach"] is None else f"{shown} ± {form.replace('+', '').format(found['reach'])}"
+    return (
+        shown
+        if found["reach"] is None
+        else f"{shown} ± {form.replace('+', '').format(found['reach'])}"
+    )
 
 
 if __name__ == "__main__":

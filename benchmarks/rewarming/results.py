@@ -38,12 +38,36 @@ BOTH = (DOMAIN, GENERAL)
 # What the paper says: (claim, first arm, second arm, sets, side of 0 of the first's bits per byte less the second's);
 # None: comparable.
 CLAIMS: tuple[tuple[str, str, str, tuple[str, ...], str | None], ...] = (
-    ("without re-warming it learns too (domain, against the base)", NO_REWARMING, BASE, (DOMAIN,), "<"),
-    ("re-warming learns more (domain, against no re-warming)", REWARMING, NO_REWARMING, (DOMAIN,), "<"),
+    (
+        "without re-warming it learns too (domain, against the base)",
+        NO_REWARMING,
+        BASE,
+        (DOMAIN,),
+        "<",
+    ),
+    (
+        "re-warming learns more (domain, against no re-warming)",
+        REWARMING,
+        NO_REWARMING,
+        (DOMAIN,),
+        "<",
+    ),
     ("re-warming forgets (general, against the base)", REWARMING, BASE, (GENERAL,), ">"),
-    ("re-warming forgets more (general, against no re-warming)", REWARMING, NO_REWARMING, (GENERAL,), ">"),
+    (
+        "re-warming forgets more (general, against no re-warming)",
+        REWARMING,
+        NO_REWARMING,
+        (GENERAL,),
+        ">",
+    ),
     ("replay forgets less (general, against re-warming alone)", REPLAY, REWARMING, (GENERAL,), "<"),
-    ("replay costs little of the domain (domain, against re-warming alone)", REPLAY, REWARMING, (DOMAIN,), None),
+    (
+        "replay costs little of the domain (domain, against re-warming alone)",
+        REPLAY,
+        REWARMING,
+        (DOMAIN,),
+        None,
+    ),
     ("with replay it matches joint training (domain)", REPLAY, JOINT, (DOMAIN,), None),
     ("with replay it matches joint training (general)", REPLAY, JOINT, (GENERAL,), None),
     ("with replay it matches joint training (mean of both)", REPLAY, JOINT, BOTH, None),
@@ -63,7 +87,10 @@ def write_results(experiment: Experiment, results: Sequence[Result]) -> None:
             "last_learning_rate": SCALE.learning_rate * FLOOR,
         },
         "sets": {
-            kind: {"train_bytes": text.train.stat().st_size, **held_out(text.held_out, SCALE.evaluated_documents)}
+            kind: {
+                "train_bytes": text.train.stat().st_size,
+                **held_out(text.held_out, SCALE.evaluated_documents),
+            }
             for kind, text in experiment.texts.items()
         },
         "shifts": [asdict(shift) for shift in SHIFTS],
@@ -81,7 +108,10 @@ def parameters(model: Path) -> int:
 def held_out(path: Path, most: int) -> dict[str, int]:
     """What one held-out set is judged by."""
     texts = list(islice(read_texts(path), most))
-    return {"held_out_documents": len(texts), "held_out_bytes": sum(len(text.encode()) for text in texts)}
+    return {
+        "held_out_documents": len(texts),
+        "held_out_bytes": sum(len(text.encode()) for text in texts),
+    }
 
 
 def summarize(results: Sequence[Result]) -> dict[str, Any]:
@@ -94,11 +124,20 @@ def summarize(results: Sequence[Result]) -> dict[str, Any]:
         seeds, names = sorted({seed for _, seed in runs}), {DOMAIN: shift.name, GENERAL: GENERAL}
         arms[shift.name] = {}
         for arm in (BASE, *ARMS):
-            sums = {kind: interval([runs[arm, seed][name] for seed in seeds]) for kind, name in names.items()}
-            arms[shift.name][arm] = {"tokens": next(result.tokens for result in of_shift if result.arm == arm), **sums}
+            sums = {
+                kind: interval([runs[arm, seed][name] for seed in seeds])
+                for kind, name in names.items()
+            }
+            arms[shift.name][arm] = {
+                "tokens": next(result.tokens for result in of_shift if result.arm == arm),
+                **sums,
+            }
         for claim, first, second, kinds, expected in CLAIMS:
             differences = [
-                mean(runs[first, seed][names[kind]] - runs[second, seed][names[kind]] for kind in kinds)
+                mean(
+                    runs[first, seed][names[kind]] - runs[second, seed][names[kind]]
+                    for kind in kinds
+                )
                 for seed in seeds
             ]
             measurements.append(measure(claim, shift, differences, expected))
@@ -113,7 +152,9 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": mean(values), "reach": reach, "values": list(values)}
 
 
-def measure(claim: str, shift: Shift, values: Sequence[float], expected: str | None) -> dict[str, Any]:
+def measure(
+    claim: str, shift: Shift, values: Sequence[float], expected: str | None
+) -> dict[str, Any]:
     """A row of the results: met if the whole interval is on the expected side, None if it holds 0 or nothing was
     expected."""
     found = interval(values)

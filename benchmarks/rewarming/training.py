@@ -67,16 +67,23 @@ class Experiment:
         if arm == JOINT:
             together = base_tokens + tokens
             return self.run(
-                arm, shift, seed, together, {GENERAL: base_tokens / together, shift.name: tokens / together}
+                arm,
+                shift,
+                seed,
+                together,
+                {GENERAL: base_tokens / together, shift.name: tokens / together},
             )
         replay = {GENERAL: shift.replay} if arm == REPLAY else {}
         return self.run(arm, shift, seed, tokens, {shift.name: 1 - sum(replay.values()), **replay})
 
-    def run(self, arm: str, shift: Shift | None, seed: int, tokens: int, shares: Mapping[str, float]) -> Result:
+    def run(
+        self, arm: str, shift: Shift | None, seed: int, tokens: int, shares: Mapping[str, float]
+    ) -> Result:
         """Train it, unless it is finished already, and read what came of it."""
         name = f"{f'{shift.name}-' if shift else ''}{arm.replace(' + ', '-').replace(' ', '_')}-seed{seed}"
         sources = [
-            {"path": str(self.texts[kind].train), "name": kind, "weight": share} for kind, share in shares.items()
+            {"path": str(self.texts[kind].train), "name": kind, "weight": share}
+            for kind, share in shares.items()
         ]
         sets = [
             {"path": str(text.held_out), "name": kind, "max_documents": SCALE.evaluated_documents}
@@ -86,7 +93,10 @@ class Experiment:
             recipe, start = RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={self.tokenizer}"]
         else:
             recipe = RECIPES / "demo.yaml"
-            start = [f"model.path={self.folder / f'{BASE}-seed{seed}' / 'final'}", "evaluation.prompts=[]"]
+            start = [
+                f"model.path={self.folder / f'{BASE}-seed{seed}' / 'final'}",
+                "evaluation.prompts=[]",
+            ]
         overrides = [
             f"name={name}",
             f"seed={seed}",
@@ -97,7 +107,9 @@ class Experiment:
             f"data.sources={json.dumps(sources)}",
             f"evaluation.perplexity={json.dumps(sets)}",
         ]
-        loaded = load_recipe(recipe, [*overrides, *schedule(arm, tokens, SCALE.learning_rate), *start])
+        loaded = load_recipe(
+            recipe, [*overrides, *schedule(arm, tokens, SCALE.learning_rate), *start]
+        )
         bits = read_course(train(loaded).parent / "metrics.jsonl")[-1].bits_per_byte
         return Result(arm, shift.name if shift else None, seed, tokens, bits)
 
@@ -106,7 +118,11 @@ def schedule(arm: str, tokens: int, peak: float) -> list[str]:
     """Overrides of the learning rate: without re-warming it stays where the base's ended."""
     if arm == NO_REWARMING:
         return [f"optimizer.learning_rate={peak * FLOOR!r}", 'schedule={"name": "constant"}']
-    start = {"name": "rewarm_cosine", "start": FLOOR} if arm in (REWARMING, REPLAY) else {"name": "cosine"}
+    start = (
+        {"name": "rewarm_cosine", "start": FLOOR}
+        if arm in (REWARMING, REPLAY)
+        else {"name": "cosine"}
+    )
     return [
         f"optimizer.learning_rate={peak!r}",
         f"schedule={json.dumps({**start, 'warmup_tokens': round(WARMUP_SHARE * tokens), 'floor': FLOOR})}",

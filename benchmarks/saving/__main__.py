@@ -30,7 +30,11 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "saving.json"
 ADDED, STALL = 5.0, 10.0  # percent, at most
 WAYS = {"plain": (1, None), "ZeRO-2 x 2": (2, 2), "ZeRO-3 x 2": (2, 3)}  # processes, stage
-BYTES_PER_PARAMETER = {None: 12, 2: 16, 3: 14}  # weights and AdamW's moments; master weights under DeepSpeed
+BYTES_PER_PARAMETER = {
+    None: 12,
+    2: 16,
+    3: 14,
+}  # weights and AdamW's moments; master weights under DeepSpeed
 WIDTH, VOCABULARY, ROW, ROWS_PER_STEP = 1024, 512, 32, 8
 PER_LAYER = 4 * WIDTH * WIDTH + 3 * WIDTH * 4 * WIDTH
 Samples = list[dict[str, float]]
@@ -41,10 +45,14 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.1, help="of a checkpoint")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument(
-        "--way", choices=WAYS, help="measure this one alone; the others' samples stay as they are in the results"
+        "--way",
+        choices=WAYS,
+        help="measure this one alone; the others' samples stay as they are in the results",
     )
     parser.add_argument(
-        "--folder", type=Path, help="on the disk that is to be measured; by default a temporary folder"
+        "--folder",
+        type=Path,
+        help="on the disk that is to be measured; by default a temporary folder",
     )
     asked = parser.parse_args()
     samples: dict[str, Samples] = json.loads(RESULTS.read_text())["samples"] if asked.way else {}
@@ -58,8 +66,19 @@ def measure(folder: Path, name: str, gigabytes: float, rounds: int) -> Samples:
     processes, stage = WAYS[name]
     out = folder / f"stage{stage}.json"
     recipe = write_recipe(folder, stage, rounds=rounds + 1, gigabytes=gigabytes)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    words = [*(launcher if processes > 1 else [sys.executable]), program.__file__, str(recipe), str(out)]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+    ]
+    words = [
+        *(launcher if processes > 1 else [sys.executable]),
+        program.__file__,
+        str(recipe),
+        str(out),
+    ]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -77,7 +96,9 @@ def write_recipe(folder: Path, stage: int | None, rounds: int, gigabytes: float)
     layers = max(1, round(gigabytes * 1e9 / BYTES_PER_PARAMETER[stage] / PER_LAYER))
     tokens = ROWS_PER_STEP * ROW
     draw = random.Random(1)
-    texts = [" ".join(draw.choices(["one", "two", "three", "four", "five"], k=200)) for _ in range(50)]
+    texts = [
+        " ".join(draw.choices(["one", "two", "three", "four", "five"], k=200)) for _ in range(50)
+    ]
     (folder / "corpus.txt").write_text("\n".join(texts))
     if not (folder / "tokenizer").exists():
         train_bpe(texts, 270, folder / "tokenizer")
@@ -108,15 +129,24 @@ def write_recipe(folder: Path, stage: int | None, rounds: int, gigabytes: float)
             "gradient_accumulation_steps": "auto",
             "gradient_clipping": "auto",
         }
-        training |= {"bf16": True, "deepspeed": {**batch, "bf16": {"enabled": "auto"}, "zero_optimization": zero}}
+        training |= {
+            "bf16": True,
+            "deepspeed": {**batch, "bf16": {"enabled": "auto"}, "zero_optimization": zero},
+        }
     sections = {
         "name": "saving",
         "stage": "pretrain",
         "output_dir": str(folder / f"runs{stage}"),
         "model": {"from_scratch": True, "config": config},
         "tokenizer": {"path": str(folder / "tokenizer")},
-        "data": {"sequence_length": ROW, "sources": [{"path": str(folder / "corpus.txt"), "text_documents": "line"}]},
-        "budget": {"tokens": rounds * program.STEPS_IN_ROUND * tokens, "global_batch_tokens": tokens},
+        "data": {
+            "sequence_length": ROW,
+            "sources": [{"path": str(folder / "corpus.txt"), "text_documents": "line"}],
+        },
+        "budget": {
+            "tokens": rounds * program.STEPS_IN_ROUND * tokens,
+            "global_batch_tokens": tokens,
+        },
         "safety": {"loss_guard": None},
         "training": training,
     }
@@ -131,7 +161,8 @@ def results_of(samples: dict[str, Samples]) -> dict[str, Any]:
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "libraries": {
-            name: metadata.version(name) for name in ("torch", "transformers", "deepspeed", "safetensors", "xxhash")
+            name: metadata.version(name)
+            for name in ("torch", "transformers", "deepspeed", "safetensors", "xxhash")
         },
         "measurements": [row for name, rounds in samples.items() for row in rows_of(name, rounds)],
         "samples": samples,
@@ -149,12 +180,28 @@ def rows_of(name: str, rounds: Samples) -> list[dict[str, Any]]:
     alone, during_save = column(rounds, "step"), column(rounds, "step_beside")
     return [
         measurement(f"{added} to the Trainer's save", ADDED, more(ours, theirs), "%"),
-        measurement(f"{added} to the Trainer's save and fsync of its files", ADDED, more(ours, durable), "%"),
-        measurement(f"{added} to the Trainer's save, processor time", ADDED, more(ours_worked, theirs_worked), "%"),
-        measurement(f"{way}: stall of a save in the background / of a blocking one", STALL, share(stalls, ours), "%"),
-        measurement(f"{way}: the same, if the next update came at once", None, share(at_once, ours), "%"),
+        measurement(
+            f"{added} to the Trainer's save and fsync of its files", ADDED, more(ours, durable), "%"
+        ),
+        measurement(
+            f"{added} to the Trainer's save, processor time",
+            ADDED,
+            more(ours_worked, theirs_worked),
+            "%",
+        ),
+        measurement(
+            f"{way}: stall of a save in the background / of a blocking one",
+            STALL,
+            share(stalls, ours),
+            "%",
+        ),
+        measurement(
+            f"{way}: the same, if the next update came at once", None, share(at_once, ours), "%"
+        ),
         measurement(f"{way}: the Trainer's save", None, theirs, "seconds"),
-        measurement(f"{way}: fsync of its files after it", None, column(rounds, "syncing_theirs"), "seconds"),
+        measurement(
+            f"{way}: fsync of its files after it", None, column(rounds, "syncing_theirs"), "seconds"
+        ),
         measurement(f"{way}: ours", None, ours, "seconds"),
         measurement(f"{way}: stall of ours in the background", None, stalls, "seconds"),
         measurement(f"{way}: a step", None, alone, "seconds"),

@@ -71,7 +71,9 @@ class InAllWays(TrainerCallback):
         self.measure("theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
         saved = self.folder / f"checkpoint-{trainer.state.global_step}"
         self.measure("syncing_theirs", lambda: sync_files(saved), clears=False)
-        self.samples[-1]["bytes"] = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+        self.samples[-1]["bytes"] = sum(
+            path.stat().st_size for path in saved.rglob("*") if path.is_file()
+        )
 
     def save_ours(self) -> None:
         self.measure("ours", partial(self.save_once, in_background=False))
@@ -84,7 +86,9 @@ class InAllWays(TrainerCallback):
         sample |= {"step_beside": step_seconds - self.waited, "waited": self.waited}
         self.trainer.checkpointer.wait_for_saves()
         sample["copying"] = self.copying
-        assert self.trainer.checkpointer.save_failure is None, self.trainer.checkpointer.save_failure
+        assert self.trainer.checkpointer.save_failure is None, (
+            self.trainer.checkpointer.save_failure
+        )
 
     # --- how they are measured ---------------------------------------------------------------------------------------
 
@@ -93,7 +97,9 @@ class InAllWays(TrainerCallback):
         return Path(str(self.trainer.args.output_dir))
 
     def save_once(self, *, in_background: bool) -> None:
-        checkpoints = self.trainer.recipe.checkpoints.model_copy(update={"in_background": in_background})
+        checkpoints = self.trainer.recipe.checkpoints.model_copy(
+            update={"in_background": in_background}
+        )
         self.trainer.recipe = self.trainer.recipe.model_copy(update={"checkpoints": checkpoints})
         self.trainer.checkpointer.save_once("full")
 
@@ -109,7 +115,10 @@ class InAllWays(TrainerCallback):
         work()
         processor = time.process_time() - processor
         together()
-        self.samples[-1] |= {name: time.perf_counter() - wall, f"{name}_processor": in_all(processor)}
+        self.samples[-1] |= {
+            name: time.perf_counter() - wall,
+            f"{name}_processor": in_all(processor),
+        }
 
     def wait(self, *arguments: Any) -> None:
         """What an optimizer does first; its seconds count."""
@@ -155,7 +164,9 @@ def main() -> None:
     start_deepspeed(launch)
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     data = build_data(recipe.data, tokenizer, seed=recipe.seed, budget=recipe.budget)
-    arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data, deepspeed=launch.deepspeed_config)
+    arguments = training_arguments(
+        recipe, recipe.output_dir / recipe.name, data, deepspeed=launch.deepspeed_config
+    )
     model = build_model(
         recipe.model,
         tokenizer,

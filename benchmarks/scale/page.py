@@ -23,7 +23,11 @@ BYTES = {
     "chunks: a file each and their table": "chunks",
 }
 OF_INDEX = ("documents", "packing", "manifests", "chunks")
-TIMES = {"start of a process": "start", "a row at any position": "lookup_anywhere", "the next row": "lookup_next"}
+TIMES = {
+    "start of a process": "start",
+    "a row at any position": "lookup_anywhere",
+    "the next row": "lookup_next",
+}
 RESUME = "first batch of a new process, at any row"
 MEMORY = {
     "memory of a process after its start": "memory_start",
@@ -41,13 +45,23 @@ def part(results: dict[str, Any]) -> str:
     cells = results["cells"]
     heads = ["", *(f"{cell['tokens']:.0e} tokens" for cell in cells)]
     there = [[name, *(f"{cell[key]:,}" for cell in cells)] for name, key in COUNTS.items()]
-    there += [[name, *(in_units(cell["index"][key]) for cell in cells)] for name, key in BYTES.items()]
-    index = [sum(cell["index"][key] for key in OF_INDEX) / cell["index"]["tokens"] for cell in cells]
+    there += [
+        [name, *(in_units(cell["index"][key]) for cell in cells)] for name, key in BYTES.items()
+    ]
+    index = [
+        sum(cell["index"][key] for key in OF_INDEX) / cell["index"]["tokens"] for cell in cells
+    ]
     there.append(["whole index, relative to the tokens", *(f"{share:.2%}" for share in index)])
-    costs = [[name, *times([cell[key] / cell["copy"] for cell in cells])] for name, key in TIMES.items()]
+    costs = [
+        [name, *times([cell[key] / cell["copy"] for cell in cells])] for name, key in TIMES.items()
+    ]
     costs.insert(1, [RESUME, *times([median(cell["resume"]) / cell["copy"] for cell in cells])])
-    costs += [[name, *(f"{cell[key] / 2**20:,.0f} MiB" for cell in cells)] for name, key in MEMORY.items()]
-    costs.append(["the data's part of a checkpoint", *(f"{cell['state'] / 1000:.1f} kB" for cell in cells)])
+    costs += [
+        [name, *(f"{cell[key] / 2**20:,.0f} MiB" for cell in cells)] for name, key in MEMORY.items()
+    ]
+    costs.append(
+        ["the data's part of a checkpoint", *(f"{cell['state'] / 1000:.1f} kB" for cell in cells)]
+    )
     off = [f"{cell['off_points']['1.0']:.3f}" for cell in cells]
     costs.append(["error of token shares at the end, points", *off])
     return f"{table(heads, there)}\n{table(heads, costs)}"

@@ -13,7 +13,15 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.scale.tables import SEED, SEQUENCE_LENGTH, budget_of, data_of, evaluation, realised_shares, tokenizer
+from benchmarks.scale.tables import (
+    SEED,
+    SEQUENCE_LENGTH,
+    budget_of,
+    data_of,
+    evaluation,
+    realised_shares,
+    tokenizer,
+)
 from cpt.data.rows.build import PreparedData, build_data
 from cpt.data.rows.mixture import MixtureRows
 
@@ -47,7 +55,9 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
         again = opened_anew(prepared)
         resumes.append(timed(lambda again=again, at=at: again.batch(range(at, at + BATCH)))[1])
     anywhere = [timed(lambda at=at: rows[at])[1] for at in places]
-    next_ones = [timed(lambda at=at: rows[at])[1] for at in range(number // 2, number // 2 + LOOKUPS)]
+    next_ones = [
+        timed(lambda at=at: rows[at])[1] for at in range(number // 2, number // 2 + LOOKUPS)
+    ]
     found = {
         "copy": copy,
         "start": start,
@@ -68,7 +78,10 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
     found["off_points"] = {
         str(part): 100
         * max(
-            abs(a - b) for a, b in zip(asked, realised_shares(rows, prepared.chunked, int(part * number)), strict=True)
+            abs(a - b)
+            for a, b in zip(
+                asked, realised_shares(rows, prepared.chunked, int(part * number)), strict=True
+            )
         )
         for part in (0.001, 0.01, 0.1, 1.0)
     }
@@ -78,7 +91,12 @@ def measured(folder: Path, tokens: int) -> dict[str, object]:
 def build(folder: Path, tokens: int, some: object) -> PreparedData:
     """What each process of a run does with the recipe's data."""
     return build_data(
-        data_of(folder), some, seed=SEED, evaluation=evaluation(), budget=budget_of(tokens), cache_dir=folder / "cache"
+        data_of(folder),
+        some,
+        seed=SEED,
+        evaluation=evaluation(),
+        budget=budget_of(tokens),
+        cache_dir=folder / "cache",
     )  # type: ignore[arg-type]
 
 

@@ -64,14 +64,22 @@ KINDS = {
 def tokenizer() -> PreTrainedTokenizerBase:
     """One of so many entries, none of which is asked for."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*letters, *(f"{letters[number % 256]}{number}" for number in range(VOCABULARY - len(letters)))]
-    backend = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
+    words = [
+        *letters,
+        *(f"{letters[number % 256]}{number}" for number in range(VOCABULARY - len(letters))),
+    ]
+    backend = Tokenizer(
+        models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[])
+    )
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=words[-1])
 
 
 def data_of(folder: Path) -> Data:
     """The recipe's section."""
-    sources = [Source(path=str(folder / "text" / name), name=name, weight=kind.share) for name, kind in KINDS.items()]
+    sources = [
+        Source(path=str(folder / "text" / name), name=name, weight=kind.share)
+        for name, kind in KINDS.items()
+    ]
     return Data(sources=sources, sequence_length=SEQUENCE_LENGTH)
 
 
@@ -89,7 +97,9 @@ def make_store(folder: Path, tokens: int) -> None:
         make_files(folder / "text" / name, round(tokens * kind.share * kind.bytes_per_token))
     data, encoder = data_of(folder), DocumentEncoder(tokenizer())
     for number, kind in enumerate(KINDS.values()):
-        source = open_source(data, data.sources[number], f"data.sources[{number}]", encoder, folder / "cache", SEED)
+        source = open_source(
+            data, data.sources[number], f"data.sources[{number}]", encoder, folder / "cache", SEED
+        )
         fill_source(source, kind, folder, encoder)
 
 
@@ -109,10 +119,14 @@ def sizes(num_bytes: int) -> Iterator[int]:
         num_bytes -= FILE_BYTES
 
 
-def fill_source(source: TokenizedSource, kind: Kind, folder: Path, encoder: DocumentEncoder) -> None:
+def fill_source(
+    source: TokenizedSource, kind: Kind, folder: Path, encoder: DocumentEncoder
+) -> None:
     """Shards, chunks and what lists them."""
     layout = Layout(SEQUENCE_LENGTH, "best_fit", None, encoder.pad)
-    rows = ChunkedRows(source, Selection(None, np.empty(0, np.uint64), None, None), layout, SEED, folder / "cache")
+    rows = ChunkedRows(
+        source, Selection(None, np.empty(0, np.uint64), None, None), layout, SEED, folder / "cache"
+    )
     draw = Templates(folder / "templates" / source.folder.name, kind, encoder, layout)
     entries, shards, documents = list[ChunkEntry](), dict[int, tuple[str, str]](), 0
     for chunk, numbers in enumerate(source.plan.chunks):
@@ -126,7 +140,12 @@ def fill_source(source: TokenizedSource, kind: Kind, folder: Path, encoder: Docu
         before = entries[-1] if entries else START
         digest = key_of({"before": before.digest, "own": known.own_digest})
         entries.append(
-            replace(known, first_row=before.end, tokens_before=before.tokens_before + before.tokens, digest=digest)
+            replace(
+                known,
+                first_row=before.end,
+                tokens_before=before.tokens_before + before.tokens,
+                digest=digest,
+            )
         )
         rows.entry_file(chunk).write_text(sealed(asdict(entries[-1])))
         documents += known.documents
@@ -167,14 +186,18 @@ class Templates:
 
     def _chunk(self, template: int, size: int) -> tuple[Path, ChunkEntry]:
         """A chunk of so many shards, packed, and what is known of it but for its place."""
-        documents = StoredDocuments([TokenFiles(self.shard(template, place)) for place in range(size)])
+        documents = StoredDocuments(
+            [TokenFiles(self.shard(template, place)) for place in range(size)]
+        )
         starts, lengths = documents.offsets[:-1], np.diff(documents.offsets)
         folder = self.folder / f"window-{template}-{size}"
         folder.mkdir()
         self.layout.packer(starts, lengths, SEED)(folder)
         packing, tokens = self.layout.open(documents, folder).packing, int(lengths.sum())
         own = key_of({"template": template, "size": size, "kind": self.folder.name})
-        longest = max((part.description.longest for part in documents.parts), key=lambda place: place[1])
+        longest = max(
+            (part.description.longest for part in documents.parts), key=lambda place: place[1]
+        )
         return folder, replace(
             START,
             rows=packing.num_rows,
@@ -193,7 +216,10 @@ def lengths_of(kind: Kind, draw: np.random.Generator) -> np.ndarray:
     wanted = round(16 * 2**20 / kind.bytes_per_token)
     mean = kind.median_tokens * np.exp(kind.spread**2 / 2)
     lengths = np.maximum(
-        8, draw.lognormal(np.log(kind.median_tokens), kind.spread, 64 + round(2 * wanted / mean)).astype(np.int64)
+        8,
+        draw.lognormal(
+            np.log(kind.median_tokens), kind.spread, 64 + round(2 * wanted / mean)
+        ).astype(np.int64),
     )
     return lengths[: max(1, int(np.searchsorted(lengths.cumsum(), wanted)))]
 
@@ -203,7 +229,9 @@ def write_shard(folder: Path, lengths: np.ndarray, kind: Kind, dtype: np.dtype) 
     writer = TokenWriter(folder, dtype)
     draw = np.random.default_rng(len(lengths))
     hashes = draw.integers(0, 2**63, len(lengths), np.uint64)
-    writer.append(np.empty(0, dtype), lengths, hashes, (lengths * kind.bytes_per_token).astype(np.int64))
+    writer.append(
+        np.empty(0, dtype), lengths, hashes, (lengths * kind.bytes_per_token).astype(np.int64)
+    )
     writer.num_tokens = int(lengths.sum())
     longest = "part-000000.jsonl:1", int(lengths.max())
     writer.close(dropped={}, bad_rows={}, longest=longest, engine="none", texts="")

@@ -52,10 +52,18 @@ def main() -> None:
 
 def measure(folder: Path, turns: int, steps: int) -> dict[str, list[float]]:
     """Processor seconds of each turn, by system."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+    }
     seconds: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     with ExitStack() as stack:
-        started = {name: stack.enter_context(start(name, folder, turns, steps, environment)) for name in SYSTEMS}
+        started = {
+            name: stack.enter_context(start(name, folder, turns, steps, environment))
+            for name in SYSTEMS
+        }
         for turn in range(turns):
             for name, process in started.items():
                 assert process.stdin is not None
@@ -75,17 +83,31 @@ def answer(process: subprocess.Popen[str]) -> float:
     return float(line.removeprefix(MARK))
 
 
-def start(name: str, folder: Path, turns: int, steps: int, environment: dict[str, str]) -> subprocess.Popen[str]:
+def start(
+    name: str, folder: Path, turns: int, steps: int, environment: dict[str, str]
+) -> subprocess.Popen[str]:
     """A system in a process of its own, in a folder of its own."""
-    words = [sys.executable, "-m", "benchmarks.step.systems", name, str(folder), str(turns), str(steps)]
-    return subprocess.Popen(words, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    words = [
+        sys.executable,
+        "-m",
+        "benchmarks.step.systems",
+        name,
+        str(folder),
+        str(turns),
+        str(steps),
+    ]
+    return subprocess.Popen(
+        words, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
     """Ratios of turns that were neighbours, with the raw samples."""
     bare = seconds[BARE]
     rows = [
-        measurement(f"{name}, milliseconds of a step", None, [1e3 * turn / steps for turn in turns], "ms")
+        measurement(
+            f"{name}, milliseconds of a step", None, [1e3 * turn / steps for turn in turns], "ms"
+        )
         for name, turns in seconds.items()
     ]
     for name, turns in seconds.items():
@@ -93,13 +115,20 @@ def results_of(seconds: dict[str, list[float]], steps: int) -> dict[str, Any]:
             pairs = [turn / other for turn, other in zip(turns, bare, strict=True)]
             target = TARGET if name == "cpt" else None
             rows.append(
-                measurement(f"{name} / {BARE}: processor time of a step, {len(pairs)} pairs", target, pairs, "ratio")
+                measurement(
+                    f"{name} / {BARE}: processor time of a step, {len(pairs)} pairs",
+                    target,
+                    pairs,
+                    "ratio",
+                )
             )
     return {
         "device": f"{platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
-        "libraries": {name: metadata.version(name) for name in ("torch", "transformers", "accelerate")},
+        "libraries": {
+            name: metadata.version(name) for name in ("torch", "transformers", "accelerate")
+        },
         "steps_in_a_turn": steps,
         "median_ms": {name: 1e3 * median(turns) / steps for name, turns in seconds.items()},
         "measurements": rows,
@@ -111,7 +140,12 @@ def part(results: dict[str, Any]) -> str:
     heads = ["processor time per step, limited by the CPU", "target", "median", "quartiles"]
     rows = [row for row in results["measurements"] if row["unit"] == "ratio"]
     cells = [
-        [row["name"], row["target"] or "", f"{row['measured']:.3f}", "{:.3f} to {:.3f}".format(*row["quartiles"])]
+        [
+            row["name"],
+            row["target"] or "",
+            f"{row['measured']:.3f}",
+            "{:.3f} to {:.3f}".format(*row["quartiles"]),
+        ]
         for row in rows
     ]
     return table(heads, cells)

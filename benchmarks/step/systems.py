@@ -103,14 +103,20 @@ def ours(folder: Path, steps: int, turns: Turns) -> None:
     run.mkdir(parents=True, exist_ok=True)
     with Preemption() as preemption, Heartbeat(run) as heartbeat:
         trainer = build_trainer(
-            recipe, build_model(recipe.model, tokenizer, seed=1), tokenizer, data, watchers=(heartbeat, preemption)
+            recipe,
+            build_model(recipe.model, tokenizer, seed=1),
+            tokenizer,
+            data,
+            watchers=(heartbeat, preemption),
         )
         trainer.add_callback(turns)
         trainer._save_checkpoint = lambda *_: None  # type: ignore[method-assign]
         trainer.train()
 
 
-def inputs_of_others(folder: Path, steps: int) -> tuple[nn.Module, dict[str, torch.Tensor], list[dict[str, Any]]]:
+def inputs_of_others(
+    folder: Path, steps: int
+) -> tuple[nn.Module, dict[str, torch.Tensor], list[dict[str, Any]]]:
     """Model, row and parameter groups, the same as ours."""
     recipe = recipe_of(folder, steps)
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
@@ -137,7 +143,11 @@ def plain_trainer(folder: Path, steps: int, turns: Turns) -> None:
     optimizer = torch.optim.AdamW(groups, lr=RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     trainer = Trainer(
-        model, arguments, train_dataset=Rows(steps, row), optimizers=(optimizer, schedule), callbacks=[turns]
+        model,
+        arguments,
+        train_dataset=Rows(steps, row),
+        optimizers=(optimizer, schedule),
+        callbacks=[turns],
     )
     trainer.log = lambda *_, **__: None  # type: ignore[method-assign]  # it would print
     trainer.train()

@@ -64,44 +64,61 @@ def main() -> None:
     RESULTS.write_text(results_text(dict(zip(cases, rates, strict=True)), asked))
 
 
-def simulate(case: tuple[str, str, str, float, int], seed: list[int], sets: int) -> dict[str, float]:
+def simulate(
+    case: tuple[str, str, str, float, int], seed: list[int], sets: int
+) -> dict[str, float]:
     """How often each thing happens, of `sets` x RUNS verdicts."""
     limit, shape, change, correlation, count = case
     draw, sizes = np.random.default_rng(seed), SIZES[shape]
     if LIMITS[limit]:
         sizes = sizes[sizes <= max(LARGEST_PART * count, LARGEST_OF_AVERAGE) * sizes.mean()]
     logs = (np.log(sizes) - np.log(sizes).mean()) / np.log(sizes).std()
-    drift = float((sizes * logs).sum() / sizes.sum())  # bytes, not documents, decide the true change, which is then 0
+    drift = float(
+        (sizes * logs).sum() / sizes.sum()
+    )  # bytes, not documents, decide the true change, which is then 0
     happened = []
     for _ in range(sets):
         chosen = draw.integers(len(sizes), size=count)
         num_bytes = sizes[chosen].astype(np.int64)
         nats = math.log(2) * num_bytes * draw.normal(1, 0.1, count)
-        before = DocumentLosses(np.arange(count, dtype=np.uint64), num_bytes, nats, num_bytes // 4, num_bytes // 10)
+        before = DocumentLosses(
+            np.arange(count, dtype=np.uint64), num_bytes, nats, num_bytes // 4, num_bytes // 10
+        )
         for _ in range(RUNS):
-            noise = math.sqrt(1 - correlation**2) * CHANGES[change](draw, count) + correlation * (logs[chosen] - drift)
+            noise = math.sqrt(1 - correlation**2) * CHANGES[change](draw, count) + correlation * (
+                logs[chosen] - drift
+            )
             same, worse = (
-                bits_per_byte_difference([before], [replace(before, nats=nats * (1 + truth + SPREAD * noise))])
+                bits_per_byte_difference(
+                    [before], [replace(before, nats=nats * (1 + truth + SPREAD * noise))]
+                )
                 for truth in (0.0, 0.05)
             )
             happened.append(
                 (
                     same.low <= 0 <= same.high,
                     outcome_of_set(same, is_general=False) == "better",
-                    outcome_of_set(worse, is_general=True) in ("better", "about the same", "not worse"),
+                    outcome_of_set(worse, is_general=True)
+                    in ("better", "about the same", "not worse"),
                     outcome_of_set(same, is_general=True) != "unknown",
                 )
             )
-    return dict(zip(RATES, (100 * mean(column) for column in zip(*happened, strict=True)), strict=True))
+    return dict(
+        zip(RATES, (100 * mean(column) for column in zip(*happened, strict=True)), strict=True)
+    )
 
 
 def skewed(draw: np.random.Generator, count: int) -> Floats:
     """Log-normal, with mean 0 and standard deviation 1."""
     variance = math.exp(SKEW**2)
-    return (draw.lognormal(0, SKEW, count) - math.sqrt(variance)) / math.sqrt((variance - 1) * variance)
+    return (draw.lognormal(0, SKEW, count) - math.sqrt(variance)) / math.sqrt(
+        (variance - 1) * variance
+    )
 
 
-def results_text(rates: dict[tuple[str, str, str, float, int], dict[str, float]], asked: argparse.Namespace) -> str:
+def results_text(
+    rates: dict[tuple[str, str, str, float, int], dict[str, float]], asked: argparse.Namespace
+) -> str:
     """The results file: per number of documents the mean over the forms of change, and the worst of them."""
     cells: dict[tuple[str, str, bool, int], list[dict[str, float]]] = {}
     for (limit, shape, _, correlation, count), found in rates.items():
@@ -113,18 +130,43 @@ def results_text(rates: dict[tuple[str, str, str, float, int], dict[str, float]]
         covered = [mean(one["covered"] for one in found) for found in own.values()]
         for measured, end in ((min(covered), "lowest"), (max(covered), "highest")):
             rows.append(
-                row(f"{name}: coverage, {end} of a set's form", "92 to 98", measured, met=92 <= measured <= 98)
+                row(
+                    f"{name}: coverage, {end} of a set's form",
+                    "92 to 98",
+                    measured,
+                    met=92 <= measured <= 98,
+                )
             )
         worked = max(mean(one["worked at 0 %"] for one in found) for found in own.values())
-        rows.append(row(f"{name}: 'It worked' at a true 0 %, highest", "<= 5", worked, met=worked <= 5))
+        rows.append(
+            row(f"{name}: 'It worked' at a true 0 %, highest", "<= 5", worked, met=worked <= 5)
+        )
         good = max(mean(one["as good at +5 %"] for one in found) for found in own.values())
-        rows.append(row(f"{name}: 'as good as before' at a true +5 %, highest", "<= 0.5", good, met=good <= 0.5))
-        useful = mean(one["useful at 0 %"] for key, found in own.items() if key[3] == 400 for one in found)
-        rows.append(row(f"{name}: known of general text at a true 0 %, 400 documents, mean", None, useful, met=None))
+        rows.append(
+            row(
+                f"{name}: 'as good as before' at a true +5 %, highest",
+                "<= 0.5",
+                good,
+                met=good <= 0.5,
+            )
+        )
+        useful = mean(
+            one["useful at 0 %"] for key, found in own.items() if key[3] == 400 for one in found
+        )
+        rows.append(
+            row(
+                f"{name}: known of general text at a true 0 %, 400 documents, mean",
+                None,
+                useful,
+                met=None,
+            )
+        )
     lines = [
         json.dumps(
             {
-                **dict(zip(("documents", "sizes", "change depends on size", "count"), key, strict=True)),
+                **dict(
+                    zip(("documents", "sizes", "change depends on size", "count"), key, strict=True)
+                ),
                 **{rate: round(mean(one[rate] for one in found), 1) for rate in RATES},
                 "covered, lowest": round(min(one["covered"] for one in found), 1),
                 "worked at 0 %, highest": round(max(one["worked at 0 %"] for one in found), 1),
@@ -140,7 +182,9 @@ def results_text(rates: dict[tuple[str, str, str, float, int], dict[str, float]]
         "verdicts of a case": asked.sets * RUNS,
         "measurements": rows,
     }
-    return json.dumps(head, indent=1)[:-2] + ',\n "cases": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+    return (
+        json.dumps(head, indent=1)[:-2] + ',\n "cases": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
+    )
 
 
 def row(name: str, target: str | None, measured: float, *, met: bool | None) -> dict[str, Any]:

@@ -24,7 +24,10 @@ from cpt.checkpoints.manifest import FORMAT, Manifest, damages, hash_file, write
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "verifying.json"
-SHAPES = {"one file": [1.0], "as of two processes": [0.2, 0.38, 0.38, 0.04]}  # shares of the checkpoint
+SHAPES = {
+    "one file": [1.0],
+    "as of two processes": [0.2, 0.38, 0.38, 0.04],
+}  # shares of the checkpoint
 TARGET = 1.0  # of the time of `cat`
 Pairs = list[dict[str, float]]
 
@@ -33,7 +36,9 @@ def main() -> None:
     """Measure each shape, cold and warm, and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.verifying", description=__doc__)
     parser.add_argument(
-        "--folder", type=Path, help="on the disk that is to be measured; by default a temporary folder"
+        "--folder",
+        type=Path,
+        help="on the disk that is to be measured; by default a temporary folder",
     )
     parser.add_argument("--gib", type=float, default=1.2, help="of a checkpoint")
     parser.add_argument("--pairs", type=int, default=15)
@@ -46,7 +51,9 @@ def main() -> None:
 def measure_all(scratch: Path, gib: float, pairs: int) -> dict[str, Pairs]:
     samples = {}
     for shape, shares in SHAPES.items():
-        folder = write_checkpoint(scratch / shape.replace(" ", "-"), [int(share * gib * 2**30) for share in shares])
+        folder = write_checkpoint(
+            scratch / shape.replace(" ", "-"), [int(share * gib * 2**30) for share in shares]
+        )
         for cold in (False, True):
             samples[f"{shape}, {'cold' if cold else 'warm'}"] = measure(folder, pairs, cold=cold)
     return samples
@@ -113,7 +120,12 @@ def results_of(samples: dict[str, Pairs], gib: float) -> dict[str, Any]:
         for clock, key in (("", ""), (", processor time", "_processor")):
             ratios = [pair[f"verify{key}"] / pair[f"cat{key}"] for pair in pairs]
             rows.append(
-                measurement(f"{name}, {gib} GiB: verify / `cat`{clock}", None if key else TARGET, ratios, "ratio")
+                measurement(
+                    f"{name}, {gib} GiB: verify / `cat`{clock}",
+                    None if key else TARGET,
+                    ratios,
+                    "ratio",
+                )
             )
         for way in ("cat", "verify"):
             speeds = [gib / pair[way] for pair in pairs]

@@ -26,9 +26,13 @@ def main() -> None:
     """Lengths, then training."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vocabulary", description=__doc__)
     parser.add_argument("--seeds", type=int, default=3, help="runs of each arm")
-    parser.add_argument("--tokens", type=int, default=TOKENS, help="that the model's own tokens are trained on")
     parser.add_argument(
-        "--folder", type=Path, help="where the runs go, and what is finished is kept; by default a temporary folder"
+        "--tokens", type=int, default=TOKENS, help="that the model's own tokens are trained on"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the runs go, and what is finished is kept; by default a temporary folder",
     )
     asked = parser.parse_args()
     show_log()

@@ -16,7 +16,10 @@ SIZES = (250, 500, 1000, 2000)
 
 def texts_of(corpus: Corpus, kind: Kind, part: Part) -> list[str]:
     """The documents of one of the corpus' four files."""
-    return [json.loads(line)["text"] for line in corpus.files[kind, part].read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)["text"]
+        for line in corpus.files[kind, part].read_text(encoding="utf-8").splitlines()
+    ]
 
 
 def bytes_per_token(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> float:
@@ -36,6 +39,9 @@ def measure_lengths(
         tokenizer = AutoTokenizer.from_pretrained(folder)
         for size in (0, *sizes):
             used = tokenizer if size == 0 else extend_vocabulary(tokenizer, code, size).tokenizer
-            found = {kind: bytes_per_token(used, texts_of(corpus, kind, "held_out")) for kind in ("domain", "general")}
+            found = {
+                kind: bytes_per_token(used, texts_of(corpus, kind, "held_out"))
+                for kind in ("domain", "general")
+            }
             rows.append({"tokenizer": name, "added": size, "tokens": len(used), **found})
     return rows

@@ -43,7 +43,10 @@ def summarize(results: Sequence[Result]) -> dict[str, dict[str, float]]:
         figures: dict[str, float] = {"seeds": len(runs), **runs[0]["budget"]}
         for key in (f"{kind}_{end}" for kind in KINDS for end in ("before", "after")):
             values = [float(run[key]) for run in runs]
-            figures |= {key: mean(values), f"{key}_deviation": stdev(values) if len(values) > 1 else 0.0}
+            figures |= {
+                key: mean(values),
+                f"{key}_deviation": stdev(values) if len(values) > 1 else 0.0,
+            }
         arms[arm] = figures
     return arms
 
@@ -55,13 +58,17 @@ def measurements(content: dict[str, Any]) -> list[dict[str, Any]]:
         by_size = {row["added"]: row for row in content["lengths"] if row["tokenizer"] == name}
         gain = percent(by_size[content["added"]]["domain"], by_size[0]["domain"])
         target, met = (">= 10", gain >= 10) if name == "of prose" else (None, None)
-        what = f"bytes per token on held-out code, tokenizer {name}, {content['added']} tokens added"
+        what = (
+            f"bytes per token on held-out code, tokenizer {name}, {content['added']} tokens added"
+        )
         rows.append({"name": what, "target": target, "measured": gain, "unit": "%", "met": met})
     for arm in [arm for arm in content["arms"] if arm != OWN]:
         for kind in KINDS:
             change = percent(content["arms"][arm][f"{kind}_after"], own[f"{kind}_after"])
             what = f"{kind} bits per byte against own tokens: {arm}"
-            rows.append({"name": what, "target": None, "measured": change, "unit": "%", "met": None})
+            rows.append(
+                {"name": what, "target": None, "measured": change, "unit": "%", "met": None}
+            )
     return rows
 
 
@@ -77,7 +84,14 @@ def write_tables() -> None:
 
 def lengths_table(results: dict[str, Any]) -> str:
     """Bytes per token by the number of tokens added."""
-    heads = ("tokenizer", "tokens added", "bytes per token, held-out code", "", "held-out prose", "")
+    heads = (
+        "tokenizer",
+        "tokens added",
+        "bytes per token, held-out code",
+        "",
+        "held-out prose",
+        "",
+    )
     plain = {row["tokenizer"]: row for row in results["lengths"] if row["added"] == 0}
     rows = []
     for row in results["lengths"]:
@@ -96,8 +110,13 @@ def arms_table(results: dict[str, Any]) -> str:
     before = ("tokens", "MB of text", "FLOPs", "code, bits per byte before")
     rows = []
     for arm, found in arms.items():
-        change = "" if arm == OWN else f"{percent(found['domain_after'], own['domain_after']):+.1f} %"
-        code, prose = (f"{found[f'{kind}_after']:.3f} ± {found[f'{kind}_after_deviation']:.3f}" for kind in KINDS)
+        change = (
+            "" if arm == OWN else f"{percent(found['domain_after'], own['domain_after']):+.1f} %"
+        )
+        code, prose = (
+            f"{found[f'{kind}_after']:.3f} ± {found[f'{kind}_after_deviation']:.3f}"
+            for kind in KINDS
+        )
         spent = (f"{found['tokens']:,.0f}", f"{found['bytes'] / 1e6:.2f}", f"{found['flops']:.2e}")
         rows.append([arm, *spent, f"{found['domain_before']:.3f}", code, change, prose])
     return table((first, *before, "after", "change", "prose, after"), rows)
@@ -111,7 +130,10 @@ def starts_table(results: dict[str, Any]) -> str:
         "token_distillation": "extended, rows: token distillation",
     }
     heads = ("a model with untied embeddings, before any training", "code, bits per byte", "prose")
-    rows = [(names[row["start"]], f"{row['domain']:.3f}", f"{row['general']:.3f}") for row in results["starts"]]
+    rows = [
+        (names[row["start"]], f"{row['domain']:.3f}", f"{row['general']:.3f}")
+        for row in results["starts"]
+    ]
     return table(heads, rows)
 
 

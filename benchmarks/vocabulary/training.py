@@ -16,7 +16,10 @@ from cpt.recipe.load import load_recipe
 from cpt.train import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-KINDS: tuple[Kind, Kind] = ("domain", "general")  # in the order of the recipes' sources and held-out sets
+KINDS: tuple[Kind, Kind] = (
+    "domain",
+    "general",
+)  # in the order of the recipes' sources and held-out sets
 OWN = "own tokens"
 STEP_TOKENS = 1024
 DOMAIN_SHARE = 0.7  # of the tokens; the rest replays prose, as in the demo
@@ -53,16 +56,30 @@ class Result:
 
 def train_base(corpus: Corpus, tokenizer: Path, folder: Path, *changes: str) -> Path:
     """The demo's base model, with a tokenizer of prose."""
-    overrides = [*changes, f"tokenizer.path={tokenizer}", f"data.sources.0.path={corpus.files['general', 'train']}"]
+    overrides = [
+        *changes,
+        f"tokenizer.path={tokenizer}",
+        f"data.sources.0.path={corpus.files['general', 'train']}",
+    ]
     return train(
-        load_recipe(RECIPES / "demo" / "pretrain.yaml", [f"output_dir={folder}", *overrides, *held_out(corpus)])
+        load_recipe(
+            RECIPES / "demo" / "pretrain.yaml",
+            [f"output_dir={folder}", *overrides, *held_out(corpus)],
+        )
     )
 
 
 def extend_base(corpus: Corpus, base: Path, add: int, output: Path, rows: str = "mean") -> Path:
     """The base model with tokens for code."""
     if not output.exists():
-        words = ["--text", f"code={corpus.files['domain', 'train']}", "--add", str(add), "--rows", rows]
+        words = [
+            "--text",
+            f"code={corpus.files['domain', 'train']}",
+            "--add",
+            str(add),
+            "--rows",
+            rows,
+        ]
         try:
             cpt(["tokenizer", "extend", str(base), *words, "--output", str(output)])
         except SystemExit as ended:
@@ -73,7 +90,9 @@ def extend_base(corpus: Corpus, base: Path, add: int, output: Path, rows: str = 
 
 def budgets(corpus: Corpus, base: Path, extended: Path, tokens: int) -> dict[str, Budget]:
     """What each arm may spend: the base model `tokens`, the extended one as many bytes, or as many FLOPs."""
-    (plain_bytes, plain_flops), (long_bytes, long_flops) = (costs(corpus, model) for model in (base, extended))
+    (plain_bytes, plain_flops), (long_bytes, long_flops) = (
+        costs(corpus, model) for model in (base, extended)
+    )
     spent = {OWN: tokens, "extended, equal bytes": tokens * plain_bytes / long_bytes}
     spent["extended, equal compute"] = tokens * plain_flops / long_flops
     spent["extended, equal bytes, all parameters at once"] = spent["extended, equal bytes"]
@@ -88,13 +107,17 @@ def budgets(corpus: Corpus, base: Path, extended: Path, tokens: int) -> dict[str
 def costs(corpus: Corpus, model: Path) -> tuple[float, float]:
     """Bytes and FLOPs of one token of the training mixture."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    domain, general = (bytes_per_token(tokenizer, texts_of(corpus, kind, "train")) for kind in KINDS)
+    domain, general = (
+        bytes_per_token(tokenizer, texts_of(corpus, kind, "train")) for kind in KINDS
+    )
     return DOMAIN_SHARE * domain + (1 - DOMAIN_SHARE) * general, 6.0 * count_parameters(
         AutoConfig.from_pretrained(model)
     ).total
 
 
-def run_arm(arm: str, seed: int, corpus: Corpus, base: Path, extended: Path, budget: Budget, folder: Path) -> Result:
+def run_arm(
+    arm: str, seed: int, corpus: Corpus, base: Path, extended: Path, budget: Budget, folder: Path
+) -> Result:
     """Train one arm with one seed; the extended model in two phases, unless all of it learns at once."""
     name = f"{arm.replace(', ', '-').replace(' ', '_')}-seed{seed}"
     start = base if arm == OWN else extended
@@ -102,7 +125,9 @@ def run_arm(arm: str, seed: int, corpus: Corpus, base: Path, extended: Path, bud
     tokens = budget.tokens
     if arm.startswith("extended") and not arm.endswith("at once"):
         short = round(NEW_ROWS_SHARE * tokens / STEP_TOKENS) * STEP_TOKENS
-        start = continue_model(f"{name}-rows", seed + 100, corpus, start, short, folder, "model.train_only=new_rows")
+        start = continue_model(
+            f"{name}-rows", seed + 100, corpus, start, short, folder, "model.train_only=new_rows"
+        )
         first, tokens = start.parent, tokens - short
     last = continue_model(name, seed, corpus, start, tokens, folder).parent
     (domain_before, general_before), _ = read_bits(first or last)
@@ -124,10 +149,14 @@ def continue_model(
         "evaluation.prompts=[]",
     ]
     warmup = f"schedule.warmup_tokens={max(STEP_TOKENS, tokens // 20)}"
-    return train(load_recipe(RECIPES / "demo.yaml", [*values, warmup, *paths, *held_out(corpus), *overrides]))
+    return train(
+        load_recipe(RECIPES / "demo.yaml", [*values, warmup, *paths, *held_out(corpus), *overrides])
+    )
 
 
-def measure_starts(corpus: Corpus, tokenizer: Path, add: int, folder: Path) -> list[dict[str, float | str]]:
+def measure_starts(
+    corpus: Corpus, tokenizer: Path, add: int, folder: Path
+) -> list[dict[str, float | str]]:
     """Bits per byte before any training, by how the new rows were made: of a base model whose head is its own."""
     changes = (
         "name=untied",
@@ -138,8 +167,14 @@ def measure_starts(corpus: Corpus, tokenizer: Path, add: int, folder: Path) -> l
     base = train_base(corpus, tokenizer, folder, *changes)
     rows: list[dict[str, float | str]] = []
     for start in (OWN, "mean", "token_distillation"):
-        model = base if start == OWN else extend_base(corpus, base, add, folder / f"untied-{start}", start)
-        run = continue_model(f"start-{start.replace(' ', '_')}", 1, corpus, model, STEP_TOKENS, folder).parent
+        model = (
+            base
+            if start == OWN
+            else extend_base(corpus, base, add, folder / f"untied-{start}", start)
+        )
+        run = continue_model(
+            f"start-{start.replace(' ', '_')}", 1, corpus, model, STEP_TOKENS, folder
+        ).parent
         (domain, general), _ = read_bits(run)
         rows.append({"start": start, "domain": domain, "general": general})
     return rows
@@ -147,7 +182,10 @@ def measure_starts(corpus: Corpus, tokenizer: Path, add: int, folder: Path) -> l
 
 def held_out(corpus: Corpus) -> list[str]:
     """Overrides for the two sets that both recipes are evaluated on."""
-    return [f"evaluation.perplexity.{i}.path={corpus.files[kind, 'held_out']}" for i, kind in enumerate(KINDS)]
+    return [
+        f"evaluation.perplexity.{i}.path={corpus.files[kind, 'held_out']}"
+        for i, kind in enumerate(KINDS)
+    ]
 
 
 def read_bits(run: Path) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -155,6 +193,7 @@ def read_bits(run: Path) -> tuple[tuple[float, float], tuple[float, float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found = [line for line in lines if "eval_domain_bits_per_byte" in line]
     first, last = (
-        (line["eval_domain_bits_per_byte"], line["eval_general_bits_per_byte"]) for line in (found[0], found[-1])
+        (line["eval_domain_bits_per_byte"], line["eval_general_bits_per_byte"])
+        for line in (found[0], found[-1])
     )
     return first, last

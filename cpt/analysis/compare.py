@@ -32,7 +32,15 @@ from cpt.recipe.values import in_yaml
 from cpt.runs.folder import METRICS, Content, Floats, RunRecord, get, get_dict, name_gpus, read_run
 
 FIGURES = (
-    *("loss", "loss_smoothed", "tokens_per_second", "mfu", "data_wait", "step_seconds_p50", "step_seconds_p95"),
+    *(
+        "loss",
+        "loss_smoothed",
+        "tokens_per_second",
+        "mfu",
+        "data_wait",
+        "step_seconds_p50",
+        "step_seconds_p95",
+    ),
     *("gpu_memory_peak_gib", "host_memory_gib", "cost", "eval_*"),
 )
 MOST_COLUMNS = 5  # runs as columns; with more, each run is a row
@@ -89,10 +97,16 @@ class Comparison:
     """Last common step of branches of one run: metrics are those of later steps."""
 
     def headline(self) -> str:
-        counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows]
+        counts = [
+            f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows
+        ]
         total = sum(len(topic.rows) for topic in self.differences)
         where = f" ({', '.join(counts)})" if counts else ""
-        fork = f" They are one run until step {self.fork:,}: metrics are those of later steps." if self.fork else ""
+        fork = (
+            f" They are one run until step {self.fork:,}: metrics are those of later steps."
+            if self.fork
+            else ""
+        )
         found = f"{total} difference{'s'[: total != 1]}{where}"
         return f"{len(self.runs)} runs, compared with {self.runs[0].name}: {found}.{fork}"
 
@@ -121,9 +135,14 @@ def compare(folders: Sequence[Path]) -> Comparison:
         not_compared += [f"{run.name}: {name} is missing or unreadable." for name in record.missing]
         if record.state != "finished":
             step = format_count(record.metrics.last("step")) or "?"
-            not_compared.append(f"the end of {run.name}: its state is {record.state} at step {step}.")
+            not_compared.append(
+                f"the end of {run.name}: its state is {record.state} at step {step}."
+            )
     if fork := last_common_step(runs):
-        runs = [replace(run, record=replace(run.record, metrics=run.record.metrics.after(fork))) for run in runs]
+        runs = [
+            replace(run, record=replace(run.record, metrics=run.record.metrics.after(fork)))
+            for run in runs
+        ]
         ended = [run.name for run in runs if not run.record.metrics.names]
         not_compared += [f"metrics of {name}: none after step {fork:,}." for name in ended]
     environment = Topic("Environment", environment_rows([run.record.environments for run in runs]))
@@ -135,7 +154,9 @@ def compare(folders: Sequence[Path]) -> Comparison:
     kinds = sorted({kind for count in counts for kind in count})
     events = [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds]
     results.append(Topic("Events", events))
-    differences, results = ([topic for topic in topics if topic.rows] for topics in (differences, results))
+    differences, results = (
+        [topic for topic in topics if topic.rows] for topics in (differences, results)
+    )
     return Comparison(runs, differences, results, not_compared, fork)
 
 
@@ -148,7 +169,9 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
     sizes = [path.stat().st_size for folder in folders if (path := folder / METRICS).is_file()]
     if sum(sizes) < WORTH_PROCESSES:
         return list(map(read_compared_run, folders, names))
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("fork")) as processes:
+    with ProcessPoolExecutor(
+        len(os.sched_getaffinity(0)), mp_context=get_context("fork")
+    ) as processes:
         return list(processes.map(read_compared_run, folders, names))
 
 
@@ -179,7 +202,10 @@ def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
                 change = f"{shown(one['before'])} -> {shown(one['after'])}{note}"
                 texts[f"step {one['step']}: {one['key']}"].append(change)
     names = dict.fromkeys(name for texts in found for name in texts)
-    rows = [Row(name, [", then ".join(texts.get(name, ["unchanged"])) for texts in found]) for name in names]
+    rows = [
+        Row(name, [", then ".join(texts.get(name, ["unchanged"])) for texts in found])
+        for name in names
+    ]
     return Topic("Changes during the run", [row for row in rows if row.differs])
 
 
@@ -189,11 +215,15 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     for run in runs:
         tree = run.record.recipe
         try:
-            tree = Recipe.model_validate(tree).model_dump(mode="json", by_alias=True) if tree else {}
+            tree = (
+                Recipe.model_validate(tree).model_dump(mode="json", by_alias=True) if tree else {}
+            )
         except ValidationError:
             why = "its recipe.yaml is cut off or of another version, and is compared as written"
             not_compared.append(f"defaults of {run.name}: {why}.")
-        trees.append({key: value for key, value in tree.items() if key not in ("name", "output_dir")})
+        trees.append(
+            {key: value for key, value in tree.items() if key not in ("name", "output_dir")}
+        )
     rows = []
     for key, values in differing_values([tree for tree in trees if tree]):
         cells = iter(values)
@@ -224,8 +254,12 @@ def environment_rows(runs: Sequence[Sequence[Content]]) -> list[Row]:
     """Values that differ, from the environments of each run's starts; those of later starts are added."""
     found = [[surroundings(environment) for environment in environments] for environments in runs]
     rows = []
-    for name in dict.fromkeys(name for environments in found for one in environments for name in one):
-        values = [dict.fromkeys(one.get(name, "none") for one in environments) for environments in found]
+    for name in dict.fromkeys(
+        name for environments in found for one in environments for name in one
+    ):
+        values = [
+            dict.fromkeys(one.get(name, "none") for one in environments) for environments in found
+        ]
         rows.append(Row(name, [", then ".join(one) or None for one in values]))
     return [row for row in rows if row.differs]
 
@@ -251,12 +285,19 @@ def surroundings(environment: Content) -> dict[str, str]:
 def data_topic(runs: Sequence[ComparedRun]) -> Topic:
     """Files that differ, by source; without any, the fingerprint of the rows, which also depends on the recipe."""
     rows = []
-    for source in dict.fromkeys(name for run in runs for name in get_dict(run.record.inputs, "data", "sources")):
-        files = [by_short_path(get_dict(run.record.inputs, "data", "sources", source, "files")) for run in runs]
+    for source in dict.fromkeys(
+        name for run in runs for name in get_dict(run.record.inputs, "data", "sources")
+    ):
+        files = [
+            by_short_path(get_dict(run.record.inputs, "data", "sources", source, "files"))
+            for run in runs
+        ]
         differing = rows_of_files(files, f"{source}: ")
         rows += differing[:MOST_FILES]
         if len(differing) > MOST_FILES:
-            cells = [f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files]
+            cells = [
+                f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files
+            ]
             rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", cells))
     if not rows:
         rows = [Row("fingerprint", [get(run.record.inputs, "data", "fingerprint") for run in runs])]
@@ -266,7 +307,10 @@ def data_topic(runs: Sequence[ComparedRun]) -> Topic:
 def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
     """Hashes by name of the file, or by path if two have the same name."""
     names = Counter(PurePath(path).name for path in files)
-    return {PurePath(path).name if names[PurePath(path).name] == 1 else path: value for path, value in files.items()}
+    return {
+        PurePath(path).name if names[PurePath(path).name] == 1 else path: value
+        for path, value in files.items()
+    }
 
 
 def rows_of_files(files: Sequence[Mapping[str, str]], title: str = "") -> list[Row]:
@@ -301,7 +345,11 @@ def progress_topic(runs: Sequence[ComparedRun]) -> Topic:
         row("tokens", "tokens", format_count),
         row("cost", "cost", "{:.2f}".format),
         number_row("starts", [len(run.record.environments) or None for run in runs], format_count),
-        number_row("time of the last start", [get(run.record.status, "seconds") for run in runs], format_duration),
+        number_row(
+            "time of the last start",
+            [get(run.record.status, "seconds") for run in runs],
+            format_duration,
+        ),
     ]
     return Topic("Progress", [row for row in rows if row.is_known])
 
@@ -316,7 +364,10 @@ def number_row(
     first, texts = numbers[0], [None if number is None else text(number) for number in numbers]
     if change is not None and first:
         later = zip(texts[1:], numbers[1:], strict=True)
-        texts[1:] = [None if number is None else f"{cell} ({change(number, first)})" for cell, number in later]
+        texts[1:] = [
+            None if number is None else f"{cell} ({change(number, first)})"
+            for cell, number in later
+        ]
     return Row(name, texts, list(numbers))
 
 
@@ -332,12 +383,17 @@ def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> l
             not_compared.append(f"training losses of {run.name}: {stages}.")
         if len({tokenizers[0], tokenizers[place]} - {None}) > 1:
             fits[place] = False
-            not_compared.append(f"losses per token of {run.name}: another tokenizer. Bits per byte are compared.")
+            not_compared.append(
+                f"losses per token of {run.name}: another tokenizer. Bits per byte are compared."
+            )
     return fits
 
 
 def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool], fork: int) -> Topic:
-    logged = [run.record.metrics.curve("loss") if fit else None for run, fit in zip(runs, fits, strict=True)]
+    logged = [
+        run.record.metrics.curve("loss") if fit else None
+        for run, fit in zip(runs, fits, strict=True)
+    ]
     losses = [one if one is not None and len(one[0]) else None for one in logged]
     ends = [float(one[0][-1]) for one in losses if one]
     if not ends:
@@ -347,13 +403,20 @@ def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool], fork: int) -> 
     rows = [
         number_row(
             f"after {tokens:,.0f} tokens",
-            [None if one is None else loss_at(*one, tokens, SMOOTHED_OVER * length) for one in losses],
+            [
+                None if one is None else loss_at(*one, tokens, SMOOTHED_OVER * length)
+                for one in losses
+            ],
             "{:.4f}".format,
             lambda loss, first: f"{loss - first:+.4f}",
         )
-        for tokens in [start + length * place for place in PLACES] + ([max(ends)] if max(ends) > min(ends) else [])
+        for tokens in [start + length * place for place in PLACES]
+        + ([max(ends)] if max(ends) > min(ends) else [])
     ]
-    different = [first_different_log(runs[0], run) if one else None for one, run in zip(losses, runs, strict=True)]
+    different = [
+        first_different_log(runs[0], run) if one else None
+        for one, run in zip(losses, runs, strict=True)
+    ]
     if any(different[1:]):
         rows.append(Row("first different log", ["-", *different[1:]]))
     title = f"Training loss, mean over the previous {SMOOTHED_OVER:.0%} of tokens"
@@ -369,7 +432,9 @@ def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float 
 
 def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
     """The first step at which the logged losses are not bit-equal; None without common steps."""
-    (steps, losses), (other_steps, others) = (run.record.metrics.curve("loss", "step") for run in (first, other))
+    (steps, losses), (other_steps, others) = (
+        run.record.metrics.curve("loss", "step") for run in (first, other)
+    )
     common, mine, its = np.intersect1d(steps, other_steps, return_indices=True)
     different = common[losses[mine] != others[its]]
     if len(different):
@@ -379,7 +444,9 @@ def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
 
 def held_out_metrics(runs: Sequence[ComparedRun]) -> dict[str, str]:
     """Each held-out set of the runs, and the name of its metric."""
-    return {name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()}
+    return {
+        name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()
+    }
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
@@ -395,7 +462,9 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
         found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
         if any(found):
             numbers = [None if one is None else one.difference for one in found]
-            rows.append(Row(f"{name}, difference", ["-", *map(shown_difference, found)], [None, *numbers]))
+            rows.append(
+                Row(f"{name}, difference", ["-", *map(shown_difference, found)], [None, *numbers])
+            )
     return Topic("Held-out text, bits per byte (lower is better)", rows)
 
 
@@ -407,7 +476,9 @@ def shown_difference(found: Difference | None) -> str | None:
     return f"{found.difference:+.4f} ({interval}, {found.items:,} documents{doubts})"
 
 
-def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]) -> Difference | None:
+def paired(
+    first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]
+) -> Difference | None:
     what = f"`{name}` document by document, {run.name} with {first.name}"
     if without := [one.name for one in (first, run) if name not in one.losses]:
         not_compared.append(f"{what}: no losses by document in {' and '.join(without)}.")
@@ -420,13 +491,17 @@ def paired(first: ComparedRun, run: ComparedRun, name: str, not_compared: list[s
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
-    scores = defaultdict[str, list[tuple[str | None, float | None]]](lambda: [(None, None)] * len(runs))
+    scores = defaultdict[str, list[tuple[str | None, float | None]]](
+        lambda: [(None, None)] * len(runs)
+    )
     for place, verdict in enumerate(run.record.verdict for run in runs):
         for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
             value, interval, count = (get(score, key) for key in ("value", "interval", "questions"))
             if not isinstance(value, int | float):
                 continue
-            error = f" ± {(interval[1] - interval[0]) / 2 / NORMAL_QUANTILE:.3f}" if interval else ""
+            error = (
+                f" ± {(interval[1] - interval[0]) / 2 / NORMAL_QUANTILE:.3f}" if interval else ""
+            )
             name = f"{get(score, 'name')} ({get(score, 'metric')})"
             questions = f" ({count:,} questions)" if count else ""
             scores[name][place] = f"{value:.3f}{error}{questions}", float(value)
@@ -437,10 +512,18 @@ def task_topic(runs: Sequence[ComparedRun]) -> Topic:
 def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
     """Medians over all logs; maxima for memory."""
 
-    def row(title: str, name: str, form: str, summary: Callable[[Floats], Any] = np.median, factor: float = 1) -> Row:
+    def row(
+        title: str,
+        name: str,
+        form: str,
+        summary: Callable[[Floats], Any] = np.median,
+        factor: float = 1,
+    ) -> Row:
         values = [run.record.metrics.curve(name)[1] for run in runs]
         numbers = [float(summary(one)) * factor if len(one) else None for one in values]
-        return number_row(title, numbers, form.format, lambda value, first: f"{value / first - 1:+.1%}")
+        return number_row(
+            title, numbers, form.format, lambda value, first: f"{value / first - 1:+.1%}"
+        )
 
     rows = [
         row("tokens/s", "tokens_per_second", "{:,.0f}"),

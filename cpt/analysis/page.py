@@ -44,7 +44,12 @@ class Curve:
 
 
 def curves(
-    title: str, unit: str, lines: Sequence[Curve], *, over: str = "tokens", marks: Sequence[float] = ()
+    title: str,
+    unit: str,
+    lines: Sequence[Curve],
+    *,
+    over: str = "tokens",
+    marks: Sequence[float] = (),
 ) -> list[Plot]:
     """A plot with triangles for events at `marks` on the x axis; none without values.
 
@@ -58,26 +63,40 @@ def curves(
         from matplotlib import rc_context
         from matplotlib.figure import Figure  # without pyplot: no display, no state
     except ImportError as problem:
-        raise ResourceError(f"the plots of a page need matplotlib. Install it: {install_line('plots')}") from problem
+        raise ResourceError(
+            f"the plots of a page need matplotlib. Install it: {install_line('plots')}"
+        ) from problem
     with rc_context(STYLE):
         figure = Figure(figsize=(6, 3.4), layout="constrained")
         axes: Any = figure.subplots()
         color = 0
         for line in drawn:
             marker = "." if len(line.x) <= MOST_POINTS else ""
-            (drawing,) = axes.plot(line.x, line.y, marker=marker, color=f"C{color}", label=as_label(line.name))
+            (drawing,) = axes.plot(
+                line.x, line.y, marker=marker, color=f"C{color}", label=as_label(line.name)
+            )
             drawing.set(linewidth=0.8 if line.faint else 1.6, alpha=0.35 if line.faint else 1)
             color += not line.faint
         axes.set(xlabel=over, ylabel=as_label(unit))
         if len(marks):
             top = axes.get_xaxis_transform()  # y from 0 to 1
-            axes.plot(marks, [0.98] * len(marks), "v", color="C3", markersize=7, transform=top, label="events")
+            axes.plot(
+                marks,
+                [0.98] * len(marks),
+                "v",
+                color="C3",
+                markersize=7,
+                transform=top,
+                label="events",
+            )
         for place in (x for line in lines if not len(line.y) for x in line.x):
             axes.axvline(place, color="0.4", linestyle="--", linewidth=0.8)
         if len(drawn) > 1 or len(marks):
             figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
         text = StringIO()
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        figure.savefig(
+            text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
     svg = text.getvalue()
     return [Plot(title, svg[svg.index("<svg") :])]
 
@@ -107,12 +126,18 @@ Part = str | Mapping[str, str] | Table | Folded | Plot
 
 def html_page(title: str, sections: Mapping[str, Sequence[Part]], lead: str = "") -> str:
     """Render the page: `lead` in large type, then each heading with its parts; empty sections are skipped."""
-    template = Environment(autoescape=True).from_string(Path(__file__).with_name("page.html").read_text("utf-8"))
-    return template.render(title=title, lead=lead, sections={name: parts for name, parts in sections.items() if parts})
+    template = Environment(autoescape=True).from_string(
+        Path(__file__).with_name("page.html").read_text("utf-8")
+    )
+    return template.render(
+        title=title, lead=lead, sections={name: parts for name, parts in sections.items() if parts}
+    )
 
 
 def write_page(path: Path, text: str) -> None:
     try:
         write_atomic(path, text.encode("utf-8", "replace"))
     except (OSError, ValueError) as problem:  # ValueError: an empty name
-        raise ResourceError(f"{path} cannot be written: {problem}. Name a file in an existing folder.") from problem
+        raise ResourceError(
+            f"{path} cannot be written: {problem}. Name a file in an existing folder."
+        ) from problem

@@ -37,13 +37,26 @@ PAGE = "report.html"
 STAGES_OF_TEXT = ("cpt", "pretrain", "sft")  # stages with a loss in nats per token
 MOST_EVENTS = 200
 LONGEST_TEXT = 200_000  # characters
-NOT_DRAWN = ("step", "tokens", "epoch", "num_tokens", "total_flos", "seconds_to_go", "cost", "cost_to_go")
+NOT_DRAWN = (
+    "step",
+    "tokens",
+    "epoch",
+    "num_tokens",
+    "total_flos",
+    "seconds_to_go",
+    "cost",
+    "cost_to_go",
+)
 DRAWN_ELSEWHERE = (EVALUATED, TASK, "loss", "share_", "tokens_", "train_")
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="The folder of a run in any state, or its name below runs/.")],
-    output: Annotated[Path | None, typer.Option(help=f"The page; by default {PAGE} in the run's folder.")] = None,
+    run: Annotated[
+        str, typer.Argument(help="The folder of a run in any state, or its name below runs/.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option(help=f"The page; by default {PAGE} in the run's folder.")
+    ] = None,
 ) -> None:
     """Write one HTML file: verdict, facts, curves, mixture, memory, events, data, recipe.
 
@@ -58,7 +71,11 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    names = [name for name in record.metrics.names if name not in NOT_DRAWN and not name.startswith(DRAWN_ELSEWHERE)]
+    names = [
+        name
+        for name in record.metrics.names
+        if name not in NOT_DRAWN and not name.startswith(DRAWN_ELSEWHERE)
+    ]
     sections: dict[str, Sequence[Part]] = {
         "": [{name: value for name, value in facts(record) if value}],
         "Verdict": verdict(record),
@@ -72,13 +89,19 @@ def report_page(record: RunRecord) -> str:
         "Missing in this record": missing(record),
         "The record": details(record),
     }
-    return html_page(record.folder.resolve().name, sections, record.verdict.get("headline") or state(record))
+    return html_page(
+        record.folder.resolve().name, sections, record.verdict.get("headline") or state(record)
+    )
 
 
 def state(record: RunRecord) -> str:
     step = get(record.status, "step") or record.metrics.last("step")
     steps = get(record.status, "steps")
-    progress = f" after {format_count(step)} of {format_count(steps) or '?'} steps" if step is not None else ""
+    progress = (
+        f" after {format_count(step)} of {format_count(steps) or '?'} steps"
+        if step is not None
+        else ""
+    )
     message = get(record.status, "message") or get(record.status, "error") or ""
     if record.state == DIED:
         message = f"its process disappeared. Resume it: cpt train {record.folder / RECIPE}"
@@ -100,7 +123,10 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "optimizer", get(recipe, "optimizer", "name") or ""
     yield "peak learning rate", format_number(get(recipe, "optimizer", "learning_rate"), 3)
     yield "tags", ", ".join(map(str, recipe.get("tags") or []))
-    yield "tokens", f"{format_count(tokens)} of {format_count(get(recipe, 'budget', 'tokens')) or '?'}"
+    yield (
+        "tokens",
+        f"{format_count(tokens)} of {format_count(get(recipe, 'budget', 'tokens')) or '?'}",
+    )
     yield "time in training steps", format_duration(in_steps) if in_steps else ""
     yield "time of the last start", format_duration(seconds) if seconds else ""
     yield "starts", format_count(len(record.starts) + 1) if record.starts else ""
@@ -111,7 +137,10 @@ def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "processes", format_count(environment.get("processes"))
     yield "started", (environment.get("started") or "")[:19].replace("T", " ")
     yield "commit", get(environment, "git", "commit") or ""
-    yield "command", shlex.join(["cpt" if program.endswith("__main__.py") else Path(program).name, *words])
+    yield (
+        "command",
+        shlex.join(["cpt" if program.endswith("__main__.py") else Path(program).name, *words]),
+    )
     yield "description", recipe.get("description") or ""
 
 
@@ -126,7 +155,9 @@ def changes(record: RunRecord) -> list[Part]:
     rows = []
     for one in record.changes:
         before, after = in_yaml(one["before"]), in_yaml(one["after"])
-        rows.append([format_count(one["step"]), one["key"], before, after, one["kind"], one["note"] or ""])
+        rows.append(
+            [format_count(one["step"]), one["key"], before, after, one["kind"], one["note"] or ""]
+        )
     return [Table(("after step", "key", "before", "after", "change", "note"), rows)] if rows else []
 
 
@@ -145,7 +176,11 @@ def evaluations(record: RunRecord) -> list[Part]:
     found += plots(record, "Bits per byte of held-out text", "bits per byte", sets)
     drawn = tuple(f"{EVALUATED}{name}_" for name in sets)
     for name in record.metrics.names:
-        if name.startswith((EVALUATED, TASK)) and not name.startswith(drawn) and not name.endswith(OF_TIME):
+        if (
+            name.startswith((EVALUATED, TASK))
+            and not name.startswith(drawn)
+            and not name.endswith(OF_TIME)
+        ):
             found += plots(record, name, "", {name: name})
     if stopped := get(record.status, "stopped"):
         found.append(f"The run {stopped}.")
@@ -156,7 +191,11 @@ def domain_against_general(record: RunRecord) -> list[Plot]:
     """A point for each evaluation: down is domain learned, right is general text forgotten."""
     sets, retained = record.metrics.held_out_sets, get_dict(record.recipe, "evaluation", "retain")
     general, domain = (
-        [record.metrics.columns[column] for name, column in sets.items() if (name in retained) == is_general]
+        [
+            record.metrics.columns[column]
+            for name, column in sets.items()
+            if (name in retained) == is_general
+        ]
         for is_general in (True, False)
     )
     if not general or not domain:
@@ -164,7 +203,11 @@ def domain_against_general(record: RunRecord) -> list[Plot]:
     x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
     is_evaluated = np.isfinite(x) & np.isfinite(y)
     x, y = x[is_evaluated], y[is_evaluated]
-    lines = [Curve("evaluations", x, y), Curve("before", x[:1], y[:1]), Curve("after", x[-1:], y[-1:])]
+    lines = [
+        Curve("evaluations", x, y),
+        Curve("before", x[:1], y[:1]),
+        Curve("after", x[-1:], y[-1:]),
+    ]
     over = "general text, bits per byte"
     return curves("Domain against general text", "domain, bits per byte", lines, over=over)
 
@@ -190,8 +233,13 @@ def training(record: RunRecord) -> list[Part]:
     metrics = record.metrics
     unit = "nats per token" if record.stage in STAGES_OF_TEXT else "loss"
     smooth = metrics.curve("loss_smoothed")
-    lines = [Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0), Curve("smoothed", *smooth)]
-    sources = [name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"]
+    lines = [
+        Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0),
+        Curve("smoothed", *smooth),
+    ]
+    sources = [
+        name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"
+    ]
     marks = in_tokens(record, record.events)
     return [
         *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks),
@@ -202,20 +250,40 @@ def training(record: RunRecord) -> list[Part]:
 
 def mixture(record: RunRecord) -> list[Part]:
     metrics = record.metrics
-    logged = {name.removeprefix("share_"): name for name in metrics.names if name.startswith("share_")}
+    logged = {
+        name.removeprefix("share_"): name for name in metrics.names if name.startswith("share_")
+    }
     # After a change of the mixture, inputs.json has the shares since then; `cpt mixture RUN` has those of each part.
     was_changed = any(line.get("new_stretch") for line in record.history)
     rows = []
     for name, source in get_dict(record.inputs, "data", "sources").items():
         realized, requested = metrics.last(f"share_{name}"), get(source, "share")
-        tokens, trained, share = get(source, "tokens"), metrics.last("tokens"), realized or requested
+        tokens, trained, share = (
+            get(source, "tokens"),
+            metrics.last("tokens"),
+            realized or requested,
+        )
         epochs = f"{share * trained / tokens:.2f}" if share and trained and tokens else ""
         counts = [format_count(get(source, key)) for key in ("tokens", "documents", "held_out")]
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in get_dict(source, "dropped").items())
+        reasons = ", ".join(
+            f"{reason} {count:,}" for reason, count in get_dict(source, "dropped").items()
+        )
         shares = format_share(None if was_changed else requested), format_share(realized)
         rows.append([name, *shares, epochs, *counts, reasons])
-    columns = ("source", "requested, whole run", "realized", "epochs", "tokens", "documents", "held out", "dropped")
-    return [*plots(record, "Share of the tokens so far", "share", logged), *([Table(columns, rows)] if rows else [])]
+    columns = (
+        "source",
+        "requested, whole run",
+        "realized",
+        "epochs",
+        "tokens",
+        "documents",
+        "held out",
+        "dropped",
+    )
+    return [
+        *plots(record, "Share of the tokens so far", "share", logged),
+        *([Table(columns, rows)] if rows else []),
+    ]
 
 
 def against_plan(record: RunRecord) -> list[Part]:
@@ -223,12 +291,25 @@ def against_plan(record: RunRecord) -> list[Part]:
     if not plan:
         return []
     peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
-    seconds, tokens, speed = seconds_in_steps(record), metrics.last("tokens"), plan.get("tokens_per_second")
+    seconds, tokens, speed = (
+        seconds_in_steps(record),
+        metrics.last("tokens"),
+        plan.get("tokens_per_second"),
+    )
     compared = {
-        "GPU memory, peak (GiB)": (plan.get("gpu_total_gib"), float(peak.max()) if len(peak) else None),
-        "host memory, peak (GiB)": (plan.get("host_total_gib"), float(host.max()) if len(host) else None),
+        "GPU memory, peak (GiB)": (
+            plan.get("gpu_total_gib"),
+            float(peak.max()) if len(peak) else None,
+        ),
+        "host memory, peak (GiB)": (
+            plan.get("host_total_gib"),
+            float(host.max()) if len(host) else None,
+        ),
         "tokens per second": (speed, tokens / seconds if tokens and seconds else None),
-        "time in training steps (s)": (tokens / speed if tokens and speed else None, seconds or None),
+        "time in training steps (s)": (
+            tokens / speed if tokens and speed else None,
+            seconds or None,
+        ),
     }
     rows = []
     for name, (planned, measured) in compared.items():

@@ -21,7 +21,12 @@ FSDP_FOLDER = "fsdp"
 FSDP_PART = re.compile(rf"{FSDP_FOLDER}/part_(\d+)_of_(\d+)\.pt")
 PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
 STATE = "trainer_state.json"
-OF_THE_RUN = ("optimizer.pt", "scheduler.pt", "rng_state", f"{FSDP_FOLDER}/")  # files for resuming only
+OF_THE_RUN = (
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state",
+    f"{FSDP_FOLDER}/",
+)  # files for resuming only
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,16 @@ def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDa
         if not path.is_file():
             found.append(CheckpointDamage(name, "missing"))
         elif (size := path.stat().st_size) != entry.size:
-            found.append(CheckpointDamage(name, "size", f"{size:,} bytes instead of {entry.size:,}"))
+            found.append(
+                CheckpointDamage(name, "size", f"{size:,} bytes instead of {entry.size:,}")
+            )
     for path in sorted(folder.rglob("*")):  # an extra weight file may change what is loaded
         name = path.relative_to(folder).as_posix()
-        if name not in manifest.files and name.endswith(READ_WHEN_LOADING) and not path.name.startswith("."):
+        if (
+            name not in manifest.files
+            and name.endswith(READ_WHEN_LOADING)
+            and not path.name.startswith(".")
+        ):
             found.append(CheckpointDamage(name, "unknown file", "it is not in the manifest"))
     return found
 
@@ -113,12 +124,18 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = unsealed(path.read_bytes())
         if content["format"] == FORMAT:
-            if outside := [name for name in content["files"] if name.startswith("/") or ".." in Path(name).parts]:
+            if outside := [
+                name
+                for name in content["files"]
+                if name.startswith("/") or ".." in Path(name).parts
+            ]:
                 raise ValueError(f"{outside[0]} is outside the checkpoint")
             files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
             return Manifest(**{**content, "files": files})
     except FileNotFoundError as problem:
-        raise CheckpointError(f"{folder} lacks {MANIFEST}: its save did not finish, or it is not cpt's.") from problem
+        raise CheckpointError(
+            f"{folder} lacks {MANIFEST}: its save did not finish, or it is not cpt's."
+        ) from problem
     except OSError as problem:
         raise CheckpointError(f"{path} cannot be read: {problem}") from problem
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
@@ -134,7 +151,11 @@ def defects(checkpoint: Path) -> list[CheckpointDamage]:
         return found
     manifest = read_manifest(checkpoint)
     if manifest.kind != "full":
-        return [CheckpointDamage(MANIFEST, "weights alone", "a run can only resume from a full checkpoint")]
+        return [
+            CheckpointDamage(
+                MANIFEST, "weights alone", "a run can only resume from a full checkpoint"
+            )
+        ]
     lacking = lacking_state(manifest.files, manifest.world_size)
     found = [CheckpointDamage(name, "missing", "it was never written") for name in lacking]
     if not found and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step:
@@ -148,10 +169,16 @@ def lacking_state(names: Collection[str], world_size: int | None = None) -> list
     if not any(name.startswith("rng_state") for name in names):
         lacking.append("rng_state.pth")
     if world_size is not None and world_size > 1:
-        lacking += [name for rank in range(world_size) if (name := f"rng_state_{rank}.pth") not in names]
+        lacking += [
+            name for rank in range(world_size) if (name := f"rng_state_{rank}.pth") not in names
+        ]
     of_zero, of_fsdp = [name for name in names if name.endswith("optim_states.pt")], parts_in(names)
     if of_fsdp and world_size is not None:
-        lacking += [name for rank in range(world_size) if (name := file_of_part(rank, world_size)) not in of_fsdp]
+        lacking += [
+            name
+            for rank in range(world_size)
+            if (name := file_of_part(rank, world_size)) not in of_fsdp
+        ]
     if "latest" not in names and "optimizer.pt" not in names and not of_fsdp:
         lacking.append("optimizer.pt")
     if "latest" in names and world_size is not None and len(of_zero) < world_size:
@@ -164,7 +191,9 @@ def refuse_changed_weights(checkpoint: Path) -> None:
     if not (checkpoint / MANIFEST).exists():
         return
     manifest = read_manifest(checkpoint)
-    read = {name: entry for name, entry in manifest.files.items() if not name.startswith(OF_THE_RUN)}
+    read = {
+        name: entry for name, entry in manifest.files.items() if not name.startswith(OF_THE_RUN)
+    }
     if found := wrong_contents(checkpoint, read):
         listing = "\n".join(f"  {damage}" for damage in found)
         raise CheckpointError(
@@ -184,7 +213,9 @@ class Verified:
 def verify_path(path: Path) -> list[Verified]:
     """Verify a checkpoint, or all checkpoints of a run, by step; CheckpointError if there are none."""
     if not path.is_dir():
-        raise CheckpointError(f"{path}: no such folder (from {Path.cwd()}). Give a run's folder or a checkpoint.")
+        raise CheckpointError(
+            f"{path}: no such folder (from {Path.cwd()}). Give a run's folder or a checkpoint."
+        )
     if (path / MANIFEST).exists() or PUBLISHED.fullmatch(path.name):
         return [verify_folder(path)]
     published = []
@@ -192,11 +223,17 @@ def verify_path(path: Path) -> list[Verified]:
         match = PUBLISHED.fullmatch(folder.name)
         is_published = match or folder.name == EXPORT or (folder / MANIFEST).exists()
         if is_published and folder.is_dir() and not folder.name.startswith((".", "bad-")):
-            published.append((match[1], int(match[2]), folder) if match else (folder.name, 0, folder))
+            published.append(
+                (match[1], int(match[2]), folder) if match else (folder.name, 0, folder)
+            )
     if not published:
-        raise CheckpointError(f"{path} has neither checkpoints nor {MANIFEST}. Give a checkpoint, or a run with some.")
+        raise CheckpointError(
+            f"{path} has neither checkpoints nor {MANIFEST}. Give a checkpoint, or a run with some."
+        )
     verified = [verify_folder(folder) for *_, folder in sorted(published)]
-    return [one for one in verified if one.folder.is_dir()]  # a run in progress may have removed some
+    return [
+        one for one in verified if one.folder.is_dir()
+    ]  # a run in progress may have removed some
 
 
 def verify_folder(folder: Path) -> Verified:
@@ -205,7 +242,9 @@ def verify_folder(folder: Path) -> Verified:
     except CheckpointError:
         return Verified(folder, None, 0, damages(folder))
     found = defects(folder) if manifest.kind == "full" else damages(folder)
-    return Verified(folder, manifest.step, sum(entry.size for entry in manifest.files.values()), found)
+    return Verified(
+        folder, manifest.step, sum(entry.size for entry in manifest.files.values()), found
+    )
 
 
 def file_of_part(rank: int, processes: int) -> str:

@@ -50,7 +50,9 @@ def config_json(folder: Path) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
     except ValueError as problem:
-        raise CheckpointError(f"{path} is damaged: {problem}. Copy it again, or choose another model.") from problem
+        raise CheckpointError(
+            f"{path} is damaged: {problem}. Copy it again, or choose another model."
+        ) from problem
     return content
 
 
@@ -89,13 +91,19 @@ class Tensors:
         if file.suffix != ".safetensors":
             self._pickled[file] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             for name, tensor in self._pickled[file].items():
-                self.files[name], self.shapes[name], self.dtypes[name] = file, tuple(tensor.shape), tensor.dtype
+                self.files[name], self.shapes[name], self.dtypes[name] = (
+                    file,
+                    tuple(tensor.shape),
+                    tensor.dtype,
+                )
             return
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # the file is not a mapping
                 part = opened.get_slice(name)
                 self.files[name], self.shapes[name] = file, tuple(part.get_shape())
-                self.dtypes[name] = part[:0].dtype if self.shapes[name] else opened.get_tensor(name).dtype
+                self.dtypes[name] = (
+                    part[:0].dtype if self.shapes[name] else opened.get_tensor(name).dtype
+                )
 
     def read(self, name: str) -> torch.Tensor:
         """Read one tensor in its stored dtype."""
@@ -124,14 +132,19 @@ def write_tensors(
 ) -> None:
     """Compute each tensor once and write all as safetensors, in shards of LARGEST_FILE, like transformers; `shapes`
     has the (shape, dtype) of the results."""
-    planned = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
+    planned = {
+        name: torch.empty(shape, dtype=dtype, device="meta")
+        for name, (shape, dtype) in shapes.items()
+    }
     plan = split_torch_state_dict_into_shards(planned, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():
         tensors = {name: compute(name).to(shapes[name][1]).contiguous() for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps(index, indent=2, sort_keys=True) + "\n"
+        )
 
 
 # --- pickles ---
@@ -188,13 +201,19 @@ def harmless_classes() -> list[Any]:
     arrays: list[Any] = [rebuild, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
     if "deepspeed" not in sys.modules:
         return arrays
-    return arrays + [vars(import_module(module))[name] for module, names in HARMLESS.items() for name in names]
+    return arrays + [
+        vars(import_module(module))[name] for module, names in HARMLESS.items() for name in names
+    ]
 
 
-def load_data(path: Path, *, map_location: Any = "cpu", mmap: bool = False, trust: bool = False) -> Any:
+def load_data(
+    path: Path, *, map_location: Any = "cpu", mmap: bool = False, trust: bool = False
+) -> Any:
     """`torch.load` of one checkpoint file, data only; CheckpointError if it has more."""
     with only_data(path, trust=trust):
-        return torch.load(path, map_location=map_location, mmap=mmap, weights_only=not trusted.get())
+        return torch.load(
+            path, map_location=map_location, mmap=mmap, weights_only=not trusted.get()
+        )
 
 
 @cache

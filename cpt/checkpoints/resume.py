@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, defects, lacking_state, read_manifest
+from cpt.checkpoints.manifest import (
+    MANIFEST,
+    STATE,
+    Manifest,
+    defects,
+    lacking_state,
+    read_manifest,
+)
 from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
 from cpt.files import free_name
@@ -71,19 +78,29 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
     checkpoint = newest_intact(folder)
     if checkpoint is not None:
         return ResumePoint(checkpoint, read_manifest(checkpoint))
-    bad = [*bad_checkpoints(folder), *published_checkpoints(folder)]  # including those that could not be renamed
+    bad = [
+        *bad_checkpoints(folder),
+        *published_checkpoints(folder),
+    ]  # including those that could not be renamed
     if bad and not allow_restart:
         listing = ""
         for path in bad:
             note = path / REASON
-            reason = note.read_text().strip() if note.is_file() else "; ".join(map(str, defects(path)))
+            reason = (
+                note.read_text().strip() if note.is_file() else "; ".join(map(str, defects(path)))
+            )
             listing += f"\n  {path.name}: {reason}"
         raise CheckpointError(
             f"{folder} has no intact checkpoint left:{listing}\nCopy one back from the archive, or start from the"
             " beginning with --allow-restart."
         )
     if bad:
-        record_event(folder, "restarted", f"No checkpoint of {folder} is intact: --allow-restart starts over.", step=0)
+        record_event(
+            folder,
+            "restarted",
+            f"No checkpoint of {folder} is intact: --allow-restart starts over.",
+            step=0,
+        )
     began = folder / BEGAN
     if not began.exists():
         return ResumePoint()
@@ -129,7 +146,9 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
     if (checkpoint / MANIFEST).exists():
         if found := defects(checkpoint):
             listing = "\n".join(f"  {damage}" for damage in found)
-            raise CheckpointError(f"--resume {checkpoint}: damaged:\n{listing}\nUse another one, or --resume latest.")
+            raise CheckpointError(
+                f"--resume {checkpoint}: damaged:\n{listing}\nUse another one, or --resume latest."
+            )
         manifest = read_manifest(checkpoint)
     else:  # plain tensors are safe, but DeepSpeed's pickles need the user's trust
         if not trust and list(checkpoint.glob("global_step*")):
@@ -137,10 +156,20 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
                 f"--resume {checkpoint}: DeepSpeed files without {MANIFEST} may be incomplete, and their pickles"
                 " can run any code. If you know who wrote it: --trust-checkpoint."
             )
-        names = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+        names = {
+            path.relative_to(checkpoint).as_posix()
+            for path in checkpoint.rglob("*")
+            if path.is_file()
+        }
         if lacking := lacking_state(names):
-            raise CheckpointError(f"--resume {checkpoint}: cannot resume from it, missing: {', '.join(lacking)}.")
-        record_event(folder, "unproven_checkpoint", f"{checkpoint} lacks {MANIFEST}, so it cannot be verified.")
+            raise CheckpointError(
+                f"--resume {checkpoint}: cannot resume from it, missing: {', '.join(lacking)}."
+            )
+        record_event(
+            folder,
+            "unproven_checkpoint",
+            f"{checkpoint} lacks {MANIFEST}, so it cannot be verified.",
+        )
     later = published_checkpoints(folder)
     if checkpoint.parent.resolve() == folder.resolve() and PATTERN.fullmatch(checkpoint.name):
         later = [path for path in later if step_of(path) > step_of(checkpoint)]

@@ -35,7 +35,11 @@ Rule = Callable[..., Collection[Published]]
 
 
 def newest(
-    checkpoints: Sequence[Published], *, last: int = 3, every: int | None = None, best: str | None = None
+    checkpoints: Sequence[Published],
+    *,
+    last: int = 3,
+    every: int | None = None,
+    best: str | None = None,
 ) -> list[Published]:
     """Keep the newest checkpoints, those of every k-th step, and the best one.
 
@@ -50,7 +54,11 @@ def newest(
         kept += [checkpoint for checkpoint in checkpoints if checkpoint.step % every == 0]
     if best is not None:
         measured = [checkpoint for checkpoint in checkpoints if best in checkpoint.metrics]
-        kept += [min(measured, key=lambda checkpoint: checkpoint.metrics[best])] if measured else checkpoints[-1:]
+        kept += (
+            [min(measured, key=lambda checkpoint: checkpoint.metrics[best])]
+            if measured
+            else checkpoints[-1:]
+        )
     return kept
 
 
@@ -65,7 +73,11 @@ def find_rule(keep: Component) -> Rule:
 
 
 def rotate(
-    folder: Path, keep: Component | None, *, prefix: str = "checkpoint-", spared: Collection[Path] = ()
+    folder: Path,
+    keep: Component | None,
+    *,
+    prefix: str = "checkpoint-",
+    spared: Collection[Path] = (),
 ) -> list[Path]:
     """Remove what the rule does not keep, except the newest complete checkpoint and the `spared` ones, still in use.
 
@@ -74,8 +86,13 @@ def rotate(
     if keep is None:
         return []
     complete = published_in(folder, prefix)
-    kept = {checkpoint.folder for checkpoint in [*find_rule(keep)(complete, **keep.options), *complete[-1:]]}
-    removed = [one.folder for one in complete if one.folder not in kept and one.folder not in spared]
+    kept = {
+        checkpoint.folder
+        for checkpoint in [*find_rule(keep)(complete, **keep.options), *complete[-1:]]
+    }
+    removed = [
+        one.folder for one in complete if one.folder not in kept and one.folder not in spared
+    ]
     for path in removed:
         remove(path)
     return removed
@@ -90,7 +107,9 @@ def published_in(folder: Path, prefix: str = "checkpoint-") -> list[Published]:
         except CheckpointError:
             continue
         if not wrong_names_and_sizes(path, manifest):
-            found.append(Published(manifest.step, manifest.tokens, path, metrics_of(path, manifest.step)))
+            found.append(
+                Published(manifest.step, manifest.tokens, path, metrics_of(path, manifest.step))
+            )
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
@@ -99,7 +118,9 @@ def metrics_of(folder: Path, step: int) -> dict[str, float]:
         return {}
     history: list[dict[str, Any]] = json.loads((folder / STATE).read_text())["log_history"]
     lines = [line for line in history if line["step"] == step]
-    return {name: value for line in lines for name, value in line.items() if name.startswith("eval_")}
+    return {
+        name: value for line in lines for name, value in line.items() if name.startswith("eval_")
+    }
 
 
 WAITING = 2  # queued checkpoints; if the archive is slower than the run, the oldest is skipped
@@ -160,9 +181,16 @@ class Archive:
                 for name, entry in manifest.files.items():
                     put(files, checkpoint / name, f"{target}/{name}", entry.size)
                 put_record(files, self.run, f"{root}/{self.run.name}")
-                put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", (checkpoint / MANIFEST).stat().st_size)
+                put(
+                    files,
+                    checkpoint / MANIFEST,
+                    f"{target}/{MANIFEST}",
+                    (checkpoint / MANIFEST).stat().st_size,
+                )
             except Exception as problem:  # from any storage; the run does not depend on it
-                text = f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
+                text = (
+                    f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
+                )
                 record_event(self.run, "archive_failed", text, place=self.place)
             with self.changed:
                 self.pending.pop(0)

@@ -15,7 +15,14 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor, Shard
 
-from cpt.checkpoints.manifest import FSDP_FOLDER, FSDP_PART, MANIFEST, Manifest, parts_in, read_manifest
+from cpt.checkpoints.manifest import (
+    FSDP_FOLDER,
+    FSDP_PART,
+    MANIFEST,
+    Manifest,
+    parts_in,
+    read_manifest,
+)
 from cpt.checkpoints.model_folder import load_data, only_data
 from cpt.deepspeed_internals import without_recovery_script
 from cpt.errors import CheckpointError, ResourceError
@@ -65,7 +72,9 @@ def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
     for name, parameter in trained_parameters(model).items():
         weights[name] = {"shape": list(parameter.shape), "rows": local_part(parameter.detach())}
         states[name] = {
-            key: {"shape": list(value.shape), "rows": local_part(value)} if isinstance(value, DTensor) else value
+            key: {"shape": list(value.shape), "rows": local_part(value)}
+            if isinstance(value, DTensor)
+            else value
             for key, value in optimizer.state.get(parameter, {}).items()
         }
     return {"format": 1, "weights": weights, "states": states}
@@ -73,30 +82,45 @@ def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by name: the rows of this process, or all rows without sharding."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     for name, parameter in trained.items():
         if isinstance(parameter, DTensor) and parameter.placements != (Shard(0),):
-            raise CheckpointError(f"{name} is sharded by {parameter.placements}; only sharding by rows can be saved.")
+            raise CheckpointError(
+                f"{name} is sharded by {parameter.placements}; only sharding by rows can be saved."
+            )
     return trained
 
 
 @torch.no_grad()
-def load_parts(checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, trust: bool = False) -> None:
+def load_parts(
+    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, trust: bool = False
+) -> None:
     """Load this process's rows of weights and optimizer states, whatever number of processes wrote the parts."""
     parts = read_parts(checkpoint, trust=trust)
     parameters, stored = trained_parameters(model), parts[0]["weights"]
     if differing := sorted(parameters.keys() ^ stored.keys()):
-        raise of_another_model(checkpoint, f"{len(differing)} trained parameters differ: {', '.join(differing[:3])}")
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+        raise of_another_model(
+            checkpoint, f"{len(differing)} trained parameters differ: {', '.join(differing[:3])}"
+        )
+    groups = {
+        id(parameter): group for group in optimizer.param_groups for parameter in group["params"]
+    }
     for name, parameter in parameters.items():
-        local_part(parameter).copy_(rows_here(whole([part["weights"][name] for part in parts]), parameter))
+        local_part(parameter).copy_(
+            rows_here(whole([part["weights"][name] for part in parts]), parameter)
+        )
         states = {
-            key: whole([part["states"][name][key] for part in parts]) if isinstance(value, dict) else value
+            key: whole([part["states"][name][key] for part in parts])
+            if isinstance(value, dict)
+            else value
             for key, value in parts[0]["states"][name].items()
         }
         if states:
             optimizer.state[parameter] = {
-                key: placed(value, parameter, groups[id(parameter)]) for key, value in states.items()
+                key: placed(value, parameter, groups[id(parameter)])
+                for key, value in states.items()
             }
 
 
@@ -108,8 +132,12 @@ def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
     }
     processes = int(found[0][2]) if 0 in found else 0
     if not processes or sorted(found) != list(range(processes)):
-        raise CheckpointError(f"{checkpoint} lacks parts in {FSDP_FOLDER}/, one per process. Copy them all.")
-    return [load_data(checkpoint / found[rank][0], mmap=True, trust=trust) for rank in range(processes)]
+        raise CheckpointError(
+            f"{checkpoint} lacks parts in {FSDP_FOLDER}/, one per process. Copy them all."
+        )
+    return [
+        load_data(checkpoint / found[rank][0], mmap=True, trust=trust) for rank in range(processes)
+    ]
 
 
 def whole(parts: list[dict[str, Any]]) -> torch.Tensor:
@@ -132,24 +160,42 @@ def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
         return value
     device = local_part(parameter).device
     if value.dim() == 0:  # a step counter
-        return value.to(device if group.get("fused") or group.get("capturable") else "cpu", copy=True)
+        return value.to(
+            device if group.get("fused") or group.get("capturable") else "cpu", copy=True
+        )
     dtype = parameter.dtype if value.is_floating_point() else value.dtype
     rows = rows_here(value.view(parameter.shape), parameter).to(device, dtype, copy=True)
     if not isinstance(parameter, DTensor):
         return rows
     mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
-    return DTensor.from_local(rows, mesh, parameter.placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(
+        rows, mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+    )
 
 
 def full_weights(model: nn.Module, *, only_trained: bool) -> dict[str, torch.Tensor]:
     """The whole weights in host memory on the main process, empty on the others; every process must call it."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trained)
+    options = StateDictOptions(
+        full_state_dict=True, cpu_offload=True, ignore_frozen_params=only_trained
+    )
     return get_model_state_dict(model, options=options)  # type: ignore[return-value]
 
 
 UNIVERSAL = ".universal-"
-SMALL = ("*.json", "scheduler.pt", "rng_state*.pth")  # files for the Trainer, outside DeepSpeed's folder
-PROBLEMS = (OSError, ValueError, RuntimeError, EOFError, KeyError, AssertionError, NotImplementedError)
+SMALL = (
+    "*.json",
+    "scheduler.pt",
+    "rng_state*.pth",
+)  # files for the Trainer, outside DeepSpeed's folder
+PROBLEMS = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    EOFError,
+    KeyError,
+    AssertionError,
+    NotImplementedError,
+)
 
 
 @contextmanager
@@ -159,7 +205,9 @@ def reading(checkpoint: Path, what: str, *, trust: bool = False) -> Iterator[Non
         with only_data(checkpoint, trust=trust):
             yield
     except (*PROBLEMS, CheckpointError) as problem:
-        raise CheckpointError(f"{checkpoint} {what}: {' '.join(str(problem).split())[:300]}") from problem
+        raise CheckpointError(
+            f"{checkpoint} {what}: {' '.join(str(problem).split())[:300]}"
+        ) from problem
 
 
 @contextmanager
@@ -200,7 +248,9 @@ def capture_states(engine: Any, folder: str) -> Iterator[dict[str, Any]]:
 def scripts_of_deepspeed() -> dict[str, str]:
     """Programs that DeepSpeed adds to its checkpoints, to convert the weights without DeepSpeed."""
     utils = files("deepspeed.utils")
-    return {name: (utils / name).read_text("utf-8") for name in ("zero_to_fp32.py", "zero_to_torch.py")}
+    return {
+        name: (utils / name).read_text("utf-8") for name in ("zero_to_fp32.py", "zero_to_torch.py")
+    }
 
 
 def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -211,7 +261,9 @@ def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:
         raise ResourceError(
             f"{checkpoint} has ZeRO's parts, which need DeepSpeed: {problem}. Run: pip install deepspeed"
         ) from problem
-    with reading(checkpoint, "needs the parts of all processes; copy them or choose another checkpoint"):
+    with reading(
+        checkpoint, "needs the parts of all processes; copy them or choose another checkpoint"
+    ):
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(checkpoint)))
 
 
@@ -225,11 +277,15 @@ def load_consolidated(model: nn.Module, checkpoint: Path) -> None:
     # A LoRA run's parts lack frozen weights; a tied head is listed once, under the embedding's name.
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if lacking := sorted(trained.intersection(missing)) or sorted(unexpected):
-        raise of_another_model(checkpoint, f"{len(lacking)} tensors differ: {', '.join(lacking[:3])}")
+        raise of_another_model(
+            checkpoint, f"{len(lacking)} tensors differ: {', '.join(lacking[:3])}"
+        )
 
 
 def of_another_model(checkpoint: Path, details: str) -> CheckpointError:
-    return CheckpointError(f"{checkpoint} is of another model ({details}). Choose a checkpoint of this run.")
+    return CheckpointError(
+        f"{checkpoint} is of another model ({details}). Choose a checkpoint of this run."
+    )
 
 
 def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Path:
@@ -237,7 +293,9 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
 
     Only the main process calls it. The new checkpoint is in the run's folder, and is removed after it was loaded.
     """
-    from deepspeed.checkpoint.ds_to_universal import main as convert  # slow import, only needed here
+    from deepspeed.checkpoint.ds_to_universal import (
+        main as convert,
+    )  # slow import, only needed here
 
     tag = (checkpoint / LATEST).read_text().strip()
     target = folder / f"{UNIVERSAL}{checkpoint.name.rpartition('-')[2]}"
@@ -255,7 +313,11 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
     )
     what = "cannot be converted; resume with as many processes as wrote it"
     try:
-        with reading(checkpoint, what, trust=trust), redirect_stdout(output), redirect_stderr(output):
+        with (
+            reading(checkpoint, what, trust=trust),
+            redirect_stdout(output),
+            redirect_stderr(output),
+        ):
             convert(arguments)
     finally:
         if not (target / "latest_universal").exists():  # DeepSpeed writes it last
@@ -268,7 +330,9 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
 
 def remove_parts(universal: Path) -> None:
     """Free the disk space of the parts after they were loaded."""
-    shutil.rmtree(universal / (universal / "latest_universal").read_text().strip(), ignore_errors=True)
+    shutil.rmtree(
+        universal / (universal / "latest_universal").read_text().strip(), ignore_errors=True
+    )
 
 
 def remove_universal(folder: Path) -> None:

@@ -35,7 +35,11 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 def bytes_in(state: Any) -> int:
     """The bytes of all tensors in a state; shared storage counts once."""
-    return sum({memory_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(state)}.values())
+    return sum(
+        {
+            memory_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(state)
+        }.values()
+    )
 
 
 def changed_by_steps(model: nn.Module) -> set[Memory]:
@@ -74,9 +78,15 @@ class HostCopies:
 
     def missing(self, state: Any) -> int:
         """Bytes of host memory that a copy of the state would allocate."""
-        return max(0, bytes_in(state) - sum(buffer.nbytes for buffers in self.free.values() for buffer in buffers))
+        return max(
+            0,
+            bytes_in(state)
+            - sum(buffer.nbytes for buffers in self.free.values() for buffer in buffers),
+        )
 
-    def copy(self, state: Any, changing: Callable[[torch.Tensor], bool] = lambda tensor: True) -> Any:
+    def copy(
+        self, state: Any, changing: Callable[[torch.Tensor], bool] = lambda tensor: True
+    ) -> Any:
         """Copy a state on this thread's stream; tensors that are not `changing`, or are copies, are not copied.
 
         Tensors that share memory also share it in the copy, so that its file is not larger.
@@ -84,7 +94,11 @@ class HostCopies:
         own = {memory_of(buffer) for buffer in self.in_use.values()}
         copied: dict[int, torch.Tensor] = {}
         for tensor in tensors_in(state):
-            copied[id(tensor)] = self._copy_of(tensor) if memory_of(tensor) not in own and changing(tensor) else tensor
+            copied[id(tensor)] = (
+                self._copy_of(tensor)
+                if memory_of(tensor) not in own and changing(tensor)
+                else tensor
+            )
         if any(tensor.device.type != "cpu" for tensor in tensors_in(state)):
             torch.accelerator.current_stream().synchronize()
         return copy.deepcopy(state, dict(copied))
@@ -105,10 +119,14 @@ class HostCopies:
             size = storage.nbytes()
             unused = self.free.get((size, tensor.device.type != "cpu"))
             buffer = unused.pop() if unused else host_memory(size, tensor.device)
-            source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (size,), (1,))
+            source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
+                storage, 0, (size,), (1,)
+            )
             self.in_use[where] = buffer.copy_(source, non_blocking=True)
         storage, offset = self.in_use[where].untyped_storage(), tensor.storage_offset()
-        copied = torch.empty(0, dtype=tensor.dtype).set_(storage, offset, tensor.size(), tensor.stride())
+        copied = torch.empty(0, dtype=tensor.dtype).set_(
+            storage, offset, tensor.size(), tensor.stride()
+        )
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(copied, requires_grad=tensor.requires_grad)
         return copied.requires_grad_(tensor.requires_grad)
@@ -120,7 +138,9 @@ def refuse_non_finite(named: Iterable[tuple[str, torch.Tensor]]) -> None:
     for name, tensor in named:
         values = tensor.detach()
         # The sum needs little memory, but may overflow.
-        is_finite = not values.is_floating_point() or bool(values.sum(dtype=torch.float32).isfinite())
+        is_finite = not values.is_floating_point() or bool(
+            values.sum(dtype=torch.float32).isfinite()
+        )
         if not is_finite and not values.isfinite().all():
             broken.append(name)
     if broken:

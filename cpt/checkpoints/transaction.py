@@ -25,7 +25,15 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from xxhash import xxh3_128
 
-from cpt.checkpoints.manifest import FileEntry, Manifest, damages, defects, hash_file, read_manifest, write_manifest
+from cpt.checkpoints.manifest import (
+    FileEntry,
+    Manifest,
+    damages,
+    defects,
+    hash_file,
+    read_manifest,
+    write_manifest,
+)
 from cpt.checkpoints.snapshot import NotFiniteError, bytes_in, saved_parameters
 from cpt.distributed import is_main_process, rank, world_size
 from cpt.errors import CheckpointError
@@ -60,7 +68,11 @@ class Contents:
 
     def num_bytes(self) -> int:
         """Approximate size."""
-        return bytes_in(self.states) + self.model_bytes + sum(len(text) for text in self.texts.values())
+        return (
+            bytes_in(self.states)
+            + self.model_bytes
+            + sum(len(text) for text in self.texts.values())
+        )
 
 
 def publish(
@@ -106,7 +118,10 @@ def write(contents: Contents, staging: Path) -> dict[str, FileEntry]:
     if contents.check is not None:
         contents.check(contents.weights)
     files: dict[str, Any] = {**contents.states, **contents.texts}
-    tasks = [entry_of(path, partial(write_state, staging / path, content)) for path, content in files.items()]
+    tasks = [
+        entry_of(path, partial(write_state, staging / path, content))
+        for path, content in files.items()
+    ]
     write_files = contents.write_model
     if write_files is None:
         return all_at_once(tasks)
@@ -129,13 +144,21 @@ def entry_of(path: str, write_file: Callable[[], FileEntry]) -> Task:
 
 def hash_all(folder: Path) -> dict[str, FileEntry]:
     """Hash all files, and make them durable."""
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    return all_at_once([entry_of(name, partial(hash_durably, path)) for name, path in files.items()])
+    files = {
+        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
+    }
+    return all_at_once(
+        [entry_of(name, partial(hash_durably, path)) for name, path in files.items()]
+    )
 
 
-def finish(staging: Path, published: Path, manifest: Manifest, read_back: Callable[[Path], None] | None) -> Manifest:
+def finish(
+    staging: Path, published: Path, manifest: Manifest, read_back: Callable[[Path], None] | None
+) -> Manifest:
     """Write the manifest, make the folders durable, and publish with one rename."""
-    give_up = time.monotonic() + SECONDS_FOR_FILES_TO_APPEAR  # written by other processes, on a network disk
+    give_up = (
+        time.monotonic() + SECONDS_FOR_FILES_TO_APPEAR
+    )  # written by other processes, on a network disk
     while absent := [name for name in manifest.files if not (staging / name).is_file()]:
         if time.monotonic() > give_up:
             raise CheckpointError(
@@ -207,7 +230,9 @@ class HashedFile(FileIO):
                 self.digest.update(piece)
                 while len(piece):
                     piece = piece[super().write(piece) :]
-        except OSError as problem:  # torch.save would hide it behind a RuntimeError, "unexpected pos"
+        except (
+            OSError
+        ) as problem:  # torch.save would hide it behind a RuntimeError, "unexpected pos"
             problem.filename = str(self.name)
             self.problem = problem
             raise
@@ -311,7 +336,11 @@ def reason_of(problem: BaseException) -> Reason:
         return problem.reason
     if isinstance(problem, NotFiniteError):
         return "not finite"
-    if isinstance(problem, OSError) or isinstance(problem, SafetensorError) and "os error" in str(problem).lower():
+    if (
+        isinstance(problem, OSError)
+        or isinstance(problem, SafetensorError)
+        and "os error" in str(problem).lower()
+    ):
         return "storage"
     return "error"
 
@@ -334,12 +363,19 @@ def read_back(folder: Path, model: nn.Module) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     manifest = read_manifest(folder)
     if found := damages(folder):
-        raise SaveFailed("storage", f"the disk returns other data than was written: {'; '.join(map(str, found[:3]))}")
+        raise SaveFailed(
+            "storage",
+            f"the disk returns other data than was written: {'; '.join(map(str, found[:3]))}",
+        )
     if manifest.kind == "full" and (found := defects(folder)):
-        raise SaveFailed("error", f"a run cannot resume from this checkpoint: {'; '.join(map(str, found[:3]))}")
+        raise SaveFailed(
+            "error", f"a run cannot resume from this checkpoint: {'; '.join(map(str, found[:3]))}"
+        )
     stored, needed = count_stored(folder), sum(numbers for _, numbers in saved_parameters(model))
     if stored < needed:
-        text = f"the checkpoint has {stored:,} of {needed:,} weights: a model cannot be loaded from it"
+        text = (
+            f"the checkpoint has {stored:,} of {needed:,} weights: a model cannot be loaded from it"
+        )
         raise SaveFailed("error", text)
 
 

@@ -13,8 +13,12 @@ from cpt.recipe.load import load_with_places
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Check the recipe as `cpt train --lora` runs it.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Only the recipe itself, in less than a second.")] = False,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Check the recipe as `cpt train --lora` runs it.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only the recipe itself, in less than a second.")
+    ] = False,
 ) -> None:
     """Find every mistake in a recipe: the shape of the file, rules between keys, and what this machine has (packages,
     files, model, disk, memory).
@@ -30,9 +34,13 @@ def command(
     """
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if quick:
-        typer.echo(f"{recipe}: keys, values and rules are fine. Not checked: files, model, packages, options.")
+        typer.echo(
+            f"{recipe}: keys, values and rules are fine. Not checked: files, model, packages, options."
+        )
         return
-    status = open_console(stderr=True).status(f"{recipe}: keys, values and rules are fine. Checking the rest ...")
+    status = open_console(stderr=True).status(
+        f"{recipe}: keys, values and rules are fine. Checking the rest ..."
+    )
     with while_working(status):
         gate = import_module("cpt.planning.gate")  # imports torch, which takes seconds
     raise typer.Exit(gate.report(recipe, loaded, root).exit_code)

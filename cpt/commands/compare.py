@@ -26,7 +26,9 @@ from cpt.runs.folder import find_run
 
 
 def command(
-    runs: Annotated[list[str], typer.Argument(help="Folders, or names below runs/; the first is the reference.")],
+    runs: Annotated[
+        list[str], typer.Argument(help="Folders, or names below runs/; the first is the reference.")
+    ],
     html: Annotated[Path | None, typer.Option(help="Also write an HTML page with curves.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +56,9 @@ def command(
             console.print(shown)
         if comparison.not_compared:
             console.print("\nNot compared:", style="bold")
-            console.print(escape("\n".join(f"- {sentence}" for sentence in comparison.not_compared)))
+            console.print(
+                escape("\n".join(f"- {sentence}" for sentence in comparison.not_compared))
+            )
     if html is not None:
         write_page(html, comparison_page(comparison))
 
@@ -62,7 +66,10 @@ def command(
 def tables_of(topics: Iterable[Topic], runs: Sequence[ComparedRun]) -> Iterator[Table]:
     """Yield each topic as a table: a column per run, or a row per run if there are many."""
     for topic in topics:
-        cells = [[row.name, *("?" if value is None else value for value in row.values)] for row in topic.rows]
+        cells = [
+            [row.name, *("?" if value is None else value for value in row.values)]
+            for row in topic.rows
+        ]
         table = [["", *(run.name for run in runs)], *cells]
         if len(runs) > MOST_COLUMNS:
             table = [list(column) for column in zip(*table, strict=True)]

@@ -50,7 +50,11 @@ class PreviewedExample:
 
 
 def see_source(
-    data: Data, source: DocumentSource, key: str, num_documents: int, encoder: DocumentEncoder | None = None
+    data: Data,
+    source: DocumentSource,
+    key: str,
+    num_documents: int,
+    encoder: DocumentEncoder | None = None,
 ) -> dict[str | None, list[PreviewedExample]]:
     """Read the first documents: reason for dropping -> these documents, and None -> those that are kept. A bad row
     does not end the preview; its reason reads like `bad row: null`."""
@@ -62,7 +66,9 @@ def see_source(
             seen[f"bad row: {item.reason}"].append(PreviewedExample(item.where, item.detail))
             continue
         for text, dropped in sift(item, reported_name(source), *functions):
-            reason = dropped if dropped is not None or encoder is None else encoder.reason_to_drop(text)
+            reason = (
+                dropped if dropped is not None or encoder is None else encoder.reason_to_drop(text)
+            )
             seen[reason].append(PreviewedExample(item.where, text))
     return seen
 
@@ -70,7 +76,9 @@ def see_source(
 def preview_command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    rows: Annotated[int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")] = 3,
+    rows: Annotated[
+        int, typer.Option(min=0, help="Packed rows, or examples, to show of each source.")
+    ] = 3,
     documents: Annotated[int, typer.Option(min=1, help="Documents to read of each source.")] = 1000,
 ) -> None:
     """Show which of the first documents a run keeps, which it drops and why, and how they are packed; of examples, the
@@ -87,7 +95,9 @@ def preview_command(
         kept, example = dropped.pop(None, []), Column("for example", overflow="fold")
         table = Table("documents", "become", example, "which reads", title=reported_name(one))
         if kept:
-            table.add_row(f"{len(kept):,}", "kept", escape(kept[0].where), escape(excerpt(kept[0].text)))
+            table.add_row(
+                f"{len(kept):,}", "kept", escape(kept[0].where), escape(excerpt(kept[0].text))
+            )
         for reason, lost in sorted(dropped.items(), key=lambda item: -len(item[1])):
             cells = f"dropped: {reason}", lost[0].where, excerpt(lost[0].text)
             table.add_row(f"{len(lost):,}", *map(escape, cells), style="yellow")
@@ -99,20 +109,30 @@ def preview_command(
 
 
 def show_examples(
-    console: Console, examples: Sequence[PreviewedExample], encoder: ExampleEncoder, tokenizer: PreTrainedTokenizerBase
+    console: Console,
+    examples: Sequence[PreviewedExample],
+    encoder: ExampleEncoder,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Print examples token by token: `[learned]` and `{rejected}`."""
     for example in examples:
         ids, _, segments = encoder.encode_segments([example.text])
         counts = {what: int((segments == segment).sum()) for segment, what in MEANINGS.items()}
         counted = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
-        console.print(f"{example.where}: {int((segments != ROW).sum()):,} tokens{counted}", markup=False)
+        console.print(
+            f"{example.where}: {int((segments != ROW).sum()):,} tokens{counted}", markup=False
+        )
         line = Text("  ")
         for token, segment in zip(ids.tolist(), segments.tolist(), strict=True):
             if segment == ROW:
                 break
             before, after, style = MARKS[segment]
-            text = str(tokenizer.decode([token])).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+            text = (
+                str(tokenizer.decode([token]))
+                .replace("\n", "\\n")
+                .replace("\t", "\\t")
+                .replace("\r", "\\r")
+            )
             line.append(f"{before}{text}{after}", style=style)
         console.print(line)
 
@@ -134,15 +154,21 @@ def show_rows(
     ids, lengths = encoder.encode([example.text for example in kept])
     begins = lengths.cumsum() - lengths
     packing = pack(begins, lengths, data.sequence_length, data.packing, recipe.seed, data.stride)
-    for row in np.unique(np.linspace(0, packing.num_rows - 1, num_rows).round().astype(int)).tolist():
+    for row in np.unique(
+        np.linspace(0, packing.num_rows - 1, num_rows).round().astype(int)
+    ).tolist():
         starts, sizes = packing.pieces(row, epoch=0)
         documents = np.searchsorted(begins, starts, "right") - 1
         parts = []
-        for document, start, size in zip(documents.tolist(), starts.tolist(), sizes.tolist(), strict=True):
+        for document, start, size in zip(
+            documents.tolist(), starts.tolist(), sizes.tolist(), strict=True
+        ):
             text = excerpt(str(tokenizer.decode(ids[start : start + size].tolist())))
             parts.append(f"{kept[document].where} ({size:,}): {text}")
         used = int(sizes.sum())
-        console.print(f"row {row}: {len(parts)} document(s), {used:,} of {data.sequence_length:,} tokens")
+        console.print(
+            f"row {row}: {len(parts)} document(s), {used:,} of {data.sequence_length:,} tokens"
+        )
         if used < data.sequence_length:
             parts.append(f"padding ({data.sequence_length - used:,})")
         console.print(f"  {' | '.join(parts)}", markup=False)
@@ -150,4 +176,6 @@ def show_rows(
 
 def excerpt(text: str) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= EXCERPT else f"{flat[: EXCERPT * 2 // 3]} ... {flat[-EXCERPT // 3 :]}"
+    return (
+        flat if len(flat) <= EXCERPT else f"{flat[: EXCERPT * 2 // 3]} ... {flat[-EXCERPT // 3 :]}"
+    )

@@ -16,12 +16,35 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from cpt.command_line import AsJson, Overrides, RecipePath, TaskFolder, print_json, refuse_ignored, show_log
-from cpt.data.examples.check import CUT, WORKERS_IMPORT, WRONG, ExampleReport, Inspector, missing_tokens
+from cpt.command_line import (
+    AsJson,
+    Overrides,
+    RecipePath,
+    TaskFolder,
+    print_json,
+    refuse_ignored,
+    show_log,
+)
+from cpt.data.examples.check import (
+    CUT,
+    WORKERS_IMPORT,
+    WRONG,
+    ExampleReport,
+    Inspector,
+    missing_tokens,
+)
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
-from cpt.data.readers.documents import BadRow, Document, Listed, Piece, count_reasons, listed, refuse_too_many
+from cpt.data.readers.documents import (
+    BadRow,
+    Document,
+    Listed,
+    Piece,
+    count_reasons,
+    listed,
+    refuse_too_many,
+)
 from cpt.data.readers.filters import sieve_of
 from cpt.data.readers.sources import jobs_of, read_piece
 from cpt.data.rows.contamination import find_contamination, is_refused
@@ -41,11 +64,18 @@ TRUNCATED_SHARE = 0.05
 
 
 def check_command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe, or a folder or file of documents.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="A recipe, or a folder or file of documents.")
+    ],
     overrides: Overrides = None,
-    output: Annotated[Path | None, typer.Option(help="List all bad rows in this file, as JSON lines.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="List all bad rows in this file, as JSON lines.")
+    ] = None,
     truncated_share: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of examples that may be longer than data.sequence_length.")
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of examples that may be longer than data.sequence_length."
+        ),
     ] = TRUNCATED_SHARE,
 ) -> None:
     """Read every row of every source and report bad rows. Exit code 2: a run would stop at a row, or learn from a
@@ -96,7 +126,9 @@ def check_command(
     raise typer.Exit(2 if mistakes else 0)
 
 
-def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: DocumentEncoder) -> Inspector:
+def inspector_of(
+    data: Data, source: DocumentSource, key: str, plain_encoder: DocumentEncoder
+) -> Inspector:
     encoder = encoder_of(source, plain_encoder, key)
     assert isinstance(encoder, ExampleEncoder)
     if missing := missing_tokens(encoder):
@@ -105,7 +137,9 @@ def inspector_of(data: Data, source: DocumentSource, key: str, plain_encoder: Do
             " of the tokenizer. Add it as a special token, or use the tokenizer's own template."
         )
     name, are_repeats_wrong = reported_name(source), data.deduplicate is None
-    return Inspector(name, sieve_of(data, source, key), encoder, data.sequence_length, are_repeats_wrong)
+    return Inspector(
+        name, sieve_of(data, source, key), encoder, data.sequence_length, are_repeats_wrong
+    )
 
 
 @dataclass
@@ -124,13 +158,17 @@ class SourceInspection:
         self.examples.add(other.examples)
 
 
-def read_source(source: DocumentSource, key: str, inspector: Inspector | None = None) -> SourceInspection:
+def read_source(
+    source: DocumentSource, key: str, inspector: Inspector | None = None
+) -> SourceInspection:
     """Read a source once, in several processes if it is large."""
     jobs = jobs_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
     workers = num_workers() if len(jobs) > PIECES_ALONE else 0
     imports = () if inspector is None else WORKERS_IMPORT
     whole = SourceInspection()
-    for part in map_in_order(lambda: partial(read_part, source, key, inspector), jobs, workers, imports):
+    for part in map_in_order(
+        lambda: partial(read_part, source, key, inspector), jobs, workers, imports
+    ):
         whole.add(part)
     if inspector is not None and inspector.are_repeats_wrong:
         whole.examples.find_repeated()
@@ -170,14 +208,19 @@ def report_documents(
     numbers = report.documents, report.empty, reasons.total()
     why = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common())
     table.add_row(
-        escape(reported_name(source)), *(f"{number:,}" for number in numbers), why, style="yellow" if why else None
+        escape(reported_name(source)),
+        *(f"{number:,}" for number in numbers),
+        why,
+        style="yellow" if why else None,
     )
     console.print(table)
     for row in report.bad[:BAD_ROWS_SHOWN]:
         byte = "" if row["byte"] is None else f" (byte {row['byte']:,})"
         console.print(f"  {row['where']}: {row['detail']}{byte}", style="yellow", markup=False)
     if len(report.bad) > BAD_ROWS_SHOWN:
-        console.print(f"  ... and {len(report.bad) - BAD_ROWS_SHOWN:,} more; --output FILE lists all of them")
+        console.print(
+            f"  ... and {len(report.bad) - BAD_ROWS_SHOWN:,} more; --output FILE lists all of them"
+        )
     num_bad = sum(row["rows"] for row in report.bad)
     if report.bad and data.on_bad_row == "error":
         fix = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."
@@ -208,8 +251,14 @@ def report_examples(
     wrong = [fault for fault in found.counts if fault in WRONG or fault in CUT and is_much]
     if not wrong:
         return []
-    listing = "; ".join(f"{found.counts[fault]:,} x {fault} ({found.where(fault, 1)[0]})" for fault in wrong)
-    much = f" {cut:.1%} exceed `data.sequence_length`: raise it (or --truncated-share)." if is_much else ""
+    listing = "; ".join(
+        f"{found.counts[fault]:,} x {fault} ({found.where(fault, 1)[0]})" for fault in wrong
+    )
+    much = (
+        f" {cut:.1%} exceed `data.sequence_length`: raise it (or --truncated-share)."
+        if is_much
+        else ""
+    )
     fix = f"Fix the rows or drop them by a filter (`{key}.filters`)."
     return [DataError(f"{source.path}: {listing}. {fix}{much}")]
 
@@ -217,7 +266,9 @@ def report_examples(
 def contamination_command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    task: Annotated[list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Also search for this lm-eval task. Repeat it.")
+    ] = None,
     task_folder: TaskFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -231,12 +282,16 @@ def contamination_command(
     show_log(stderr=as_json)
     refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
     loaded = load_recipe(recipe, overrides or ())
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():  # output of lm-eval, and the log
+    with (
+        redirect_stdout(sys.stderr) if as_json else nullcontext()
+    ):  # output of lm-eval, and the log
         questions = []
         if task:
             from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
 
-            questions = [EvaluationDocument(*question) for question in task_texts(task, task_folder)]
+            questions = [
+                EvaluationDocument(*question) for question in task_texts(task, task_folder)
+            ]
         found = find_contamination(*sections_of(loaded), questions)
     if as_json:
         print_json(found.to_json())

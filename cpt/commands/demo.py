@@ -78,12 +78,19 @@ class Commands:
         if forwarded:
             raise KeyboardInterrupt
         if code:
-            raise TrainingError(f"`cpt {words[0]}` ended with exit code {code}; see above. Repeat it to resume.")
+            raise TrainingError(
+                f"`cpt {words[0]}` ended with exit code {code}; see above. Repeat it to resume."
+            )
 
     def ask_server(self, model: Path, prompt: str) -> str | None:
         """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package is missing."""
-        if any(importlib.util.find_spec(package) is None for package in ("fastapi", "uvicorn", "openai")):
-            self.print(f"Serving skipped: fastapi, uvicorn or openai is not installed ({install_line('serving')}).")
+        if any(
+            importlib.util.find_spec(package) is None
+            for package in ("fastapi", "uvicorn", "openai")
+        ):
+            self.print(
+                f"Serving skipped: fastapi, uvicorn or openai is not installed ({install_line('serving')})."
+            )
             return None
         from openai import DefaultHttpxClient, OpenAI
 
@@ -96,12 +103,21 @@ class Commands:
                     if line.startswith("curl "):  # the last line before it is ready
                         break
                 else:
-                    raise LaunchError("`cpt serve` exited before it was ready; see its message above.")
+                    raise LaunchError(
+                        "`cpt serve` exited before it was ready; see its message above."
+                    )
                 url = f"http://localhost:{port}/v1"
                 # Without the environment's proxies: the server is on this machine.
-                client = OpenAI(base_url=url, api_key="none", http_client=DefaultHttpxClient(trust_env=False))
+                client = OpenAI(
+                    base_url=url, api_key="none", http_client=DefaultHttpxClient(trust_env=False)
+                )
                 self.print(f">>> client = OpenAI(base_url={url!r}, api_key='none')")
-                request: Any = {"model": str(model), "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+                request: Any = {
+                    "model": str(model),
+                    "prompt": prompt,
+                    "max_tokens": ANSWER_TOKENS,
+                    "temperature": 0,
+                }
                 call = ", ".join(f"{name}={value!r}" for name, value in request.items())
                 self.print(f">>> client.completions.create({call})")
                 with client:
@@ -117,19 +133,29 @@ class Commands:
 
     def title(self, text: str) -> None:
         self.console.print()
-        self.console.print(Rule(f"[bold]{text}", align="left"), width=min(self.console.width, WIDTH_OF_A_TITLE))
+        self.console.print(
+            Rule(f"[bold]{text}", align="left"), width=min(self.console.width, WIDTH_OF_A_TITLE)
+        )
 
     def printed(self, *words: Word) -> list[str]:
         """Print the command, and return its argument list for this Python."""
         texts = [str(word) for word in words]
-        self.console.print(f"[bold]$[/bold] cpt {shlex.join(texts)}", highlight=False, soft_wrap=True)
+        self.console.print(
+            f"[bold]$[/bold] cpt {shlex.join(texts)}", highlight=False, soft_wrap=True
+        )
         return [sys.executable, "-m", "cpt", *texts]
 
 
 def command(
-    folder: Annotated[Path, typer.Option(help="Folder for texts, tokenizer, runs and summary.")] = FOLDER,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; one continued pre-training each.")] = SEEDS,
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for all recipes.")] = None,
+    folder: Annotated[
+        Path, typer.Option(help="Folder for texts, tokenizer, runs and summary.")
+    ] = FOLDER,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, separated by commas; one continued pre-training each.")
+    ] = SEEDS,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key.path=value, for all recipes.")
+    ] = None,
 ) -> None:
     """Run the whole workflow, offline in minutes: documents, init, check, train, verdict, served answer.
 
@@ -140,7 +166,9 @@ def command(
     try:
         numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
     except ValueError as problem:
-        raise typer.BadParameter(f"--seeds: expected numbers such as 1,2,3, got {seeds!r}") from problem
+        raise typer.BadParameter(
+            f"--seeds: expected numbers such as 1,2,3, got {seeds!r}"
+        ) from problem
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ["CPT_CACHE"] = str(folder / "cache")  # for all commands
     for name, value in {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}.items():
@@ -161,9 +189,14 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
     try:
         folders = write_files(folder)
     except OSError as problem:
-        raise ResourceError(f"cannot write into {folder}: {problem.strerror}. Choose another --folder.") from problem
+        raise ResourceError(
+            f"cannot write into {folder}: {problem.strerror}. Choose another --folder."
+        ) from problem
     documents, general = folders["domain", "train"], folders["general", "train"]
-    for path, what in ((documents, "code, the domain to learn"), (general, "prose, the base's training data")):
+    for path, what in (
+        (documents, "code, the domain to learn"),
+        (general, "prose, the base's training data"),
+    ):
         sizes = [file.stat().st_size for file in path.iterdir()]
         cpt.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}")
     cpt.title("2  A base model: a tokenizer and 1.3M parameters, trained on the prose")
@@ -171,8 +204,25 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
     cpt.title("3  Your turn: a folder of documents and a base model become a recipe")
     recipe = folder / "recipe.yaml"
     if not recipe.exists():
-        options: list[Word] = ["--general", general, "--shift", "strong", "--tokens", TOKENS]  # code is far from prose
-        cpt.run("init", documents, "--model", base.export_folder, "--gpu", "cpu", *options, "--output", recipe)
+        options: list[Word] = [
+            "--general",
+            general,
+            "--shift",
+            "strong",
+            "--tokens",
+            TOKENS,
+        ]  # code is far from prose
+        cpt.run(
+            "init",
+            documents,
+            "--model",
+            base.export_folder,
+            "--gpu",
+            "cpu",
+            *options,
+            "--output",
+            recipe,
+        )
     else:
         cpt.print(f"{recipe} exists already.")
     cpt.title(f"4  Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
@@ -193,7 +243,9 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
         "answer": answer and {"prompt": PROMPT, "text": answer},
         "passed": passed,
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "summary.json").write_text(
+        json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     print_results(results, headline, console, folder)
     return 0 if passed else 1
 
@@ -204,7 +256,16 @@ def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Comma
     tokenizer, base = folder / "tokenizer", Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
         text = f"prose={general}"
-        cpt.run("tokenizer", "train", "--text", text, "--vocabulary", VOCABULARY_SIZE, "--output", tokenizer)
+        cpt.run(
+            "tokenizer",
+            "train",
+            "--text",
+            text,
+            "--vocabulary",
+            VOCABULARY_SIZE,
+            "--output",
+            tokenizer,
+        )
     if not base.is_finished:
         recipe = Path(os.path.relpath(recipe)) if recipe.is_relative_to(Path.cwd()) else recipe
         cpt.run("train", recipe, *moved_paths(folder), *overrides)
@@ -228,7 +289,10 @@ def train_seeds(
 ) -> list[Run]:
     """Train the recipe that `cpt init` wrote, once per seed; each run ends with its verdict."""
     runs = [Run(folder / f"code-seed{seed}") for seed in seeds]
-    done = [run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete")) for run in runs]
+    done = [
+        run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete"))
+        for run in runs
+    ]
     if not all(done):
         cpt.run("check", recipe, f"output_dir={folder}", *overrides)
     for seed, run, is_done in zip(seeds, runs, done, strict=True):
@@ -253,13 +317,23 @@ def read_result(run: Run) -> SeedResult:
     )
 
 
-def print_results(results: Sequence[SeedResult], headline: str, console: Console, folder: Path) -> None:
+def print_results(
+    results: Sequence[SeedResult], headline: str, console: Console, folder: Path
+) -> None:
     columns = ("domain before", "after", "change", "general before", "after", "change")
     numbers = [Column(name, justify="right") for name in columns]
     table = Table("", *numbers, title="Bits per byte on held-out documents")
     for one in results:
-        domain = (f"{one.domain_before:.3f}", f"{one.domain_after:.3f}", f"{one.domain_change:+.1f} %")
-        general = (f"{one.general_before:.3f}", f"{one.general_after:.3f}", f"{one.general_change:+.1f} %")
+        domain = (
+            f"{one.domain_before:.3f}",
+            f"{one.domain_after:.3f}",
+            f"{one.domain_change:+.1f} %",
+        )
+        general = (
+            f"{one.general_before:.3f}",
+            f"{one.general_after:.3f}",
+            f"{one.general_change:+.1f} %",
+        )
         table.add_row(one.run.removeprefix("code-"), *domain, *general)
     console.print(table)
     num_passed = sum(one.passed for one in results)

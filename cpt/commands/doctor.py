@@ -48,7 +48,10 @@ WITHOUT_TRITON = (
 )
 WHEEL = f"install the wheel for this torch: {PAGE}"
 KERNELS = {  # module -> feature that needs it, and how to install it
-    "flash_attn": ("`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn", WHEEL),
+    "flash_attn": (
+        "`model.attention: flash_attention_2`; without it `auto` uses torch's varlen_attn",
+        WHEEL,
+    ),
     "flash_attn_interface": (
         "FlashAttention 3, for Hopper GPUs",
         "build hopper/ of github.com/Dao-AILab/flash-attention",
@@ -70,7 +73,9 @@ class Diagnosis:
 
 
 def command(
-    recipe: Annotated[Path | None, typer.Argument(help="On several nodes: the recipe to train.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="On several nodes: the recipe to train.")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Show this machine's hardware and packages, or compare the nodes of a cluster.
@@ -83,9 +88,13 @@ def command(
     if recipe is None:
         raise typer.Exit(print_machine())
     if num_nodes() == 1:
-        raise LaunchError("cpt doctor RECIPE compares nodes. Run it on each by torchrun, as in cpt doctor --help.")
+        raise LaunchError(
+            "cpt doctor RECIPE compares nodes. Run it on each by torchrun, as in cpt doctor --help."
+        )
     from cpt.distributed import join_processes, leave_processes
-    from cpt.launch.nodes import compare_nodes  # imports torch, and the table has to work without it
+    from cpt.launch.nodes import (
+        compare_nodes,
+    )  # imports torch, and the table has to work without it
 
     loaded = load_recipe(recipe, overrides or ())
     join_processes(loaded.training)
@@ -131,8 +140,13 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
     free = f"{machine.free_host_memory_gib:.1f} free, which can be pinned: `ulimit -l` does not limit it"
     yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({free})")
     shared = machine.shared_memory_gib or 0.0
-    loss = ("data workers and NCCL may fail with `bus error`", "docker run --shm-size=8g, or --ipc=host")
-    yield Diagnosis("shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ()))
+    loss = (
+        "data workers and NCCL may fail with `bus error`",
+        "docker run --shm-size=8g, or --ipc=host",
+    )
+    yield Diagnosis(
+        "shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ())
+    )
     yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB")
     yield from examine_stack()
     if machine.gpus:
@@ -143,7 +157,9 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
     try:
         import torch  # here, so that a broken install becomes a row of the table
     except (ImportError, OSError) as error:
-        yield Diagnosis("torch", f"cannot be imported: {error}", "cpt cannot run", "make setup", broken=True)
+        yield Diagnosis(
+            "torch", f"cannot be imported: {error}", "cpt cannot run", "make setup", broken=True
+        )
         return
     cuda = torch.version.cuda
     problem = torch_problem(gpus)
@@ -159,7 +175,9 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
     yield Diagnosis("torch", here)
     if any(lacks_cudnn_attention(gpu, cuda) for gpu in gpus):
         costs = "attention of Hopper GPUs is slower, most of all over long rows"
-        remedy = f"install torch for CUDA 13.0; it needs driver {OLDEST_DRIVERS[13]} or newer: {PAGE}"
+        remedy = (
+            f"install torch for CUDA 13.0; it needs driver {OLDEST_DRIVERS[13]} or newer: {PAGE}"
+        )
         yield Diagnosis("cuDNN attention", f"missing in torch for CUDA {cuda}", costs, remedy)
 
 
@@ -180,9 +198,13 @@ def examine_stack() -> Iterator[Diagnosis]:
         requirement = Requirement(line)
         if requirement.marker is not None or requirement.name == "torch":
             continue
-        found = Diagnosis(requirement.name, "missing", f"cpt needs {line}", f"pip install '{line}'", broken=True)
+        found = Diagnosis(
+            requirement.name, "missing", f"cpt needs {line}", f"pip install '{line}'", broken=True
+        )
         with suppress(metadata.PackageNotFoundError):
             version = metadata.version(requirement.name)
             is_fine = requirement.specifier.contains(version, prereleases=True)
-            found = Diagnosis(requirement.name, version) if is_fine else replace(found, here=version)
+            found = (
+                Diagnosis(requirement.name, version) if is_fine else replace(found, here=version)
+            )
         yield found

@@ -33,20 +33,41 @@ SERVE = "Serve it: cpt serve"
 
 
 def command(
-    path: Annotated[Path, typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, checkpoint, model or adapter.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="New folder; or only --push-to-hub.")] = None,
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run, checkpoint, model or adapter."),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="New folder; or only --push-to-hub.")
+    ] = None,
     dtype: Annotated[DtypeName, typer.Option(help="Data type of the weights.")] = DTYPE,
     quantize: Annotated[
         QuantizedTo | None, typer.Option(help="Linear layers in 8 or 4 bits, nf4 by bitsandbytes.")
     ] = None,
-    max_rise: Annotated[float, typer.Option(help="With --quantize: allowed rise of bits per byte.")] = MAX_RISE,
-    adapter_only: Annotated[bool, typer.Option("--adapter-only", help="Export the adapter, not merged.")] = False,
-    text: Annotated[Path | None, typer.Option(help="File to compare logits on; default: held-out text.")] = None,
-    tolerance: Annotated[float | None, typer.Option(min=0, help="Allowed difference of logits, as a share.")] = None,
-    push_to_hub: Annotated[str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hub.")] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push-to-hub: a private repository.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --push-to-hub: no confirmation.")] = False,
-    module: Annotated[str | None, typer.Option("--import", help="Module that registers the model's family.")] = None,
+    max_rise: Annotated[
+        float, typer.Option(help="With --quantize: allowed rise of bits per byte.")
+    ] = MAX_RISE,
+    adapter_only: Annotated[
+        bool, typer.Option("--adapter-only", help="Export the adapter, not merged.")
+    ] = False,
+    text: Annotated[
+        Path | None, typer.Option(help="File to compare logits on; default: held-out text.")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="Allowed difference of logits, as a share.")
+    ] = None,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload it to the Hub.")
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="With --push-to-hub: a private repository.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="With --push-to-hub: no confirmation.")
+    ] = False,
+    module: Annotated[
+        str | None, typer.Option("--import", help="Module that registers the model's family.")
+    ] = None,
 ) -> None:
     """Export a model for other programs, and prove that it equals the trained one.
 
@@ -64,7 +85,11 @@ def command(
         "--quantize": quantize is not None,
     }
     refuse_ignored(of_models if adapter_only else {}, "with --adapter-only")
-    of_export = {"--text": text is not None, "--import": module is not None, "--adapter-only": adapter_only}
+    of_export = {
+        "--text": text is not None,
+        "--import": module is not None,
+        "--adapter-only": adapter_only,
+    }
     refuse_ignored(of_models | of_export if output is None else {}, "without --output")
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
@@ -87,7 +112,9 @@ def command(
         own = module or (None if trained.recipe is None else trained.recipe.model.import_)
         report = []
         for line in lines:
-            typer.echo(f"{line} --import {own}" if own is not None and line.startswith(SERVE) else line)
+            typer.echo(
+                f"{line} --import {own}" if own is not None and line.startswith(SERVE) else line
+            )
             report.append(line)
         write_seal(output, report)
     if push_to_hub is not None:

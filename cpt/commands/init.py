@@ -48,18 +48,30 @@ FIRST_WORDS = re.compile(r"(\S+\s+){7}\S+")  # including line breaks and indenta
 
 
 def command(
-    documents: Annotated[str, typer.Argument(help="File, folder or glob: txt, md, jsonl, parquet, csv, ...")],
+    documents: Annotated[
+        str, typer.Argument(help="File, folder or glob: txt, md, jsonl, parquet, csv, ...")
+    ],
     model: Annotated[str, typer.Option(help="Folder or Hub id of the base model.")],
     gpu: Gpu = None,
     gpus: Annotated[int, typer.Option(help="Number of GPUs.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Adds the cost, in any currency.")] = None,
-    general: Annotated[str | None, typer.Option(help="Text to replay: a path, a Hub dataset, self or none.")] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Adds the cost, in any currency.")
+    ] = None,
+    general: Annotated[
+        str | None, typer.Option(help="Text to replay: a path, a Hub dataset, self or none.")
+    ] = None,
     text_column: Annotated[str | None, typer.Option(help="Column or JSON key of the text.")] = None,
     tokens: Annotated[int | None, typer.Option(help="The budget in tokens.", min=1)] = None,
-    host_memory: Annotated[float | None, typer.Option(help="GiB of host memory, for offloading.")] = None,
-    full: Annotated[bool | None, typer.Option("--full/--lora", help="Train all parameters, or adapters.")] = None,
-    shift: Annotated[Shift | None, typer.Option(help="How far the text is from the base's data.")] = None,
+    host_memory: Annotated[
+        float | None, typer.Option(help="GiB of host memory, for offloading.")
+    ] = None,
+    full: Annotated[
+        bool | None, typer.Option("--full/--lora", help="Train all parameters, or adapters.")
+    ] = None,
+    shift: Annotated[
+        Shift | None, typer.Option(help="How far the text is from the base's data.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write a recipe for these documents, this model and this machine.
@@ -67,14 +79,20 @@ def command(
     Example: cpt init papers/ --model Qwen/Qwen2.5-1.5B --gpu "RTX 4090" --price-per-gpu-hour 0.4
     """
     if output.exists() and not force:
-        raise RecipeError(f"{output} exists. Choose another name with --output, or overwrite it with --force.")
-    target = find_target(gpu or next((found.name for found in find_gpus()), "cpu"), gpus, host_memory)
+        raise RecipeError(
+            f"{output} exists. Choose another name with --output, or overwrite it with --force."
+        )
+    target = find_target(
+        gpu or next((found.name for found in find_gpus()), "cpu"), gpus, host_memory
+    )
     refuse_ignored({"--gpus": gpus > 1 and target.on_cpu}, "with --gpu cpu")
     if general not in (None, NO_REPLAY, SELF) and kind_of(str(general)) == "local":
         files_of(DocumentSource(path=str(general)), "--general")  # DataError without files
     base = read_base(model)
     facts = read_documents(documents, text_column, DocumentEncoder(base.tokenizer))
-    choices = choose(facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift)
+    choices = choose(
+        facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift
+    )
     is_count = facts.is_whole and facts.documents <= TOKENISED
     about, how = ("", "") if is_count else ("about ", f", estimated from {TOKENISED} documents")
     estimates = {
@@ -88,18 +106,24 @@ def command(
     recipe = load_recipe(output)  # shape and rules; `cpt check` checks the rest
     for name, estimate in estimates.items():
         print_once(f"{name.capitalize()}: {estimate}")
-    domain = recipe.data.model_copy(update={"sources": recipe.data.sources[:1]})  # without the replay
+    domain = recipe.data.model_copy(
+        update={"sources": recipe.data.sources[:1]}
+    )  # without the replay
     for warning in size_warnings(domain, recipe.evaluation, few=FEW):
         print_once(f"warning: {warning}.")
     if general == SELF:
-        print_once(f"First let the base write the text to replay: {command_for_replay(base, choices)}")
+        print_once(
+            f"First let the base write the text to replay: {command_for_replay(base, choices)}"
+        )
     print_once(f"Wrote {output}; its comments give the reasons. Next: cpt check {output}")
 
 
 def command_for_replay(base: BaseModel, choices: RecipeChoices) -> str:
     """The command that writes the replayed text of `--general self`, with what will be held out of it."""
     tokens = round(1.1 * choices.replay * choices.tokens / (1 - choices.held_out_share))
-    return f"cpt data generate-replay {shlex.quote(base.path)} --tokens {tokens} --output self_replay"
+    return (
+        f"cpt data generate-replay {shlex.quote(base.path)} --tokens {tokens} --output self_replay"
+    )
 
 
 def format_documents(facts: DocumentStatistics) -> str:
@@ -108,9 +132,13 @@ def format_documents(facts: DocumentStatistics) -> str:
     languages = f"languages unknown ({install_line('language')})"
     if facts.languages is not None:
         of = facts.languages.total()
-        common = [f"{code} {100 * count / of:.0f} %" for code, count in facts.languages.most_common(3)]
+        common = [
+            f"{code} {100 * count / of:.0f} %" for code, count in facts.languages.most_common(3)
+        ]
         languages = f"languages {', '.join(common)} (py3langid)"
-    bad = f"{facts.bad_rows:,} bad rows" + (f" (the first: {facts.first_bad})" if facts.bad_rows else "")
+    bad = f"{facts.bad_rows:,} bad rows" + (
+        f" (the first: {facts.first_bad})" if facts.bad_rows else ""
+    )
     repeats = f"{100 * facts.repeats / facts.documents_read:.1f} % duplicates"
     return f"{number} in {formats} files, {facts.text_bytes / 1e6:,.3g} MB of text; {languages}; {bad}; {repeats}."
 
@@ -137,14 +165,26 @@ def recipe_text(
     """Return the recipe with a reason above each choice; `general` is the replayed text, None: the public set."""
     source = facts.source
     folder = Path(base.path).parent if Path(base.path).name == EXPORT else Path(base.path)
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.name}-{Path(source.path).stem}").strip("-._") or "cpt"
+    name = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", f"{folder.name}-{Path(source.path).stem}").strip("-._")
+        or "cpt"
+    )
     refused = next((one for one in reversed(choices.way.refused) if one.startswith("all")), "")
     texts = sorted((text.strip() for text in facts.sample if len(text.split()) > 20), key=len)
-    beginnings = [found[0] for text in texts[len(texts) // 2 :][:2] if (found := FIRST_WORDS.match(text))]
+    beginnings = [
+        found[0] for text in texts[len(texts) // 2 :][:2] if (found := FIRST_WORDS.match(text))
+    ]
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"yaml": plain, "rate": lambda rate: in_yaml(float(f"{rate:.2e}"))}
     written = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        {"facts": facts, "base": base, "target": target, "choices": choices, "output": output, **estimates},
+        {
+            "facts": facts,
+            "base": base,
+            "target": target,
+            "choices": choices,
+            "output": output,
+            **estimates,
+        },
         source=source,
         way=choices.way,
         name=name,
@@ -154,7 +194,8 @@ def recipe_text(
         adapters=json.dumps(ADAPTERS_ONLY),
         is_small=facts.tokens < FEW_TOKENS,
         lacks_wordings=facts.tokens < TOO_FEW_FOR_FACTS,
-        lacks_rank=choices.way.name != "full" and facts.tokens > BITS_OF_PARAMETER * choices.way.trained,
+        lacks_rank=choices.way.name != "full"
+        and facts.tokens > BITS_OF_PARAMETER * choices.way.trained,
         repeated=f"{100 * facts.repeats / facts.documents_read:.1f} %",
         max_bad_share=max(0.001, round(1.5 * facts.bad_share, 4)),
         public_general=PUBLIC_GENERAL,
@@ -169,11 +210,16 @@ def wrapped(line: str) -> str:
     lead = line[: len(line) - len(line.lstrip())] + "# "
     if len(line) <= WIDTH or not line.startswith(lead):
         return line
-    wrapper = textwrap.TextWrapper(WIDTH, lead, lead, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(
+        WIDTH, lead, lead, break_long_words=False, break_on_hyphens=False
+    )
     return wrapper.fill(line.strip()[2:]) + "\n"
 
 
 def plain(text: str) -> str:
     """Return the text as a YAML value, quoted only if necessary."""
-    is_simple = re.fullmatch(r"(\.{0,2}/|~/)?[A-Za-z_][A-Za-z0-9_./-]*", text) and text.lower() not in WORDS_OF_YAML
+    is_simple = (
+        re.fullmatch(r"(\.{0,2}/|~/)?[A-Za-z_][A-Za-z0-9_./-]*", text)
+        and text.lower() not in WORDS_OF_YAML
+    )
     return text if is_simple else json.dumps(text, ensure_ascii=False)

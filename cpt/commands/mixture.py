@@ -27,7 +27,9 @@ from cpt.training.arguments import data_of
 from cpt.training.resuming import POSITION
 
 CLOSE = 0.001  # a smaller deviation of a share is not reported
-WORTHWHILE_EPOCHS = 4  # up to this many repeats are about as good as new text (arxiv.org/abs/2305.16264)
+WORTHWHILE_EPOCHS = (
+    4  # up to this many repeats are about as good as new text (arxiv.org/abs/2305.16264)
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Forecast:
     rows: int
     sources: list[SourceForecast]
     phases: list[PhaseForecast]
-    is_reached: bool  # shares are as close as whole rows allow, every source is read, and the run may start
+    is_reached: (
+        bool  # shares are as close as whole rows allow, every source is read, and the run may start
+    )
     remarks: list[str]
 
 
@@ -64,10 +68,14 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
     ends at a learning rate that the schedule does not reach."""
     section = phases_in_tokens(recipe)
     rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
-    asked = shares_over(asked_shares(section, [report.tokens for report in data.sources]), rows).tolist()
+    asked = shares_over(
+        asked_shares(section, [report.tokens for report in data.sources]), rows
+    ).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
-        SourceForecast(**asdict(report), asked=share, seen=seen[report.name], epochs=epochs[report.name])
+        SourceForecast(
+            **asdict(report), asked=share, seen=seen[report.name], epochs=epochs[report.name]
+        )
         for report, share in zip(data.sources, asked, strict=True)
     ]
     length = recipe.data.sequence_length
@@ -77,7 +85,9 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
         end = rows if phase.until is None or is_last else min(rows, round(phase.until / length))
         if end > first:
             rate = None if is_last else written.until_learning_rate
-            phases.append(PhaseForecast(first * length, end * length, data.shares(end, first), rate))
+            phases.append(
+                PhaseForecast(first * length, end * length, data.shares(end, first), rate)
+            )
         first = end
     obstacles = list(find_obstacles(recipe, section, sources, rows))
     return Forecast(
@@ -91,16 +101,29 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
     )
 
 
-def find_obstacles(recipe: Recipe, section: Data, sources: list[SourceForecast], rows: int) -> Iterator[str]:
+def find_obstacles(
+    recipe: Recipe, section: Data, sources: list[SourceForecast], rows: int
+) -> Iterator[str]:
     """Yield why the mixture is not reached: a source or phase gets no row, or exceeds its allowed epochs."""
-    if unread := [f"{one.name} ({one.asked:.2%} requested)" for one in sources if one.asked > 0 and one.seen == 0]:
+    if unread := [
+        f"{one.name} ({one.asked:.2%} requested)"
+        for one in sources
+        if one.asked > 0 and one.seen == 0
+    ]:
         yield f"The run has {rows:,} rows, too few to include {', '.join(unread)}. Use shorter rows or a longer run."
     length = section.sequence_length
-    ends = [0, *(round(phase.until / length) for phase in section.phases if phase.until is not None)]
+    ends = [
+        0,
+        *(round(phase.until / length) for phase in section.phases if phase.until is not None),
+    ]
     for number, (first, end) in enumerate(pairwise(ends)):  # a phase ends at the nearest row
         if first == end:
             yield f"`data.phases[{number}]` is shorter than a row of {length:,} tokens, so it reads no data."
-    if short := [why for one in sources if (why := exceeds_max_epochs(recipe.data, one.name, one.epochs, one.tokens))]:
+    if short := [
+        why
+        for one in sources
+        if (why := exceeds_max_epochs(recipe.data, one.name, one.epochs, one.tokens))
+    ]:
         yield f"This run is refused: {'; '.join(short)}."
 
 
@@ -109,8 +132,12 @@ def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
     if off := [one for one in sources if abs(one.seen - one.asked) > CLOSE]:
         shares = ", ".join(f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in off)
         yield f"Shares are as close as {rows:,} whole rows allow, each {1 / rows:.2%} of the run: {shares}."
-    if often := [f"{one.name} ({one.epochs:.1f} times)" for one in sources if one.epochs > WORTHWHILE_EPOCHS]:
-        beyond = f"{WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text"
+    if often := [
+        f"{one.name} ({one.epochs:.1f} times)" for one in sources if one.epochs > WORTHWHILE_EPOCHS
+    ]:
+        beyond = (
+            f"{WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text"
+        )
         yield f"Read more than {beyond} (arXiv 2305.16264): {', '.join(often)}."
     if names := ", ".join(one.name for one in sources if one.is_estimate):
         yield f"Estimated from the first chunks: {names}. `cpt prepare` reads all of it and makes the numbers exact."
@@ -126,26 +153,43 @@ def print_forecast(forecast: Forecast, console: Console) -> None:
     for source in forecast.sources:
         name = escape(source.name)
         about = "~" if source.is_estimate else ""
-        counts = [f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)]
-        cells = f"{source.asked:.2%}", f"{source.seen:.2%}", f"{source.epochs:.2f}", f"{source.padding:.2%}"
-        sources.add_row(name, *counts, *cells, *([escape(source.licence or "")] if licensed else []))
+        counts = [
+            f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)
+        ]
+        cells = (
+            f"{source.asked:.2%}",
+            f"{source.seen:.2%}",
+            f"{source.epochs:.2f}",
+            f"{source.padding:.2%}",
+        )
+        sources.add_row(
+            name, *counts, *cells, *([escape(source.licence or "")] if licensed else [])
+        )
         phases.add_column(name, justify="right")
     for phase in forecast.phases:
         end, rate = f"{phase.end_token:,}", phase.until_learning_rate
         if rate is not None:
             end += f" (learning rate at {rate:g} of its peak)"
-        phases.add_row(f"{phase.first_token:,}", end, *(f"{share:.2%}" for share in phase.seen.values()))
+        phases.add_row(
+            f"{phase.first_token:,}", end, *(f"{share:.2%}" for share in phase.seen.values())
+        )
     for table in (sources, *([phases] if forecast.phases else [])):
         console.print(table)
     for source in forecast.sources:
         dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
         dropped += [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()]
         if dropped:
-            console.print(escape(f"Dropped from {source.name}: {', '.join(dropped)}."), highlight=False)
+            console.print(
+                escape(f"Dropped from {source.name}: {', '.join(dropped)}."), highlight=False
+            )
     for remark in forecast.remarks:
         console.print(escape(remark), highlight=False)
-    verdict = "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
-    console.print(f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False)
+    verdict = (
+        "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
+    )
+    console.print(
+        f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False
+    )
 
 
 @dataclass(frozen=True)
@@ -157,7 +201,9 @@ class SourceRead:
     first_row: int
     end_row: int
     name: str
-    asked: float | None  # share of the tokens; None if it depends on the sizes of the sources, or for a retired one
+    asked: (
+        float | None
+    )  # share of the tokens; None if it depends on the sizes of the sources, or for a retired one
     rows: int
     change: str  # added, retired, or empty
 
@@ -183,9 +229,13 @@ def read_stretches(run: Path) -> list[SourceRead]:
             asked = dict(zip(now, shares, strict=True))
         rows = {name: one["rows"] for name, one in line["positions"].items()}
         for name in dict.fromkeys([*now, *names]):
-            change = "retired" if name not in now else "added" if names and name not in names else ""
+            change = (
+                "retired" if name not in now else "added" if names and name not in names else ""
+            )
             read = rows.get(name, 0) - before.get(name, 0)
-            found.append(SourceRead(step + 1, line["step"], row, end, name, asked.get(name), read, change))
+            found.append(
+                SourceRead(step + 1, line["step"], row, end, name, asked.get(name), read, change)
+            )
         step, row, before, names = line["step"], end, rows, now
     return found
 
@@ -224,7 +274,9 @@ def command(
         recipe = folder / RECIPE
     loaded = load_recipe(recipe, overrides or ())
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
-    found = forecast(loaded, data_of(loaded, tokenizer, checks_budget=False))  # it reports few tokens
+    found = forecast(
+        loaded, data_of(loaded, tokenizer, checks_budget=False)
+    )  # it reports few tokens
     if as_json:
         print_json(asdict(found))
     else:

@@ -51,18 +51,26 @@ class Pipeline:
         teacher = recipe.training.get("teacher_model_name_or_path")
         rewards = [reward.options.get("path") for reward in recipe.rewards]
         named = [recipe.model.path, recipe.tokenizer.path, teacher, *rewards]
-        paths = [Path(path).expanduser().absolute() for path in named if isinstance(path, str) and path]
+        paths = [
+            Path(path).expanduser().absolute() for path in named if isinstance(path, str) and path
+        ]
         folders = {folder for path in paths for folder in (path, *path.parents)}
         return [other for other in self.steps if other.run.folder.absolute() in folders]
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, for every recipe.")] = None,
+    file: Annotated[
+        Path, typer.Argument(help="A YAML file with `name` and `steps`, a list of recipes.")
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key.path=value, for every recipe.")
+    ] = None,
     supervise: Supervise = False,
     processes: Processes = 1,
     launcher: Launcher = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the recipes and show the status.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the recipes and show the status.")
+    ] = False,
 ) -> None:
     """Run recipes one after the other; repeat the command to resume.
 
@@ -81,7 +89,9 @@ def command(
     for step in unfinished:
         how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
         words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
-        title = f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage})"
+        title = (
+            f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage})"
+        )
         print_once(f"{title}: {step.run.folder}")
         code, forwarded = Child(command_of_attempt(words, 1, None)).wait_for_end()
         if forwarded or not step.run.is_finished:
@@ -97,7 +107,9 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
     if waiting:
         folder, number = waiting[0].run.folder, waiting[0].number
-        print_once(f"{step.file}: continues from {folder}, so files and memory are checked after step {number}.")
+        print_once(
+            f"{step.file}: continues from {folder}, so files and memory are checked after step {number}."
+        )
         return False
     found = report(step.file, step.recipe, step.root)
     return bool(found.mistakes or found.blockers)
@@ -141,7 +153,11 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         mistakes.add(written[key].place, f"`{key}` is not a key of a pipeline.{hint}")
     if "name" not in written or not isinstance(written["name"].value, str):
         mistakes.add(root.place, "`name` is missing: the pipeline's name")
-    if "steps" not in written or not isinstance(written["steps"].value, list) or not written["steps"].value:
+    if (
+        "steps" not in written
+        or not isinstance(written["steps"].value, list)
+        or not written["steps"].value
+    ):
         example = "`steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
         mistakes.add(root.place, f"`steps` is missing: a list of recipes, {example}")
         mistakes.raise_if_any()
@@ -150,7 +166,10 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         keys = plain(node)
         if not isinstance(keys, dict) or not isinstance(keys.get("recipe"), str):
             example = "`{recipe: sft.yaml, name: chat}`"
-            mistakes.add(node.place, f"step {number}: `recipe` is missing, the path of a YAML file: {example}")
+            mistakes.add(
+                node.place,
+                f"step {number}: `recipe` is missing, the path of a YAML file: {example}",
+            )
             continue
         file = path.parent / Path(keys.pop("recipe")).expanduser()
         changes = (*as_overrides(keys), *overrides)

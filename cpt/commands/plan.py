@@ -19,11 +19,26 @@ from cpt.optim.gradients import check_release
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run
-from cpt.planning.fitting import USABLE, USABLE_OF_HOST, FittingPlan, cheapest_that_fits, fits, with_chosen_values
+from cpt.planning.fitting import (
+    USABLE,
+    USABLE_OF_HOST,
+    FittingPlan,
+    cheapest_that_fits,
+    fits,
+    with_chosen_values,
+)
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
 from cpt.planning.model_sizes import WHOLE, ModelSizes
-from cpt.planning.speed import Speed, Target, assumed_mfu, find_target, measured_speed, named_gpus, planned_speed
+from cpt.planning.speed import (
+    Speed,
+    Target,
+    assumed_mfu,
+    find_target,
+    measured_speed,
+    named_gpus,
+    planned_speed,
+)
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
@@ -39,19 +54,41 @@ ON_A_GPU = ("bf16", "fp16", "tf32", "deepspeed", "fsdp")
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Plan the recipe as `cpt train --lora` runs it.")] = False,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Plan the recipe as `cpt train --lora` runs it.")
+    ] = False,
     gpu: Gpu = None,
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs on all machines together.", min=1)] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of GPUs on all machines together.", min=1)
+    ] = None,
     nodes: Annotated[int, typer.Option(help="Number of machines.", min=1)] = 1,
-    network_gbit: Annotated[float | None, typer.Option(help="Gbit/s of each machine's network.", min=0.1)] = None,
-    memory_gib: Annotated[float | None, typer.Option(help="GiB of memory of an unknown GPU.", min=0.1)] = None,
-    peak_tflops: Annotated[float | None, typer.Option(help="Its dense peak in bf16, TFLOP/s.", min=0.1)] = None,
-    host_memory: Annotated[float | None, typer.Option(help="GiB of host memory per machine.", min=0.1)] = None,
-    mfu: Annotated[float | None, typer.Option(help="Share of the GPU's peak.", min=0.01, max=1)] = None,
-    measured: Annotated[Path | None, typer.Option(help="A run to take the tokens per second from.")] = None,
-    price_per_gpu_hour: Annotated[float | None, typer.Option(help="Adds the cost, in any currency.", min=0)] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Compare with a dry run of a whole step.")] = False,
-    write: Annotated[Path | None, typer.Option(help="Write the recipe that fits to this file.")] = None,
+    network_gbit: Annotated[
+        float | None, typer.Option(help="Gbit/s of each machine's network.", min=0.1)
+    ] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="GiB of memory of an unknown GPU.", min=0.1)
+    ] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(help="Its dense peak in bf16, TFLOP/s.", min=0.1)
+    ] = None,
+    host_memory: Annotated[
+        float | None, typer.Option(help="GiB of host memory per machine.", min=0.1)
+    ] = None,
+    mfu: Annotated[
+        float | None, typer.Option(help="Share of the GPU's peak.", min=0.01, max=1)
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="A run to take the tokens per second from.")
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option(help="Adds the cost, in any currency.", min=0)
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compare with a dry run of a whole step.")
+    ] = False,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the recipe that fits to this file.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Estimate memory, time and cost of a run, and the cheapest change that makes it fit.
@@ -64,7 +101,12 @@ def command(
     refuse_ignored({"--force": force and write is None}, "without --write")
     refuse_ignored({"--network-gbit": network_gbit is not None and nodes == 1}, "without --nodes")
     loaded, found = load_recipe(recipe, overrides or (), lora=lora), find_gpus()
-    if gpu is None and not found and gpus is None and not any(loaded.training.get(key) for key in ON_A_GPU):
+    if (
+        gpu is None
+        and not found
+        and gpus is None
+        and not any(loaded.training.get(key) for key in ON_A_GPU)
+    ):
         gpu = "cpu"
     name, number = named_gpus(gpu, gpus, nodes, found)
     known = {"memory": memory_gib, "peak_tflops": peak_tflops, "network_gbit": network_gbit}
@@ -78,32 +120,54 @@ def command(
     print_once(f"{format_setup(facts, setup, target)}\n")
     print_once("\n".join(format_plan(planned.memory, setup, target, share)))
     if limit is not None:
-        effect = "has no effect on a CPU" if target.on_cpu else f"leaves the run {limit:.0%} of each GPU"
+        effect = (
+            "has no effect on a CPU" if target.on_cpu else f"leaves the run {limit:.0%} of each GPU"
+        )
         print_once(f"  `safety.max_gpu_memory` {effect}.")
     if exact:
         print_once(compared(planned))
     mfu = mfu or assumed_mfu(setup)
-    speed = measured_speed(measured) if measured is not None else planned_speed(facts, setup, target, mfu)
+    speed = (
+        measured_speed(measured)
+        if measured is not None
+        else planned_speed(facts, setup, target, mfu)
+    )
     print_once(f"\n{format_speed(speed, planned, target, price_per_gpu_hour)}")
     if setup.sampled and measured is None:
-        print_once("  Sampling and scoring completions are not included; use --measured RUN to include them.")
+        print_once(
+            "  Sampling and scoring completions are not included; use --measured RUN to include them."
+        )
     needs = disk_needs(planned.recipe, facts, setup)
-    checkpoints = f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
-    print_once(f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n")
+    checkpoints = (
+        f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
+    )
+    print_once(
+        f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n"
+    )
     where = f"{target.name} x {setup.gpus}"
     if fits(planned.memory, target, share):
         which = "a machine with" if nodes == 1 else f"{nodes} machines, each with"
-        host = f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of host memory"
+        host = (
+            f" in {which} {planned.memory.host.size / USABLE_OF_HOST / GIB:.0f} GiB of host memory"
+        )
         print_once(f"Verdict: it fits {where}{'' if target.host_is_known else host}.")
         if write is not None:
-            raise RecipeError(f"--write: the recipe fits without changes, so {write} was not written.")
+            raise RecipeError(
+                f"--write: the recipe fits without changes, so {write} was not written."
+            )
         return
     print_once(f"Verdict: it does not fit {where}.")
     proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=share)
     if proposal is None:
-        print_once("No change of other keys makes it fit. Use a smaller model, shorter rows, or more GPUs.")
+        print_once(
+            "No change of other keys makes it fit. Use a smaller model, shorter rows, or more GPUs."
+        )
         raise typer.Exit(DOES_NOT_FIT)
-    which = "cheapest" if all(proposal.slower <= other.slower for other in proposal.others) else "nearest"
+    which = (
+        "cheapest"
+        if all(proposal.slower <= other.slower for other in proposal.others)
+        else "nearest"
+    )
     for one in (proposal, *proposal.others):
         print_once(f"{f'The {which}' if one is proposal else 'Another'} change that makes it fit:")
         print_once("\n".join(format_changes(one, target)))
@@ -117,12 +181,17 @@ def format_setup(facts: ModelSizes, setup: Setup, target: Target) -> str:
     trained = "all trained"
     if setup.lora is not None or facts.trained < facts.parameters:
         trained = f"{facts.trained / 1e6:,.0f}M of them trained{', in adapters' if setup.lora is not None else ''}"
-    where = f"{setup.gpus} x {target.name}" + (f" in {setup.nodes} machines" if setup.nodes > 1 else "")
+    where = f"{setup.gpus} x {target.name}" + (
+        f" in {setup.nodes} machines" if setup.nodes > 1 else ""
+    )
     if target.on_cpu:
         where = f"{setup.gpus} process{'es' if setup.gpus > 1 else ''} on the CPU"
     sharding = "no ZeRO"
     if setup.zero is not None:
-        parts = {"the optimizer": setup.zero.offload_optimizer, "the weights": setup.zero.offload_parameters}
+        parts = {
+            "the optimizer": setup.zero.offload_optimizer,
+            "the weights": setup.zero.offload_parameters,
+        }
         on_host = " and ".join(part for part, there in parts.items() if there)
         sharding = "FSDP2" if setup.zero.is_fsdp else f"ZeRO-{setup.zero.stage}"
         sharding += f" with {on_host} on the host" if on_host else ""
@@ -139,7 +208,10 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float) ->
     yield format_room(who, target.memory_gib, usable * share, plan.peak.size)
     if not target.on_cpu:
         yield ""
-        yield table("Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:", plan.host)
+        yield table(
+            "Memory of the host:" if setup.nodes == 1 else "Memory of each machine's host:",
+            plan.host,
+        )
         if target.host_is_known:
             who = f"the host ({target.host_source})"
             yield format_room(who, target.host_memory_gib, USABLE_OF_HOST, plan.host.size)
@@ -159,7 +231,9 @@ def format_plan(plan: MemoryPlan, setup: Setup, target: Target, share: float) ->
 
 
 def table(title: str, moment: MemorySnapshot) -> str:
-    rows = [f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip() for term in moment.terms]
+    rows = [
+        f"  {term.name:<46}{term.size / GIB:>8.2f}  {term.note}".rstrip() for term in moment.terms
+    ]
     return "\n".join((f"{title:<48}{'GiB':>8}", *rows, f"  {'sum':<46}{moment.size / GIB:>8.2f}"))
 
 
@@ -178,7 +252,11 @@ def format_speed(speed: Speed, planned: "PlannedRun", target: Target, price: flo
         return f"{text}. The budget is in epochs: `cpt mixture` counts the tokens."
     hours = speed.hours(tokens)
     time = f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
-    money = "" if price is None else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
+    money = (
+        ""
+        if price is None
+        else f", {hours * max(1, target.gpus) * price:,.0f} at {price:g} per GPU hour"
+    )
     waits = f"\n  {speed.waits}." if speed.waits else ""
     return f"{text}: {time} for {tokens:,} tokens{money}, without evaluation and saving.{waits}"
 
@@ -187,7 +265,10 @@ def format_changes(proposal: FittingPlan, target: Target) -> Iterator[str]:
     for key, value in proposal.changes.items():
         yield f"  {key}: {in_yaml(value)}"
     host = "" if target.on_cpu else f", {proposal.plan.host.size / GIB:.0f} GiB on the host"
-    size, time = f"{proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}", f"{proposal.slower:.2f} times the time"
+    size, time = (
+        f"{proposal.plan.peak.size / GIB:.1f} GiB on each GPU{host}",
+        f"{proposal.slower:.2f} times the time",
+    )
     yield f"  Then {size}, about {time} that the unchanged recipe would take."
     if "model.dtype" in proposal.changes:
         yield "  Each update rounds the weights to bfloat16, without an fp32 copy; see docs/reference/training.md."
@@ -226,11 +307,18 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int) -> Planne
         raise RecipeError("\n".join(complaints))
     config = config_without_weights(recipe.model)
     recipe = with_chosen_values(recipe, config=config, target=target, processes=gpus, nodes=nodes)
-    profile = read_profile(recipe.training["deepspeed"]) if recipe.training.get("deepspeed") else None
+    profile = (
+        read_profile(recipe.training["deepspeed"]) if recipe.training.get("deepspeed") else None
+    )
     attention = attention_on_gpu(recipe, config)
-    setup = read_setup(recipe, gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=nodes)
+    setup = read_setup(
+        recipe, gpus, profile, attention=attention, on_cpu=target.on_cpu, nodes=nodes
+    )
     facts, activations = count_model(config, setup)
-    workers, snapshot = int(recipe.training.get("dataloader_num_workers", 0)), recipe.checkpoints.in_background
+    workers, snapshot = (
+        int(recipe.training.get("dataloader_num_workers", 0)),
+        recipe.checkpoints.in_background,
+    )
     plan = plan_memory(facts, setup, activations, workers=workers, snapshot=snapshot)
     return PlannedRun(recipe, config, setup, facts, activations, plan)
 
@@ -252,7 +340,9 @@ def compared(planned: PlannedRun) -> str:
     """Compare the plan with a dry run of one process, excluding buffers of engines, kernels and libraries."""
     config, setup, activations = planned.config, planned.setup, planned.activations
     if setup.needs.logits != WHOLE:
-        raise RecipeError(f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot run. Leave it out.")
+        raise RecipeError(
+            f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot run. Leave it out."
+        )
     if setup.compiles:  # a dry run does not compile
         setup = replace(setup, compiles=False)
         activations = count_activations(config, setup)
@@ -263,11 +353,19 @@ def compared(planned: PlannedRun) -> str:
 
 
 def write_fitted(
-    recipe: Path, output: Path, overrides: Sequence[str], changes: Mapping[str, Any], *, lora: bool, force: bool
+    recipe: Path,
+    output: Path,
+    overrides: Sequence[str],
+    changes: Mapping[str, Any],
+    *,
+    lora: bool,
+    force: bool,
 ) -> None:
     """Write a recipe with some keys changed: with the recipe as its `base` or, if that differs, in full."""
     if output.exists() and not force:
-        raise RecipeError(f"{output} exists. Choose another name with --write, or overwrite it with --force.")
+        raise RecipeError(
+            f"{output} exists. Choose another name with --write, or overwrite it with --force."
+        )
     words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
     whole = load_recipe(recipe, words, lora=lora)
     tree: dict[str, Any] = {"base": os.path.relpath(recipe.resolve(), output.resolve().parent)}

@@ -41,8 +41,12 @@ PASSED_ON = ("CPT_STORE", "HF_HUB_OFFLINE", "HF_HOME", "HF_TOKEN", "HF_ENDPOINT"
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    shard: Annotated[str | None, typer.Option(help="Make only part I of N, such as 3/16, of a shared store.")] = None,
-    cluster: Annotated[Literal["ray"] | None, typer.Option("--with", help="Make shards on a Ray cluster.")] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Make only part I of N, such as 3/16, of a shared store.")
+    ] = None,
+    cluster: Annotated[
+        Literal["ray"] | None, typer.Option("--with", help="Make shards on a Ray cluster.")
+    ] = None,
 ) -> None:
     """Tokenize into the store. Existing shards are skipped, so an interrupted command can be repeated.
 
@@ -54,22 +58,30 @@ def command(
     if shard is not None and cluster is not None:
         raise RecipeError("--shard and --with ray both divide the work. Remove one of the two.")
     if cluster is not None:
-        typer.echo(f"{prepare_on_ray(loaded):,} shards made by Ray ({time.monotonic() - start:.1f} s).")
+        typer.echo(
+            f"{prepare_on_ray(loaded):,} shards made by Ray ({time.monotonic() - start:.1f} s)."
+        )
     if shard is not None:
         part = re.fullmatch(r"(\d+)/(\d+)", shard)
         if part is None or not 1 <= int(part[1]) <= int(part[2]):
-            raise RecipeError(f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{shard}`.")
+            raise RecipeError(
+                f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{shard}`."
+            )
         count, missing = prepare_shard(loaded, int(part[1]), int(part[2]))
         typer.echo(f"{count:,} shards made for part {shard} ({time.monotonic() - start:.1f} s).")
         if missing:
-            typer.echo(f"{missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}")
+            typer.echo(
+                f"{missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}"
+            )
             return
     prepared = data_of(loaded, load_tokenizer(loaded.tokenizer, loaded.model), whole=True)
     if (store := bucket()) is not None:
         log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
     seconds = time.monotonic() - start
     documents = sum(source.documents for source in prepared.sources)
-    typer.echo(f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s).")
+    typer.echo(
+        f"{prepared.num_tokens:,} tokens of {documents:,} documents are ready ({seconds:.1f} s)."
+    )
 
 
 def upload(prepared: PreparedData, store: Bucket) -> int:
@@ -112,12 +124,19 @@ def prepare_on_ray(recipe: Recipe) -> int:
         raise ResourceError(f"--with ray needs Ray: {install_line('ray')}.") from problem
     environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     missing = unmade(all_shards(recipe))
-    ray.init(ignore_reinit_error=True, logging_level=logging.ERROR, runtime_env={"env_vars": environment})
+    ray.init(
+        ignore_reinit_error=True, logging_level=logging.ERROR, runtime_env={"env_vars": environment}
+    )
     try:
         task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(make_remotely)
         works = {source: ray.put(source.proven_work) for source, _ in missing}
         waiting = [
-            task.remote(works[source], source.plan.shards[number], source.shard_folder(number).name, str(Path.cwd()))
+            task.remote(
+                works[source],
+                source.plan.shards[number],
+                source.shard_folder(number).name,
+                str(Path.cwd()),
+            )
             for source, number in missing
         ]
         while waiting:
@@ -126,7 +145,9 @@ def prepare_on_ray(recipe: Recipe) -> int:
     except ray.exceptions.RayTaskError as problem:
         raise problem.cause from problem
     except ray.exceptions.RayError as problem:
-        raise LaunchError(f"a Ray task died ({str(problem).splitlines()[0]}). The same command resumes.") from problem
+        raise LaunchError(
+            f"a Ray task died ({str(problem).splitlines()[0]}). The same command resumes."
+        ) from problem
     finally:
         ray.shutdown()
     return len(missing)
@@ -143,10 +164,14 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
 def all_shards(recipe: Recipe) -> list[Wanted]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
     cache_dir = default_cache_dir().absolute()  # Ray's tasks may start in another folder
-    data, evaluation, _ = as_asked(phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage))
+    data, evaluation, _ = as_asked(
+        phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage)
+    )
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
-    sources = open_sources(clean, dict(keyed_sources(clean, evaluation)), encoder, cache_dir, recipe.seed).values()
+    sources = open_sources(
+        clean, dict(keyed_sources(clean, evaluation)), encoder, cache_dir, recipe.seed
+    ).values()
     return everything(sources)
 
 
@@ -156,5 +181,9 @@ def unmade(shards: Sequence[Wanted]) -> list[Wanted]:
     for source, wanted in groupby(shards, key=lambda shard: shard[0]):
         uploaded = store.shards(source.folder) if store is not None else set()
         missing = source.missing([number for _, number in wanted])
-        found += [(source, number) for number in missing if source.shard_folder(number).name not in uploaded]
+        found += [
+            (source, number)
+            for number in missing
+            if source.shard_folder(number).name not in uploaded
+        ]
     return found

@@ -16,7 +16,9 @@ EXAMPLE = "recipes/tiny/pretrain.yaml"
 
 
 def command(
-    copy: Annotated[Path | None, typer.Option(help="Copy the recipes into this folder.", metavar="FOLDER")] = None,
+    copy: Annotated[
+        Path | None, typer.Option(help="Copy the recipes into this folder.", metavar="FOLDER")
+    ] = None,
 ) -> None:
     """List the recipes that come with cpt, or copy them into a folder.
 
@@ -25,10 +27,15 @@ def command(
     console = open_console()
     if copy is not None:
         if existing := [name for name in FOLDERS if (copy / name).exists()]:
-            raise ResourceError(f"{copy}: {', '.join(existing)} exists already. Name another folder.")
+            raise ResourceError(
+                f"{copy}: {', '.join(existing)} exists already. Name another folder."
+            )
         for folder in FOLDERS:
             copytree(SHIPPED_FILES / folder, copy / folder)
-        console.print(f"{', '.join(FOLDERS)} are in {copy}. Next, in that folder: cpt check {EXAMPLE}", markup=False)
+        console.print(
+            f"{', '.join(FOLDERS)} are in {copy}. Next, in that folder: cpt check {EXAMPLE}",
+            markup=False,
+        )
         return
     recipes = SHIPPED_FILES / "recipes"
     for path in sorted(recipes.rglob("*.yaml")):

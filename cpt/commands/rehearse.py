@@ -23,12 +23,23 @@ from cpt.checkpoints.manifest import read_manifest, verify_path
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.command_line import AsJson, Launcher, Lora, Overrides, Processes, RecipePath
 from cpt.distributed import environment_alone
-from cpt.errors import CheckpointError, CptError, LaunchError, RehearsalError, ResourceError, TrainingError
+from cpt.errors import (
+    CheckpointError,
+    CptError,
+    LaunchError,
+    RehearsalError,
+    ResourceError,
+    TrainingError,
+)
 from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
 from cpt.formatting import format_bytes, open_console, while_working
 from cpt.hardware import host_memory_gib
-from cpt.launch.supervise import command_of_attempt, refuse_launcher, refuse_more_than_the_machine_holds
+from cpt.launch.supervise import (
+    command_of_attempt,
+    refuse_launcher,
+    refuse_more_than_the_machine_holds,
+)
 from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
 from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
@@ -42,10 +53,16 @@ from cpt.training.resuming import BIT_EXACT
 
 PROGRAM = Path(__file__).with_name("rehearse_program.py")
 NAME = "run"
-KILLED = re.compile(r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9")  # of torchrun, deepspeed, accelerate
+KILLED = re.compile(
+    r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9"
+)  # of torchrun, deepspeed, accelerate
 ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative differences of losses
 NOT_REHEARSED = ("push_to_hub", "logging_first_step", "logging_strategy")
-DECISIVE = ("recipe", "longest rows", "first steps")  # later steps are not tried if one of these failed
+DECISIVE = (
+    "recipe",
+    "longest rows",
+    "first steps",
+)  # later steps are not tried if one of these failed
 
 
 class SkippedPart(Exception):  # noqa: N818
@@ -82,8 +99,13 @@ class Rehearsal:
         saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
         evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
         evaluation |= {"tasks_every_tokens": None, "tasks_device": "auto"}
-        evaluation |= {"prompts": recipe.evaluation.prompts[:1], "retain": dict.fromkeys(recipe.evaluation.retain)}
-        training = {key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED}
+        evaluation |= {
+            "prompts": recipe.evaluation.prompts[:1],
+            "retain": dict.fromkeys(recipe.evaluation.retain),
+        }
+        training = {
+            key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED
+        }
         changes = {
             "name": NAME,
             "output_dir": self.scratch,
@@ -122,7 +144,9 @@ class Rehearsal:
             findings.append(finding)
             if shows:
                 text = f"{finding.error}: {finding.result}" if finding.error else finding.result
-                typer.echo(f"{step:<13}{finding.verdict:<8}{textwrap.indent(text, ' ' * 21).lstrip()}")
+                typer.echo(
+                    f"{step:<13}{finding.verdict:<8}{textwrap.indent(text, ' ' * 21).lstrip()}"
+                )
         return findings
 
     def check_recipe(self) -> str:
@@ -142,18 +166,30 @@ class Rehearsal:
             raise self.failure or TrainingError("the run has no steps.")
         losses = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
         if not all(math.isfinite(loss) for loss in self.losses.values()):
-            raise TrainingError(f"loss {losses}. Lower `optimizer.learning_rate`, or check the data.")
+            raise TrainingError(
+                f"loss {losses}. Lower `optimizer.learning_rate`, or check the data."
+            )
         return f"loss {losses}; {self.measured}"
 
     def check_saved(self) -> str:
         """Read every file of the checkpoint back; errors of the preceding evaluation are raised here too."""
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
-            events = [event for event in read_objects(self.run / "events.jsonl") if event["kind"] == "save_failed"]
+            events = [
+                event
+                for event in read_objects(self.run / "events.jsonl")
+                if event["kind"] == "save_failed"
+            ]
             if events:
-                raise ResourceError(f"{events[-1]['message']} Free some space, or set `output_dir` to another disk.")
+                raise ResourceError(
+                    f"{events[-1]['message']} Free some space, or set `output_dir` to another disk."
+                )
             raise self.failure or CheckpointError("no checkpoint was saved.")
-        damaged = [f"{found.folder.name}/{damage}" for found in verify_path(checkpoint) for damage in found.found]
+        damaged = [
+            f"{found.folder.name}/{damage}"
+            for found in verify_path(checkpoint)
+            for damage in found.found
+        ]
         if damaged:
             raise CheckpointError(f"{'; '.join(damaged[:3])}. Set `output_dir` to another disk.")
         return f"{format_bytes(size_of(checkpoint))}; all files are intact"
@@ -176,7 +212,9 @@ class Rehearsal:
             raise CheckpointError(str(problem)) from problem
         if not logits.isfinite().all():
             raise CheckpointError("the logits of the exported model are not finite.")
-        return f"{format_bytes(size_of(export))}; plain transformers loads it, its logits are finite"
+        return (
+            f"{format_bytes(size_of(export))}; plain transformers loads it, its logits are finite"
+        )
 
     def resume(self) -> str:
         """Continue from the checkpoint in new processes; losses must be bit-equal, or equal up to rounding."""
@@ -195,7 +233,9 @@ class Rehearsal:
         steps = [step for step in self.losses if step > manifest.step]
         if problem is not None and (self.failure is None or max(resumed) <= manifest.step):
             raise problem
-        difference = max((abs(resumed[step] / self.losses[step] - 1) for step in steps), default=0.0)
+        difference = max(
+            (abs(resumed[step] / self.losses[step] - 1) for step in steps), default=0.0
+        )
         what = f"steps {', '.join(map(str, steps))} in new processes"
         if all(resumed[step].hex() == self.losses[step].hex() for step in steps):
             return f"{what}: bit-equal losses"
@@ -211,17 +251,25 @@ class Rehearsal:
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             raise SkippedPart("no checkpoint or export to measure")
-        needs = DiskNeeds(size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe))
+        needs = DiskNeeds(
+            size_of(checkpoint), size_of(self.run / EXPORT), checkpoints_at_once(self.recipe)
+        )
         check_disk(self.recipe, needs, freed=size_of(self.scratch))
         parts = f"{needs.checkpoints_at_once} x {format_bytes(needs.checkpoint)} of checkpoints"
         return f"{parts} + {format_bytes(needs.export)} of {EXPORT} = {format_bytes(needs.total)}, which fits"
 
     def start(self, part: str) -> CptError | None:
         """Run a part to its end, and describe its processes' measurements (the maximum over processes)."""
-        file, log, reports = self.scratch / "recipe.yaml", self.scratch / f"{part}.log", self.scratch / part
+        file, log, reports = (
+            self.scratch / "recipe.yaml",
+            self.scratch / f"{part}.log",
+            self.scratch / part,
+        )
         file.write_text(dump_recipe(self.rehearsed))
         reports.mkdir()
-        words = command_of_attempt([part, str(file), str(reports)], self.processes, self.launcher, PROGRAM)
+        words = command_of_attempt(
+            [part, str(file), str(reports)], self.processes, self.launcher, PROGRAM
+        )
         # Without PYTHONSAFEPATH, Python would import modules from the program's folder first.
         environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
         with log.open("wb") as output:
@@ -233,7 +281,11 @@ class Rehearsal:
         found = [json.loads(path.read_text()) for path in reports.iterdir()]
         most = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
         if most:
-            gpu = f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}, " if "gpu" in most else ""
+            gpu = (
+                f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}, "
+                if "gpu" in most
+                else ""
+            )
             host = f"host {format_bytes(most['host'])} per process, of {host_memory_gib():,.1f} GiB"
             self.measured = f"{most['seconds']:.2f} s per step; {gpu}{host}"
         if code == 0:
@@ -252,13 +304,17 @@ class Rehearsal:
         if (kind := getattr(errors, error, None)) is not None:
             return cast(CptError, kind(message))
         if "OutOfMemory" in error or "out of memory" in message.lower():
-            remedy = "Set `gradient_checkpointing: true` or smaller batches; `cpt plan` proposes a fit"
+            remedy = (
+                "Set `gradient_checkpointing: true` or smaller batches; `cpt plan` proposes a fit"
+            )
             return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}.")
         return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
 
 
 def losses_of(run: Path) -> dict[int, float]:
-    return {row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl") if "loss" in row}
+    return {
+        row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl") if "loss" in row
+    }
 
 
 @contextmanager
@@ -267,7 +323,9 @@ def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
     probe("output_dir", folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK, f"another rehearsal of this recipe is running in {folder}. Wait for it."):
+    with locked(
+        folder / LOCK, f"another rehearsal of this recipe is running in {folder}. Wait for it."
+    ):
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -299,10 +357,15 @@ def command(
     with scratch_folder(loaded) as scratch:
         failed: list[str] = []
         try:
-            findings = Rehearsal(loaded, root, processes, launcher, scratch).rehearse(shows=not as_json)
+            findings = Rehearsal(loaded, root, processes, launcher, scratch).rehearse(
+                shows=not as_json
+            )
             failed = [finding.step for finding in findings if finding.verdict == "FAILED"]
         except KeyboardInterrupt as problem:
-            typer.echo("Interrupted. The processes have ended, and the rehearsal's folder was removed.", err=True)
+            typer.echo(
+                "Interrupted. The processes have ended, and the rehearsal's folder was removed.",
+                err=True,
+            )
             raise typer.Exit(130) from problem
         finally:
             if not failed:
@@ -319,5 +382,8 @@ def command(
     if not as_json:
         words = ["cpt", "train", str(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
         if processes > 1 or launcher is not None:
-            words += ["--supervise", *(["--launcher", launcher] if launcher else ["--processes", str(processes)])]
+            words += [
+                "--supervise",
+                *(["--launcher", launcher] if launcher else ["--processes", str(processes)]),
+            ]
         typer.echo(f"Every step succeeded. Start the run: {shlex.join(words)}")

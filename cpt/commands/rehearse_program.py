@@ -8,7 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from cpt.command_line import LocalRank, run_command, show_log  # first: it silences libraries that the others import
+from cpt.command_line import (
+    LocalRank,
+    run_command,
+    show_log,
+)  # first: it silences libraries that the others import
 
 # isort: split
 import numpy as np
@@ -45,7 +49,9 @@ class EndAtLog(TrainerCallback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if "loss" in kwargs["logs"] and state.global_step >= min(self.step, state.max_steps):
             raise EnoughSteps(f"ended after {state.global_step} steps, as requested")
 
@@ -56,14 +62,20 @@ class Rehearsed(TrainerCallback):
     def __init__(self, reports: Path, *, evaluates: bool) -> None:
         self.report, self.evaluates, self.began = reports / f"rank-{rank()}.json", evaluates, 0.0
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.began = time.perf_counter()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if args.device.type == "cuda":
             torch.cuda.synchronize()
         found = {"seconds": time.perf_counter() - self.began}
-        found["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the peaks of this process in bytes
+        found["host"] = (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        )  # the peaks of this process in bytes
         if torch.cuda.is_initialized():
             total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
             found |= {"gpu": torch.cuda.max_memory_reserved(), "gpu_total": total}
@@ -90,7 +102,9 @@ class LongestRows(Dataset[dict[str, Any]]):
             writing.min_new_tokens = writing.max_new_tokens
         first, self.longest_prompt = self.rows[0], None
         if "prompt" in first and "prompt_ids" not in first:
-            prompts = (self.rows[number] for number in range(min(trainer.length.rows, PROMPTS_READ)))
+            prompts = (
+                self.rows[number] for number in range(min(trainer.length.rows, PROMPTS_READ))
+            )
             self.longest_prompt = max(prompts, key=lambda row: len(str(row["prompt"])))
 
     def __getitem__(self, number: int) -> dict[str, Any]:
@@ -107,7 +121,9 @@ class LongestRows(Dataset[dict[str, Any]]):
         labels, positions = ids.clone(), torch.arange(self.length)
         labels[0] = IGNORED
         example = {"input_ids": ids, "labels": labels, "position_ids": positions}
-        if "attention_mask" in row:  # with a token budget a row is a whole batch: one document of all its tokens
+        if (
+            "attention_mask" in row
+        ):  # with a token budget a row is a whole batch: one document of all its tokens
             example["attention_mask"] = torch.ones_like(ids)
             return {name: values[None] for name, values in example.items()}
         if self.model_writes:

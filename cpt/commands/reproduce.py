@@ -20,10 +20,21 @@ from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.sources import states_of
 from cpt.data.store.tokenized import contents_of
 from cpt.distributed import environment_alone, print_once
-from cpt.errors import CheckpointError, CptError, DataError, ResourceError, RestartNeeded, TrainingError
+from cpt.errors import (
+    CheckpointError,
+    CptError,
+    DataError,
+    ResourceError,
+    RestartNeeded,
+    TrainingError,
+)
 from cpt.files import size_and_hash
 from cpt.hardware import count_cpu_cores
-from cpt.launch.supervise import command_of_attempt, refuse_launcher, refuse_more_than_the_machine_holds
+from cpt.launch.supervise import (
+    command_of_attempt,
+    refuse_launcher,
+    refuse_more_than_the_machine_holds,
+)
 from cpt.models.config import hash_weights
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -58,7 +69,10 @@ DIFFERS = 3  # the exit code; 2 means a user error
 SUFFIX, TAG = "-reproduced", "reproduces "
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # device numbers of one machine
 OF_A_START = ("variable ", "host_memory_gib", "platform")  # restored, or irrelevant to results
-DECIDED = ("loss", "grad_norm")  # metrics determined by recipe, data and code; those of evaluations are too
+DECIDED = (
+    "loss",
+    "grad_norm",
+)  # metrics determined by recipe, data and code; those of evaluations are too
 
 
 @dataclass(frozen=True)
@@ -67,7 +81,9 @@ class Reproduction:
     evaluations: int
     last_step: int
     difference: dict[str, Any] | None  # first difference: step, metric, and its values then and now
-    weights_differ: list[str] | None  # files of the final model that differ; None if a run has no final model
+    weights_differ: (
+        list[str] | None
+    )  # files of the final model that differ; None if a run has no final model
 
     @property
     def is_bit_equal(self) -> bool:
@@ -77,8 +93,12 @@ class Reproduction:
 
 def command(
     run: Annotated[str, typer.Argument(help="A run's folder, or its name below runs/.")],
-    steps: Annotated[int | None, typer.Option(help="Number of steps; all by default.", min=1)] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes; by default as recorded.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of steps; all by default.", min=1)
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes; by default as recorded.")
+    ] = None,
     launcher: Launcher = None,
     as_json: AsJson = False,
 ) -> None:
@@ -99,32 +119,50 @@ def command(
         recipe = load_recipe(file)
         if launcher is None:
             refuse_more_than_the_machine_holds(number, on_gpus=not recipe.training.get("use_cpu"))
-        earlier = [(Recipe.model_validate(line["recipe"]), get_dict(line, "inputs")) for line in record.history]
+        earlier = [
+            (Recipe.model_validate(line["recipe"]), get_dict(line, "inputs"))
+            for line in record.history
+        ]
         for one, inputs in [(recipe, record.inputs), *earlier]:
             refuse_changed_inputs(folder, one, inputs)
         now = {**describe_environment(), "processes": number}
     # A logged loss is the mean since the previous log, so the repetition ends at a log.
     logged = record.metrics.curve("loss", "step")[0]
     last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
-    rows = [row for row in environment_rows([record.environments, [now]]) if not row.name.startswith(OF_A_START)]
+    rows = [
+        row
+        for row in environment_rows([record.environments, [now]])
+        if not row.name.startswith(OF_A_START)
+    ]
     differences = [f"{row.name}: {row.values[0]} -> {row.values[1]}" for row in rows]
     if not as_json:
         for difference in differences:
             print_once(f"Changed since then: {difference}.")
     words = ["--steps", str(last)] if last else []
     history = [
-        {**line, "replay": True, "recipe": repetition_of(record, one, inputs).model_dump(mode="json", by_alias=True)}
+        {
+            **line,
+            "replay": True,
+            "recipe": repetition_of(record, one, inputs).model_dump(mode="json", by_alias=True),
+        }
         for line, (one, inputs) in zip(record.history, earlier, strict=True)
     ]
     repetition = repetition_of(record, recipe, record.inputs)
     again = run_again(record, repetition, history, words, number, launcher, quiet=as_json)
     result = compare_results(record, again)
-    old_rows, new_rows = (get(one, "data", "fingerprint") for one in (record.inputs, read_object(again / INPUTS)))
+    old_rows, new_rows = (
+        get(one, "data", "fingerprint") for one in (record.inputs, read_object(again / INPUTS))
+    )
     if old_rows != new_rows:
         differences.append(f"rows made from the same files (fingerprint): {old_rows} -> {new_rows}")
     if as_json:
         kept = None if result.is_bit_equal else str(again)
-        found = {"bit_equal": result.is_bit_equal, **asdict(result), "differs": differences, "folder": kept}
+        found = {
+            "bit_equal": result.is_bit_equal,
+            **asdict(result),
+            "differs": differences,
+            "folder": kept,
+        }
         print_json(found)
     else:
         print_once("\n".join(report(result, differences)))
@@ -142,7 +180,9 @@ def read_complete(folder: Path) -> RunRecord:
     if "loss" not in record.metrics.names:
         missing.append(f"{METRICS} with a loss")
     if missing:
-        raise CheckpointError(f"{folder} cannot be repeated. Missing or unreadable: {', '.join(missing)}.")
+        raise CheckpointError(
+            f"{folder} cannot be repeated. Missing or unreadable: {', '.join(missing)}."
+        )
     return record
 
 
@@ -164,19 +204,25 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
     try:
         found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
         if get(inputs, "tokenizer", "xxh3") not in (None, found):
-            changed.append(f"tokenizer: {get(inputs, 'tokenizer', 'path')} encodes to different ids")
+            changed.append(
+                f"tokenizer: {get(inputs, 'tokenizer', 'path')} encodes to different ids"
+            )
     except CptError as problem:
         changed.append(f"tokenizer: {problem}")
     for part in ("weights", "teacher"):
         hashes, path = get_dict(inputs, part, "sha256"), get(inputs, part, "path")
         try:
             now = hash_weights(path, get(inputs, part, "revision")) if hashes else {}
-            changed += [f"{part}: {Path(path) / name} differs" for name in differing_files(hashes, now)]
+            changed += [
+                f"{part}: {Path(path) / name} differs" for name in differing_files(hashes, now)
+            ]
         except (CptError, OSError) as problem:
             changed.append(f"{part}: {path}: {problem}")
     if changed:
         listing = "\n".join(f"  {line}" for line in changed)
-        raise DataError(f"{folder} cannot be repeated, because its inputs changed:\n{listing}\nRestore them.")
+        raise DataError(
+            f"{folder} cannot be repeated, because its inputs changed:\n{listing}\nRestore them."
+        )
 
 
 def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str]) -> list[str]:
@@ -187,7 +233,9 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
     except CptError as problem:
         return [f"{key}: {problem}"]
     now = contents_of(states)
-    names = differing_files(by_short_path(recorded), by_short_path(now)) if now else []  # a function has no files
+    names = (
+        differing_files(by_short_path(recorded), by_short_path(now)) if now else []
+    )  # a function has no files
     return [f"{key}: {name} differs" for name in names]
 
 
@@ -199,8 +247,13 @@ def differing_files(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
 def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
     """The recipe to run: the run's, with the values chosen for `auto`, without trackers, callbacks and archive."""
     chosen = get_dict(inputs, "training")
-    training = {key: chosen.get(key, value) if value == "auto" else value for key, value in recipe.training.items()}
-    if chosen.get("deepspeed"):  # the recorded content: the file may have changed, or come from accelerate's config
+    training = {
+        key: chosen.get(key, value) if value == "auto" else value
+        for key, value in recipe.training.items()
+    }
+    if chosen.get(
+        "deepspeed"
+    ):  # the recorded content: the file may have changed, or come from accelerate's config
         training["deepspeed"] = chosen["deepspeed"]
     model, dtype = recipe.model, get(inputs, "weights", "dtype")
     is_sharded = training.get("deepspeed") or training.get("fsdp")
@@ -208,8 +261,12 @@ def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
         model = model.model_copy(update={"dtype": dtype})
     if get(record.environment, "hardware", "gpus") == []:
         training["use_cpu"] = True
-    checkpoints = recipe.checkpoints.model_copy(update=dict.fromkeys(("archive", "weights_every_steps", "average")))
-    evaluation = recipe.evaluation.model_copy(update={"tasks_every_tokens": None, "tasks_device": "auto"})
+    checkpoints = recipe.checkpoints.model_copy(
+        update=dict.fromkeys(("archive", "weights_every_steps", "average"))
+    )
+    evaluation = recipe.evaluation.model_copy(
+        update={"tasks_every_tokens": None, "tasks_device": "auto"}
+    )
     folder = record.folder.resolve()
     update = {
         "name": f"{folder.name}{SUFFIX}",
@@ -246,7 +303,9 @@ def run_again(
     variables, output = environment_of(record), sys.stderr if quiet else None
     try:
         for _ in range(len(history) + 1 + MOST_WITHOUT_PROGRESS):
-            child = Child(program, inherits=variables, folder=place_of(record.environment), output=output)
+            child = Child(
+                program, inherits=variables, folder=place_of(record.environment), output=output
+            )
             code, _ = child.wait_for_end()
             if Run(folder).status().get("error") != RestartNeeded.__name__:
                 break
@@ -254,7 +313,9 @@ def run_again(
         file.unlink(missing_ok=True)
     if code:
         status = Run(folder).status()
-        why = f"{status['error']}: {status['message']}" if "error" in status else f"exit code {code}"
+        why = (
+            f"{status['error']}: {status['message']}" if "error" in status else f"exit code {code}"
+        )
         raise TrainingError(f"the repetition failed ({why}). Its folder: {folder}.")
     return folder
 
@@ -264,7 +325,9 @@ def empty_folder(recipe: Recipe) -> Path:
     folder = recipe.output_dir / recipe.name
     if folder.exists():
         if recipe.tags[-1] not in (read_recipe(folder / RECIPE).get("tags") or []):
-            raise ResourceError(f"{folder} exists and is not a repetition of this run. Move or rename it.")
+            raise ResourceError(
+                f"{folder} exists and is not a repetition of this run. Move or rename it."
+            )
         shutil.rmtree(folder)
     return folder
 
@@ -273,23 +336,38 @@ def environment_of(record: RunRecord) -> dict[str, str]:
     """This process's environment variables, with those of the run that can change results."""
     variables = {**get_dict(record.environment, "variables")}
     cores = get(record.environment, "hardware", "cores")
-    if cores is not None and cores != count_cpu_cores() and record.environment.get("processes", 1) == 1:
-        variables.setdefault("OMP_NUM_THREADS", str(cores))  # torch's default is the cores; affects sums
+    if (
+        cores is not None
+        and cores != count_cpu_cores()
+        and record.environment.get("processes", 1) == 1
+    ):
+        variables.setdefault(
+            "OMP_NUM_THREADS", str(cores)
+        )  # torch's default is the cores; affects sums
     variables.pop(OF_A_MACHINE, None)
     replaced = deciding_variables().keys() - {OF_A_MACHINE}
     kept = {name: value for name, value in os.environ.items() if name not in replaced}
     # Otherwise Python imports from the program's folder first, whose files could shadow other modules.
-    return {**kept, **variables, "PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
+    return {
+        **kept,
+        **variables,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": environment_alone()["PYTHONPATH"],
+    }
 
 
 def compare_results(record: RunRecord, again: Path) -> Reproduction:
     """Compare the metrics and final weights that both runs have."""
     before, after = (decided_metrics(folder) for folder in (record.folder, again))
     common = [key for key in before if key in after]
-    differing = ((*key, before[key], after[key]) for key in common if repr(before[key]) != repr(after[key]))
+    differing = (
+        (*key, before[key], after[key]) for key in common if repr(before[key]) != repr(after[key])
+    )
     first = next(differing, None)  # repr has all digits, and NaN equals NaN
     models = (folder / EXPORT for folder in (record.folder, again))
-    then, now = ({path.name: size_and_hash(path) for path in model.glob("*.safetensors")} for model in models)
+    then, now = (
+        {path.name: size_and_hash(path) for path in model.glob("*.safetensors")} for model in models
+    )
     return Reproduction(
         logs=sum(name == "loss" for _, name in common),
         evaluations=len({step for step, name in common if name.startswith(EVALUATED)}),
@@ -316,9 +394,13 @@ def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
         counts = f"{result.logs:,} logged losses and {evaluations}"
         return [f"Bit-equal: {counts} up to step {result.last_step}{weights}."]
     if found := result.difference:
-        lines = [f"NOT equal: {found['metric']} at step {found['step']} was {found['then']}, now {found['now']}."]
+        lines = [
+            f"NOT equal: {found['metric']} at step {found['step']} was {found['then']}, now {found['now']}."
+        ]
     elif result.weights_differ:
-        lines = [f"NOT equal: losses are equal, but final weights differ: {', '.join(result.weights_differ)}."]
+        lines = [
+            f"NOT equal: losses are equal, but final weights differ: {', '.join(result.weights_differ)}."
+        ]
     else:
         lines = ["NOT compared: the two runs logged no loss at the same step."]
     if differences:

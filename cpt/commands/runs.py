@@ -12,14 +12,26 @@ from cpt.errors import CheckpointError
 from cpt.formatting import GIB, format_count, format_duration, open_console
 from cpt.runs.folder import Values, is_bits_per_byte, list_runs, set_name
 
-STYLES = {"running": "cyan", "finished": "green", "failed": "red", "died": "red", "interrupted": "yellow"}
+STYLES = {
+    "running": "cyan",
+    "finished": "green",
+    "failed": "red",
+    "died": "red",
+    "interrupted": "yellow",
+}
 TEXTS = ("run", "stage", "state", "from", "tags")
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(help="Folder of the runs: `output_dir` of their recipes.")] = Path("runs"),
-    where: Annotated[list[str] | None, typer.Option(help="Filter: state=finished, tag=x, loss<2.5.")] = None,
-    sort: Annotated[str | None, typer.Option(help="Column, -loss for descending; default: newest first.")] = None,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of the runs: `output_dir` of their recipes.")
+    ] = Path("runs"),
+    where: Annotated[
+        list[str] | None, typer.Option(help="Filter: state=finished, tag=x, loss<2.5.")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(help="Column, -loss for descending; default: newest first.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the runs below a folder: state, steps, tokens, loss, held-out bits per byte, speed, age, origin, tags.
@@ -39,7 +51,9 @@ def command(
         shown = [name for name in rows[0] if any(row[name] for row in rows)]
         for name in shown:
             is_text = name in TEXTS
-            table.add_column(name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text)
+            table.add_column(
+                name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
+            )
         for row in rows:
             table.add_row(*(row[name] for name in shown))
         open_console().print(table)
@@ -66,27 +80,37 @@ def run_cells(values: Values) -> dict[str, str]:
 def held_out(values: Values) -> str:
     """The bits per byte of each held-out set, with its name if there are several."""
     sets = {set_name(key): decimal(value) for key, value in values.items() if is_bits_per_byte(key)}
-    return escape("  ".join(f"{name} {value}" if len(sets) > 1 else value for name, value in sets.items()))
+    return escape(
+        "  ".join(f"{name} {value}" if len(sets) > 1 else value for name, value in sets.items())
+    )
 
 
 def decimal(number: float | None) -> str:
     return "" if number is None else f"{number:.4f}"
 
 
-def verify_command(path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")]) -> None:
+def verify_command(
+    path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")],
+) -> None:
     """Verify sizes and hashes of checkpoints; exit code 2 if files are damaged.
 
     Example: cpt verify runs/my-run
     """
-    from cpt.checkpoints.manifest import verify_path  # imports torch, which `cpt runs` does not need
+    from cpt.checkpoints.manifest import (
+        verify_path,
+    )  # imports torch, which `cpt runs` does not need
 
     verified = verify_path(path)
     damaged = [one for one in verified if one.found]
     for one in verified:
         if not one.found:
-            typer.echo(f"{one.folder}: intact (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)")
+            typer.echo(
+                f"{one.folder}: intact (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)"
+            )
     if damaged:
-        listing = "\n".join(f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)])
+        listing = "\n".join(
+            f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)]
+        )
         raise CheckpointError(
             f"{len(damaged)} of {len(verified)} are damaged:\n{listing}\n"
             "`cpt train` skips damaged checkpoints and resumes from an older one.\n"

@@ -65,7 +65,11 @@ def list_command() -> None:
         what = entry.kind if entry.is_complete else f"{entry.kind}, incomplete or old"
         known, about = entry.description, ("", "", "")
         if known is not None:
-            about = known.made_from.get("source", ""), known.made_from.get("tokenizer", ""), f"{known.tokens:,}"
+            about = (
+                known.made_from.get("source", ""),
+                known.made_from.get("tokenizer", ""),
+                f"{known.tokens:,}",
+            )
         size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
         table.add_row(entry.folder.name[:12], what, *about, size, f"{unused} ago")
     console = open_console()
@@ -83,13 +87,21 @@ def verify_command() -> None:
     known = [(entry.folder, entry.description) for entry in tokens if entry.description is not None]
     shards = [folder / name for folder, description in known for name in description.shards]
     if damaged := [str(shard) for shard in shards if not is_intact_shard(shard)]:
-        raise DataError(f"damaged: {', '.join(damaged)}. Delete these folders; the next run makes them again.")
-    typer.echo(f"Intact: {len(known)}. Skipped (incomplete or of another version): {len(tokens) - len(known)}.")
+        raise DataError(
+            f"damaged: {', '.join(damaged)}. Delete these folders; the next run makes them again."
+        )
+    typer.echo(
+        f"Intact: {len(known)}. Skipped (incomplete or of another version): {len(tokens) - len(known)}."
+    )
 
 
 def prune_command(
-    unused_days: Annotated[float | None, typer.Option(min=0, help="Remove entries unused for this many days.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be removed.")] = False,
+    unused_days: Annotated[
+        float | None, typer.Option(min=0, help="Remove entries unused for this many days.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what would be removed.")
+    ] = False,
 ) -> None:
     """Remove old entries and leftovers of killed runs and of other versions of cpt. Entries in use are kept.
 

@@ -20,7 +20,15 @@ from cpt.export.write import check_output
 from cpt.formatting import open_console
 from cpt.models.build import load_weights
 from cpt.models.config import load_config
-from cpt.models.new_rows import EXTENSION, Distilled, Rows, add_rows, check_can_distill, distill_rows, tables
+from cpt.models.new_rows import (
+    EXTENSION,
+    Distilled,
+    Rows,
+    add_rows,
+    check_can_distill,
+    distill_rows,
+    tables,
+)
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Model
 from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
@@ -34,7 +42,9 @@ ROWS_MULTIPLE = 64  # a grown embedding has a multiple of this many rows, which 
 
 Texts = Annotated[
     list[str] | None,
-    typer.Option("--text", help="A path as in a recipe's source; `name=path` names it. Repeatable."),
+    typer.Option(
+        "--text", help="A path as in a recipe's source; `name=path` names it. Repeatable."
+    ),
 ]
 TextColumn = Annotated[str, typer.Option(help="Column or JSON key with the text.")]
 MaxBytes = Annotated[int, typer.Option(min=1, help="Most megabytes to read of each text.")]
@@ -69,7 +79,9 @@ class TextReader:
 
 def train_command(
     output: Annotated[Path, typer.Option(help="Folder for the tokenizer; must be new or empty.")],
-    vocabulary: Annotated[int, typer.Option(help="Number of tokens: 4,000 suit a small model, 32,000 a large one.")],
+    vocabulary: Annotated[
+        int, typer.Option(help="Number of tokens: 4,000 suit a small model, 32,000 a large one.")
+    ],
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
@@ -82,24 +94,35 @@ def train_command(
     """
     texts = open_texts(text, text_column, max_mb)
     check_output(output)
-    trained = train_bpe((document for one in texts.values() for document in one), vocabulary, output)
+    trained = train_bpe(
+        (document for one in texts.values() for document in one), vocabulary, output
+    )
     console = open_console()
     console.print(f"{len(trained):,} tokens, learned from {describe(texts)}", markup=False)
-    console.print(f"The tokenizer is in {output}. Use it in a recipe: tokenizer: {{path: {output}}}", markup=False)
+    console.print(
+        f"The tokenizer is in {output}. Use it in a recipe: tokenizer: {{path: {output}}}",
+        markup=False,
+    )
 
 
 def extend_command(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of the model.")],
-    output: Annotated[Path, typer.Option(help="Folder for the extended model; must be new or empty.")],
+    output: Annotated[
+        Path, typer.Option(help="Folder for the extended model; must be new or empty.")
+    ],
     add: Annotated[int, typer.Option(help="Tokens to add: 500 to 5,000 suit a domain.")],
     text: Texts = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 200,
     rows: Annotated[
         Literal["mean", "token_distillation"],
-        typer.Option(help="Initial new rows; token_distillation trains the input rows (untied heads only)."),
+        typer.Option(
+            help="Initial new rows; token_distillation trains the input rows (untied heads only)."
+        ),
     ] = "mean",
-    revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a model on the Hub.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Commit, tag or branch of a model on the Hub.")
+    ] = None,
 ) -> None:
     """Add tokens for a domain by continuing the tokenizer's byte-pair encoding on the domain's text.
 
@@ -141,7 +164,14 @@ def extend_command(
         "distilled": distilled and asdict(distilled),
     }
     lengths = write_extended(output, built, tokenizer, extension, sample, record)
-    print_extension(model, output, extension, grown, f"{len(tokenizer):,}, learned from {describe(texts)}", lengths)
+    print_extension(
+        model,
+        output,
+        extension,
+        grown,
+        f"{len(tokenizer):,}, learned from {describe(texts)}",
+        lengths,
+    )
 
 
 def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> dict[str, TextReader]:
@@ -153,10 +183,14 @@ def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> di
             name, path = "", text
         source = DocumentSource(path=path, name=name or None, text_column=text_column)
         if reported_name(source) in readers:
-            raise RecipeError(f"--text: two texts named `{reported_name(source)}`. Rename one: --text NAME={path}")
+            raise RecipeError(
+                f"--text: two texts named `{reported_name(source)}`. Rename one: --text NAME={path}"
+            )
         readers[reported_name(source)] = TextReader(source, max_mb * 10**6)
     if not readers:
-        raise RecipeError("no text. Add --text name=path (a file, folder, glob, URL or Hub dataset).")
+        raise RecipeError(
+            "no text. Add --text name=path (a file, folder, glob, URL or Hub dataset)."
+        )
     return readers
 
 
@@ -211,25 +245,41 @@ def write_extended(
         extension.tokenizer.save_pretrained(unfinished)
         written = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)
         texts = [*sample, "".join(tokenizer.all_special_tokens)]
-        old, new, read = (one(texts)["input_ids"] for one in (tokenizer, extension.tokenizer, written))
+        old, new, read = (
+            one(texts)["input_ids"] for one in (tokenizer, extension.tokenizer, written)
+        )
         is_longer = any(len(ids) > len(short) for ids, short in zip(read, old, strict=True))
         if read != new or read[-1] != old[-1] or is_longer:
             kind = type(tokenizer).__name__
-            raise RecipeError(f"{kind} does not reload an extended tokenizer.json unchanged. Use another model.")
+            raise RecipeError(
+                f"{kind} does not reload an extended tokenizer.json unchanged. Use another model."
+            )
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
-        lengths = {"before": num_bytes / sum(map(len, old)), "after": num_bytes / sum(map(len, read))}
+        lengths = {
+            "before": num_bytes / sum(map(len, old)),
+            "after": num_bytes / sum(map(len, read)),
+        }
         model.save_pretrained(unfinished)
         tokens = []
         for token in extension.tokens:
             ids = list(token.pieces)
-            tokens.append({**asdict(token), "pieces": tokenizer.convert_ids_to_tokens(ids), "piece_ids": ids})
+            tokens.append(
+                {**asdict(token), "pieces": tokenizer.convert_ids_to_tokens(ids), "piece_ids": ids}
+            )
         content = {**record, "bytes_per_token": lengths, "tokens": tokens}
-        (unfinished / EXTENSION).write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        (unfinished / EXTENSION).write_text(
+            json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+        )
     return lengths
 
 
 def print_extension(
-    base: str, output: Path, extension: Extension, rows: Rows, added_to: str, lengths: Mapping[str, float]
+    base: str,
+    output: Path,
+    extension: Extension,
+    rows: Rows,
+    added_to: str,
+    lengths: Mapping[str, float],
 ) -> None:
     before, after = lengths["before"], lengths["after"]
     head = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"

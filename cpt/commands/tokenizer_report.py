@@ -49,13 +49,17 @@ class VocabularyMetrics:
     size: int
     regular: int  # tokens that are neither special nor added
     never_seen: list[int]  # ids of regular tokens that do not occur in the texts
-    unreachable: list[tuple[int, str]]  # those of them, with their strings, that no tried text is encoded to either
+    unreachable: list[
+        tuple[int, str]
+    ]  # those of them, with their strings, that no tried text is encoded to either
 
 
 def report_command(
     model: Annotated[str, typer.Argument(help="Folder or Hub id of a model or tokenizer.")],
     text: Texts = None,
-    against: Annotated[str | None, typer.Option(help="Folder or Hub id of a tokenizer to compare with.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Folder or Hub id of a tokenizer to compare with.")
+    ] = None,
     text_column: TextColumn = "text",
     max_mb: MaxBytes = 1000,
     as_json: AsJson = False,
@@ -71,7 +75,9 @@ def report_command(
         if path is not None:
             tokenizer = load_tokenizer(Tokenizer(path=path), Model())
             encoder, largest = DocumentEncoder(tokenizer), max(tokenizer.get_vocab().values())
-            subjects.append(Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64)))
+            subjects.append(
+                Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64))
+            )
     for name, one in texts.items():
         measure_text(subjects, name, one)
     vocabularies = [vocabulary_metrics(subject.tokenizer, subject.seen) for subject in subjects]
@@ -119,13 +125,19 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> No
         subject.texts.append(metrics)
 
 
-def vocabulary_metrics(tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]) -> VocabularyMetrics:
+def vocabulary_metrics(
+    tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]
+) -> VocabularyMetrics:
     """`seen`: how often each id occurs in the texts. A token counts as unreachable if its own string, alone and in a
     few contexts, is encoded without it, which is not a proof."""
     backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
     regular = sorted(set(tokenizer.get_vocab().values()) - set(added))
     never_seen = [number for number in regular if not seen[number]]
-    unreachable = [(number, backend.id_to_token(number)) for number in never_seen if not is_reached(backend, number)]
+    unreachable = [
+        (number, backend.id_to_token(number))
+        for number in never_seen
+        if not is_reached(backend, number)
+    ]
     return VocabularyMetrics(len(tokenizer), len(regular), never_seen, unreachable)
 
 
@@ -134,22 +146,41 @@ def print_texts(console: Console, subjects: Sequence[Subject]) -> None:
     columns = right("documents", "MB", "bytes per token", "tokens per word")
     names = [escape(subject.name) for subject in subjects]
     for other in names[1:]:
-        columns += right(f"bytes per token of {other}", "tokens per word", "length of its sequences")
+        columns += right(
+            f"bytes per token of {other}", "tokens per word", "length of its sequences"
+        )
     table = Table("text", *columns, title=names[0], title_justify="left")
     for one, *others in zip(*(subject.texts for subject in subjects), strict=True):
-        cells = [f"{escape(one['name'])}{' (its beginning)' if one['is_cut'] else ''}", f"{one['documents']:,}"]
-        cells += [f"{one['bytes'] / 1e6:,.1f}", f"{one['bytes_per_token']:.3f}", f"{one['tokens_per_word']:.2f}"]
+        cells = [
+            f"{escape(one['name'])}{' (its beginning)' if one['is_cut'] else ''}",
+            f"{one['documents']:,}",
+        ]
+        cells += [
+            f"{one['bytes'] / 1e6:,.1f}",
+            f"{one['bytes_per_token']:.3f}",
+            f"{one['tokens_per_word']:.2f}",
+        ]
         for same in others:
             longer = 100 * (same["tokens"] / max(1, one["tokens"]) - 1)
-            cells += [f"{same['bytes_per_token']:.3f}", f"{same['tokens_per_word']:.2f}", f"{longer:+.1f} %"]
+            cells += [
+                f"{same['bytes_per_token']:.3f}",
+                f"{same['tokens_per_word']:.2f}",
+                f"{longer:+.1f} %",
+            ]
         table.add_row(*cells)
     console.print(table)
 
 
 def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyMetrics) -> None:
     never, regular, engine = len(vocabulary.never_seen), vocabulary.regular, subject.encoder.engine
-    console.print(f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}", style="bold", markup=False)
-    console.print(f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)")
+    console.print(
+        f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}",
+        style="bold",
+        markup=False,
+    )
+    console.print(
+        f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)"
+    )
     some = ", ".join(f"{token!r} ({number})" for number, token in vocabulary.unreachable[:EXAMPLES])
     such = f", such as {some}" if some else ""
     console.print(f"  unreachable: {len(vocabulary.unreachable):,}{such}", markup=False)

@@ -9,7 +9,16 @@ import typer
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.resume import wanted_checkpoint
-from cpt.command_line import Launcher, Lora, Overrides, Processes, RecipePath, Supervise, refuse_ignored, show_log
+from cpt.command_line import (
+    Launcher,
+    Lora,
+    Overrides,
+    Processes,
+    RecipePath,
+    Supervise,
+    refuse_ignored,
+    show_log,
+)
 from cpt.commands.verdict import print_verdict
 from cpt.distributed import LaunchedAs, join_processes, leave_processes, num_nodes, world_size
 from cpt.errors import RecipeError, RestartNeeded
@@ -33,22 +42,37 @@ def command(
     recipe: RecipePath,
     overrides: Overrides = None,
     lora: Lora = False,
-    new: Annotated[bool, typer.Option("--new", help="Start another run of the same name (appends -2).")] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start another run of the same name (appends -2).")
+    ] = False,
     supervise: Supervise = False,
     processes: Processes = 1,
     launcher: Launcher = None,
-    restarts: Annotated[int, typer.Option(min=0, help="With --supervise: most restarts per hour.")] = MOST_RESTARTS,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="With --supervise: most restarts per hour.")
+    ] = MOST_RESTARTS,
     change: Annotated[
         bool, typer.Option("--change", help="Apply an edited recipe from the last checkpoint on.")
     ] = False,
-    note: Annotated[str | None, typer.Option(help="The reason for a change, for the run's history.")] = None,
-    from_checkpoint: Annotated[
-        Path | None, typer.Option(help="Begin a new run from a checkpoint of another, with its optimizer.")
+    note: Annotated[
+        str | None, typer.Option(help="The reason for a change, for the run's history.")
     ] = None,
-    resume: Annotated[str, typer.Option(help="latest, none (start over), or a checkpoint folder.")] = "latest",
-    allow_restart: Annotated[bool, typer.Option("--allow-restart", help="Start over if checkpoints are bad.")] = False,
-    trust_checkpoint: Annotated[bool, typer.Option("--trust-checkpoint", help="Trust the saved pickles.")] = False,
-    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="Set by DeepSpeed.")] = None,
+    from_checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Begin a new run from a checkpoint of another, with its optimizer."),
+    ] = None,
+    resume: Annotated[
+        str, typer.Option(help="latest, none (start over), or a checkpoint folder.")
+    ] = "latest",
+    allow_restart: Annotated[
+        bool, typer.Option("--allow-restart", help="Start over if checkpoints are bad.")
+    ] = False,
+    trust_checkpoint: Annotated[
+        bool, typer.Option("--trust-checkpoint", help="Trust the saved pickles.")
+    ] = False,
+    local_rank: Annotated[
+        int | None, typer.Option("--local_rank", hidden=True, help="Set by DeepSpeed.")
+    ] = None,
 ) -> None:
     """Run a recipe.
 
@@ -63,15 +87,27 @@ def command(
     """
     show_log()
     disable_progress_bar()  # transformers' bars per file read or written; the run has its own
-    refuse_ignored({"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise")
+    refuse_ignored(
+        {"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise"
+    )
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
     loaded, root = load_with_places(recipe, overrides or (), lora=lora)
     if from_checkpoint is not None and (new or resume != "latest"):
-        raise RecipeError("--from-checkpoint names the checkpoint and starts a new run: remove --new and --resume.")
+        raise RecipeError(
+            "--from-checkpoint names the checkpoint and starts a new run: remove --new and --resume."
+        )
     wanted = wanted_checkpoint(resume)
-    options = {"--lora": lora, "--allow-restart": allow_restart, "--trust-checkpoint": trust_checkpoint}
+    options = {
+        "--lora": lora,
+        "--allow-restart": allow_restart,
+        "--trust-checkpoint": trust_checkpoint,
+    }
     options |= {"--change": change}
-    words = [str(recipe), *(overrides or ()), *(name for name, is_given in options.items() if is_given)]
+    words = [
+        str(recipe),
+        *(overrides or ()),
+        *(name for name, is_given in options.items() if is_given),
+    ]
 
     def ask(changes: str) -> bool:
         words.append("--change")  # for the processes that a supervisor starts
@@ -80,11 +116,21 @@ def command(
     is_on_terminal = world_size() == 1 and sys.stdin.isatty() and sys.stdout.isatty()
     accept = ask if is_on_terminal and not change else change
     values = {"--note": note, "--from-checkpoint": from_checkpoint}
-    words += [word for name, value in values.items() if value is not None for word in (name, str(value))]
+    words += [
+        word for name, value in values.items() if value is not None for word in (name, str(value))
+    ]
     if supervise or processes > 1 or launcher is not None:
         words, most = [*words, "--resume", resume], restarts if supervise else None
         check = RecipeChanges(loaded, accept, note, from_checkpoint, wanted).check
-        supervise_run(loaded, words, check=check, new=new, processes=processes, launcher=launcher, restarts=most)
+        supervise_run(
+            loaded,
+            words,
+            check=check,
+            new=new,
+            processes=processes,
+            launcher=launcher,
+            restarts=most,
+        )
         return
     names: list[str] = []
     try:
@@ -103,14 +149,18 @@ def command(
     except RestartNeeded as problem:
         restart(problem, [*words, *(f"name={name}" for name in names)])
     run = Run(final.parent)
-    gpus = max(1, min(torch.cuda.device_count(), world_size() // num_nodes()))  # of this machine that the run used
+    gpus = max(
+        1, min(torch.cuda.device_count(), world_size() // num_nodes())
+    )  # of this machine that the run used
     verdict = ["cpt.commands.verdict", str(run.folder), "--processes", str(gpus)]
     leave_processes(then=verdict if needs_verdict(run) else ())
     if needs_verdict(run):
         print_verdict(run)
 
 
-def check_and_train(recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any) -> Path:
+def check_and_train(
+    recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any
+) -> Path:
     """Check the recipe, replace each `auto` by a value, record both recipes and the plan, and train (`options` are
     those of `cpt.train.train`). A CptError lists all mistakes, with the lines from `root` (of `load_with_places`)."""
 

@@ -14,7 +14,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.retention import archive_record
 from cpt.command_line import Processes, run_command, show_log
-from cpt.distributed import environment_alone, is_main_process, join_processes, leave_processes, print_once
+from cpt.distributed import (
+    environment_alone,
+    is_main_process,
+    join_processes,
+    leave_processes,
+    print_once,
+)
 from cpt.errors import CheckpointError, Interrupted
 from cpt.evaluation.evaluate import complete_verdict
 from cpt.evaluation.paired import dominated
@@ -32,7 +38,9 @@ SECONDS_FOR_OTHERS = 6 * 3600  # a process waits so long for the slowest one
 
 def command(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows in one forward pass; no result depends on it.")] = 8,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Rows in one forward pass; no result depends on it.")
+    ] = 8,
     processes: Processes = 1,
 ) -> None:
     """Evaluate a finished run against its base, as `cpt train` does at its end: held-out text, domain test, tasks,
@@ -44,7 +52,9 @@ def command(
     disable_progress_bar()
     finished = Run(run)
     if not run.is_dir() or not finished.is_finished:
-        raise CheckpointError(f"{run} is not a finished run. Give its folder, or let it finish: cpt train RECIPE")
+        raise CheckpointError(
+            f"{run} is not a finished run. Give its folder, or let it finish: cpt train RECIPE"
+        )
     if processes > 1:
         refuse_more_than_the_machine_holds(processes, on_gpus=torch.cuda.is_available())
         words = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]
@@ -55,7 +65,9 @@ def command(
             raise Interrupted(f"stopped by {signal.Signals(number).name}. Again: cpt verdict {run}")
         if code == 0:
             return
-        print_once(f"warning: {processes} processes could not measure {run} (see above). One process tries again.")
+        print_once(
+            f"warning: {processes} processes could not measure {run} (see above). One process tries again."
+        )
     join_processes({"ddp_timeout": SECONDS_FOR_OTHERS})
     print_verdict(finished, batch_size=batch_size)
     leave_processes()
@@ -70,7 +82,9 @@ def print_verdict(run: Run, *, batch_size: int = 8) -> None:
     try:
         write_model_card(run.export_folder, run.folder, run.folder.name)
     except OSError as problem:  # the model has a card without the verdict
-        print_once(f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}")
+        print_once(
+            f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}"
+        )
     archive_record(run.folder, load_recipe(run.folder / RECIPE).checkpoints.archive)
     show(verdict, run, open_console())
 
@@ -78,21 +92,49 @@ def print_verdict(run: Run, *, batch_size: int = 8) -> None:
 def show(verdict: Verdict, run: Run, console: Console) -> None:
     """Print the verdict as a table and a sentence, then what was not run and where everything is."""
     table = Table(
-        "", "items", "before", "after", "change", "95 % interval", "worse", "result", box=None, pad_edge=False
+        "",
+        "items",
+        "before",
+        "after",
+        "change",
+        "95 % interval",
+        "worse",
+        "result",
+        box=None,
+        pad_edge=False,
     )
     for one in sorted(verdict.sets, key=lambda one: one.is_general):
         kind = "general" if one.is_general else "domain"
         found = one.difference
         interval = "{:+.1f} to {:+.1f} %".format(*found.percents[1:]) if found else "none"
         change = f"{100 * (one.after / one.before - 1):+.1f} %"
-        numbers = (format_count(one.documents), f"{one.before:.4f}", f"{one.after:.4f}", change, interval)
-        worse = "" if found is None or found.num_worse is None else f"{found.num_worse / found.items:.0%}"
+        numbers = (
+            format_count(one.documents),
+            f"{one.before:.4f}",
+            f"{one.after:.4f}",
+            change,
+            interval,
+        )
+        worse = (
+            ""
+            if found is None or found.num_worse is None
+            else f"{found.num_worse / found.items:.0%}"
+        )
         name = escape(one.name) if one.name == kind else f"{escape(one.name)} ({kind})"
         table.add_row(f"{name}, bits per byte", *numbers, worse, one.outcome)
     for test in [*verdict.domain_test, *verdict.tasks]:
         found, name = test.against, f"{escape(test.name)}, {test.metric}"
         if found is None:
-            table.add_row(name, format_count(test.questions), "", f"{test.value:.3f}", "", "none", "", "unknown")
+            table.add_row(
+                name,
+                format_count(test.questions),
+                "",
+                f"{test.value:.3f}",
+                "",
+                "none",
+                "",
+                "unknown",
+            )
             continue
         scores = (f"{found.before:.3f}", f"{test.value:.3f}", f"{found.difference:+.3f}")
         interval = f"{found.low:+.3f} to {found.high:+.3f}"
@@ -103,15 +145,25 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
     console.print(verdict.headline(), markup=False)
     for test in [*verdict.domain_test, *verdict.tasks]:
         if test.transitions is not None:
-            console.print(f"{test.name}, {test.metric}, by question: {test.transitions}.", markup=False)
+            console.print(
+                f"{test.name}, {test.metric}, by question: {test.transitions}.", markup=False
+            )
     for one in verdict.sets:
-        if one.difference and one.difference.is_dominated and dominated(one.difference) not in verdict.headline():
+        if (
+            one.difference
+            and one.difference.is_dominated
+            and dominated(one.difference) not in verdict.headline()
+        ):
             console.print(f"warning: `{one.name}`: {dominated(one.difference)}", markup=False)
     if num_dropped := sum(source.decontaminated for source in verdict.sources):
         console.print(f"Dropped as contaminated: {num_dropped:,} training documents.")
     if verdict.not_run:
-        console.print(f"Not run: {', '.join(missing.what for missing in verdict.not_run)}; the page has the commands.")
-    console.print(f"Page: {run.folder / VERDICT_PAGE}", f"Model: {run.export_folder}", sep="\n", markup=False)
+        console.print(
+            f"Not run: {', '.join(missing.what for missing in verdict.not_run)}; the page has the commands."
+        )
+    console.print(
+        f"Page: {run.folder / VERDICT_PAGE}", f"Model: {run.export_folder}", sep="\n", markup=False
+    )
     if verdict.serve:
         console.print(f"Serve it: {verdict.serve}", markup=False)
 

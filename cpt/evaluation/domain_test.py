@@ -69,7 +69,10 @@ def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS)
     if len(unique) > 2 * most:
         unique = random.Random(0).sample(unique, 2 * most)
     # Split into sentences, or into lines if there are none, as in code.
-    sentences = [[one for one in SENTENCE.finditer(document.text) if one.group().strip()] for document in unique]
+    sentences = [
+        [one for one in SENTENCE.finditer(document.text) if one.group().strip()]
+        for document in unique
+    ]
     questions = [*cloze(unique, sentences)[:most], *continuations(unique, sentences)[:most]]
     counts, fewest = Counter(question.kind for question in questions), min(FEWEST_QUESTIONS, most)
     for kind in KINDS:
@@ -85,7 +88,9 @@ def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS)
     return questions
 
 
-def cloze(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]]) -> list[Question]:
+def cloze(
+    documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]]
+) -> list[Question]:
     """The last term of a sentence among terms of the same form and similar frequency. None of the terms occurs in the
     context, so the answer cannot be copied."""
     counts = Counter(word for document in documents for word in set(WORD.findall(document.text)))
@@ -113,7 +118,9 @@ def gap(
     draw: random.Random,
 ) -> Question | None:
     """A question about the last term of a sentence; None if the term is common, or if too few terms share its form."""
-    words = [found for found in WORD.finditer(sentence.group()) if len(found.group()) >= SHORTEST_WORD]
+    words = [
+        found for found in WORD.finditer(sentence.group()) if len(found.group()) >= SHORTEST_WORD
+    ]
     if not words:
         return None
     term, end = words[-1].group(), sentence.start() + words[-1].start()
@@ -125,7 +132,11 @@ def gap(
     if len(context.strip()) < SHORTEST_CONTEXT or term.lower() in context.lower():
         return None
     near = alike[max(0, place - NEIGHBOURS // 2) : place + NEIGHBOURS // 2 + 1]
-    wrong = [word for _, word in near if word.lower() != term.lower() and word.lower() not in context.lower()]
+    wrong = [
+        word
+        for _, word in near
+        if word.lower() != term.lower() and word.lower() not in context.lower()
+    ]
     return ask("cloze", document, context, term, wrong, draw)
 
 
@@ -138,9 +149,14 @@ def form(word: str) -> str:
     return f"{case} {marks}{digit} {min(len(word) // 3, 5)}"
 
 
-def continuations(documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]]) -> list[Question]:
+def continuations(
+    documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]]
+) -> list[Question]:
     """The next sentence among sentences of other documents."""
-    usable = [[one for one in parts if len(one.group().strip()) in SENTENCE_LENGTHS] for parts in sentences]
+    usable = [
+        [one for one in parts if len(one.group().strip()) in SENTENCE_LENGTHS]
+        for parts in sentences
+    ]
     pool = [(number, parts) for number, parts in enumerate(usable) if parts]
     questions = []
     for number, (document, parts) in enumerate(zip(documents, usable, strict=True)):
@@ -153,19 +169,32 @@ def continuations(documents: Sequence[HeldOutText], sentences: Sequence[Sequence
         context, right = document.text[max(0, start - CONTEXT_CHARACTERS) : start], sentence.strip()
         own = {one.group().strip() for one in parts}
         # One per document, like the right answer: otherwise most would come from long documents of one kind.
-        others = [some for other, some in draw.sample(pool, min(len(pool), 20 * CHOICES)) if other != number]
+        others = [
+            some
+            for other, some in draw.sample(pool, min(len(pool), 20 * CHOICES))
+            if other != number
+        ]
         drawn = [draw.choice(some).group().strip() for some in others]
         candidates = [text for text in drawn if text not in own]
-        candidates.sort(key=lambda text: abs(len(text) - len(right)))  # so that length is not a hint
+        candidates.sort(
+            key=lambda text: abs(len(text) - len(right))
+        )  # so that length is not a hint
         indent = sentence[: len(sentence) - len(sentence.lstrip())]
-        question = ask("continuation", document, context + indent, right, candidates[: 5 * CHOICES], draw)
+        question = ask(
+            "continuation", document, context + indent, right, candidates[: 5 * CHOICES], draw
+        )
         if question is not None:
             questions.append(question)
     return questions
 
 
 def ask(
-    kind: str, document: HeldOutText, context: str, right: str, wrong: Sequence[str], draw: random.Random
+    kind: str,
+    document: HeldOutText,
+    context: str,
+    right: str,
+    wrong: Sequence[str],
+    draw: random.Random,
 ) -> Question | None:
     """Put the right answer among wrong ones in random order; None if there are too few."""
     others = sorted(set(wrong) - {right})
@@ -186,7 +215,11 @@ class Candidate(NamedTuple):
 
 
 def answer_questions(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], batch_size: int, longest: int
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    batch_size: int,
+    longest: int,
 ) -> NDArray[np.bool_]:
     """Whether the model gives the right choice of each question the highest likelihood; every process gets the same
     result. The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long
@@ -206,18 +239,28 @@ def answer_questions(
                 ids.append(torch.tensor(some.ids))
                 labels.append(torch.tensor([IGNORED] * some.first + some.ids[some.first :]))
             # Texts are padded on the right, which a causal model does not attend to.
-            logits = inner(input_ids=pad_sequence(ids, batch_first=True).to(device), use_cache=False).logits
-            nats, _, _ = score_tokens(logits, pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device))
+            logits = inner(
+                input_ids=pad_sequence(ids, batch_first=True).to(device), use_cache=False
+            ).logits
+            nats, _, _ = score_tokens(
+                logits, pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device)
+            )
             if counts:
-                sizes = torch.tensor([candidates[number].num_bytes for number in numbers], device=device)
+                sizes = torch.tensor(
+                    [candidates[number].num_bytes for number in numbers], device=device
+                )
                 scores[torch.tensor(numbers, device=device)] = nats.sum(1) / sizes
     sum_over_processes(scores)
     ends = np.cumsum([len(question.choices) for question in questions])
     chosen = [int(part.argmin()) for part in np.split(scores.cpu().numpy(), ends[:-1])]
-    return np.array([one == question.answer for one, question in zip(chosen, questions, strict=True)], bool)
+    return np.array(
+        [one == question.answer for one, question in zip(chosen, questions, strict=True)], bool
+    )
 
 
-def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int) -> Candidate:
+def candidate(
+    tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int
+) -> Candidate:
     """The ids of a context with a choice. Spaces between them count to the choice, as in most tokenizers."""
     space = context[len(context.rstrip()) :]
     before = tokenizer(context.rstrip(), add_special_tokens=False)["input_ids"]
@@ -226,7 +269,9 @@ def candidate(tokenizer: PreTrainedTokenizerBase, context: str, choice: str, lon
     ids = [*begin, *whole]
     # A token across the boundary counts to the choice: otherwise a choice that merges into the context would cost
     # nothing.
-    differ = (place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1])
+    differ = (
+        place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]
+    )
     shared = next(differ, len(before))
     first = len(begin) + min(shared, len(whole) - 1)
     cut = max(0, len(ids) - longest)

@@ -73,7 +73,9 @@ MOST_BYTES_SEARCHED = 500 * 2**20  # limit for sources; one core searches 15 to 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    held_out: EvaluationData | None = None  # sets to measure losses on; None for tasks and questions only
+    held_out: EvaluationData | None = (
+        None  # sets to measure losses on; None for tasks and questions only
+    )
     domain_test: Sequence[str] = ()  # held-out sets to make questions from
     made: Mapping[str, list[Question]] = field(default_factory=dict)  # existing questions, by set
     tasks: Sequence[TaskChoice] = ()
@@ -99,14 +101,20 @@ def measure(
     merged into the model first: its folder has the tokenizer, and the seed is that of the base's rows for new tokens.
     """
     tokenizer = load_tokenizer(Tokenizer(path=None if adapter is None else str(adapter)), model)
-    sets = open_evaluation_sets(fitting(request.held_out, model), tokenizer) if request.held_out is not None else {}
+    sets = (
+        open_evaluation_sets(fitting(request.held_out, model), tokenizer)
+        if request.held_out is not None
+        else {}
+    )
     rows = {name: of_set.rows for name, of_set in of_texts(sets, request).items()}
     if unknown := [name for name in request.domain_test if name not in sets]:
         known = ", ".join(sets) or "none"
         raise DataError(f"--domain-test {unknown[0]}: unknown held-out set. Known: {known}.")
     questions = {name: domain_test(sets[name].texts()) for name in request.domain_test}
     on_gpu = torch.cuda.is_available()
-    loaded = build_model(model, tokenizer, seed=seed, dtype=torch.bfloat16 if on_gpu else torch.float32)
+    loaded = build_model(
+        model, tokenizer, seed=seed, dtype=torch.bfloat16 if on_gpu else torch.float32
+    )
     assert isinstance(loaded, PreTrainedModel), "no adapter was requested"
     loaded = loaded if adapter is None else merge_lora(load_adapter(loaded, adapter))
     loaded.config.use_cache = True  # generation is slow without it
@@ -115,11 +123,15 @@ def measure(
     for choice in request.tasks:  # first, to fail early on a wrong name
         tasks += run_tasks(loaded, tokenizer, choice, batch_size=request.batch_size)
     if rows:
-        log.info(f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text")
+        log.info(
+            f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text"
+        )
     losses = document_losses(loaded, rows, batch_size=request.batch_size)
     answers, texts, longest = {}, {}, known_positions(model)
     for name, some in {**questions, **request.made}.items():
-        is_right = answer_questions(loaded, tokenizer, some, batch_size=4 * request.batch_size, longest=longest)
+        is_right = answer_questions(
+            loaded, tokenizer, some, batch_size=4 * request.batch_size, longest=longest
+        )
         for kind in KINDS:
             answers[name, kind] = is_right[[question.kind == kind for question in some]]
             texts[name, kind] = [str(question) for question in some if question.kind == kind]
@@ -130,7 +142,9 @@ def measure(
     return EvaluationResult(str(model.path), losses, answers, tasks, texts)
 
 
-def of_texts(sets: dict[str, EvaluationSet], request: EvaluationRequest) -> dict[str, EvaluationSet]:
+def of_texts(
+    sets: dict[str, EvaluationSet], request: EvaluationRequest
+) -> dict[str, EvaluationSet]:
     """The sets of texts and conversations; pairs and prompts need the run's trainer. Raises DataError if nothing
     remains to be measured, or if a set is too small to compare models."""
     found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
@@ -139,7 +153,9 @@ def of_texts(sets: dict[str, EvaluationSet], request: EvaluationRequest) -> dict
         if not (found or request.tasks or request.made):
             raise DataError(f"{reason}. Name texts to evaluate here: --text domain=held_out.jsonl")
         log.info(f"Not evaluated here: {reason}.")
-    if request.is_compared and (alone := [name for name, one in found.items() if one.rows.num_documents < FEWEST]):
+    if request.is_compared and (
+        alone := [name for name, one in found.items() if one.rows.num_documents < FEWEST]
+    ):
         raise DataError(
             f"the held-out set `{alone[0]}` has one document, but comparing two models needs at least {FEWEST}, and"
             f" {FEW} for a useful interval. Hold out more, or split the document"
@@ -157,7 +173,11 @@ def model_at(path: str, of_recipe: Model | None = None) -> Model:
         raise CheckpointError(
             f"the run {path} is not finished: {folder / EXPORT} is missing. Continue it: cpt train {folder / RECIPE}"
         )
-    if not is_export and (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+    if (
+        not is_export
+        and (folder / "adapter_config.json").exists()
+        and not (folder / "config.json").exists()
+    ):
         raise CheckpointError(
             f"{path} is an adapter without its base. Evaluate the merged model, or merge it: cpt merge"
         )
@@ -169,7 +189,9 @@ def model_at(path: str, of_recipe: Model | None = None) -> Model:
     if of_recipe is None:
         return model
     pins = ("revision", "trust_remote_code", "config") if path == of_recipe.path else ()
-    return model.model_copy(update={key: vars(of_recipe)[key] for key in ("import_", "attention", *pins)})
+    return model.model_copy(
+        update={key: vars(of_recipe)[key] for key in ("import_", "attention", *pins)}
+    )
 
 
 def fitting(held: EvaluationData, model: Model) -> EvaluationData:
@@ -186,7 +208,11 @@ def fitting(held: EvaluationData, model: Model) -> EvaluationData:
 
 
 def held_out_sets(
-    recipe: Recipe | None, texts: list[str], sequence_length: int | None, models: list[Model], run: Path | None
+    recipe: Recipe | None,
+    texts: list[str],
+    sequence_length: int | None,
+    models: list[Model],
+    run: Path | None,
 ) -> EvaluationData | None:
     """The held-out sets of the command line, or else of the recipe, which may be that of a run."""
     if texts:
@@ -198,20 +224,30 @@ def held_out_sets(
 def known_positions(model: Model) -> int:
     """The maximum text length of a model in tokens; `UNLIMITED` if its config sets no limit."""
     config = load_config(model)
-    return int(value_of(config, "max_position_embeddings") or value_of(config, "n_positions") or UNLIMITED)
+    return int(
+        value_of(config, "max_position_embeddings") or value_of(config, "n_positions") or UNLIMITED
+    )
 
 
-def build_report(measured: EvaluationResult, base: EvaluationResult | None = None) -> EvaluationReport:
+def build_report(
+    measured: EvaluationResult, base: EvaluationResult | None = None
+) -> EvaluationReport:
     """The results, and their differences from the base, which was measured on the same items. Raises DataError if a
     set has too few documents to compare."""
     sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
     for name, losses in measured.losses.items():
         try:
-            against = None if base is None else bits_per_byte_difference([base.losses[name]], [losses])
+            against = (
+                None if base is None else bits_per_byte_difference([base.losses[name]], [losses])
+            )
         except DataError as problem:
             raise DataError(f"the held-out set `{name}`: {problem}") from problem
         num_bytes = int(losses.num_bytes.sum())
-        sets.append(SetReport(name, len(losses.hashes), num_bytes=num_bytes, against=against, **losses.metrics()))
+        sets.append(
+            SetReport(
+                name, len(losses.hashes), num_bytes=num_bytes, against=against, **losses.metrics()
+            )
+        )
     for (name, kind), right in measured.answers.items():
         accuracy = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))
         against, changes = None, None
@@ -220,7 +256,11 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
             against = accuracy_difference(before, right)
             changes = transitions(before, right, chance, measured.questions.get((name, kind), ()))
         tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against, transitions=changes))
-    old = {} if base is None else {(score.report.name, score.report.metric): score for score in base.tasks}
+    old = (
+        {}
+        if base is None
+        else {(score.report.name, score.report.metric): score for score in base.tasks}
+    )
     for score in measured.tasks:
         was = old.get((score.report.name, score.report.metric))
         report = score.report
@@ -228,7 +268,9 @@ def build_report(measured: EvaluationResult, base: EvaluationResult | None = Non
             against, changes = task_difference(was, score), task_transitions(was, score)
             report = replace(report, against=against, before=was.report.value, transitions=changes)
         tasks.append(report)
-    return EvaluationReport(measured.model, None if base is None else base.model, sets, tests, tasks)
+    return EvaluationReport(
+        measured.model, None if base is None else base.model, sets, tests, tasks
+    )
 
 
 def needs_verdict(run: Run) -> bool:
@@ -248,14 +290,29 @@ def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
     except (CptError, torch.OutOfMemoryError) as problem:
         if world_size() > 1:
             raise
-        not_run = [NotRun("domain test and benchmarks", f"{one_line(problem)}. Again: cpt verdict {run.folder}")]
+        not_run = [
+            NotRun(
+                "domain test and benchmarks",
+                f"{one_line(problem)}. Again: cpt verdict {run.folder}",
+            )
+        ]
     try:
         contamination = search_after_training(recipe) if is_main_process() else None
     except CptError as problem:
-        not_run.append(NotRun("contamination", f"{one_line(problem)}. Again: cpt contamination {run.folder / RECIPE}"))
+        not_run.append(
+            NotRun(
+                "contamination",
+                f"{one_line(problem)}. Again: cpt contamination {run.folder / RECIPE}",
+            )
+        )
     serve = f"cpt serve {run.export_folder}"
     verdict = verdict_of_run(
-        run.folder, evaluation=evaluation, contamination=contamination, serve=serve, not_run=not_run, is_complete=True
+        run.folder,
+        evaluation=evaluation,
+        contamination=contamination,
+        serve=serve,
+        not_run=not_run,
+        is_complete=True,
     )
     verdict = with_places(verdict, run.folder, recipe)
     if is_main_process():
@@ -271,13 +328,21 @@ def with_places(verdict: Verdict, folder: Path, recipe: Recipe) -> Verdict:
             tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
             for of_set in open_evaluation_sets(data_of_recipe(recipe, folder), tokenizer).values():
                 if of_set.rows.form not in ONE_A_ROW:
-                    places |= {f"{xxh3_64_intdigest(text.encode()):016x}": where for text, where in of_set.texts()}
+                    places |= {
+                        f"{xxh3_64_intdigest(text.encode()):016x}": where
+                        for text, where in of_set.texts()
+                    }
     except CptError as problem:
         if world_size() > 1:
             raise
-        log.warning(f"{folder}: the places of the worst documents are unknown: {one_line(problem)}.")
+        log.warning(
+            f"{folder}: the places of the worst documents are unknown: {one_line(problem)}."
+        )
     sets = [
-        replace(one, worst=[replace(document, where=places.get(document.hash)) for document in one.worst])
+        replace(
+            one,
+            worst=[replace(document, where=places.get(document.hash)) for document in one.worst],
+        )
         for one in verdict.sets
     ]
     return replace(verdict, sets=sets)
@@ -293,18 +358,34 @@ def evaluate_after_training(
 ) -> tuple[EvaluationReport | None, list[NotRun]]:
     """Domain test and tasks of a finished run's model and its base, and the reasons for missing domain tests."""
     evaluation, tasks = recipe.evaluation, tasks_of_recipe(recipe.evaluation.tasks)
-    most, is_of_texts = domain_questions(evaluation.tasks), form_of_stage(recipe.stage) not in ONE_A_ROW
-    sets, questions, not_run = dict[str, EvaluationSet](), dict[str, list[Question]](), list[NotRun]()
+    most, is_of_texts = (
+        domain_questions(evaluation.tasks),
+        form_of_stage(recipe.stage) not in ONE_A_ROW,
+    )
+    sets, questions, not_run = (
+        dict[str, EvaluationSet](),
+        dict[str, list[Question]](),
+        list[NotRun](),
+    )
     if not evaluation.perplexity and (evaluation.held_out_share is None or not is_of_texts):
         pass  # no texts to make questions from
     elif not most:
         not_run.append(NotRun("domain test", "turned off in `evaluation.tasks` (`questions: 0`)"))
     elif recipe.model.from_scratch:
-        not_run.append(NotRun("domain test", "the run started from new weights, so there is nothing to compare with"))
+        not_run.append(
+            NotRun(
+                "domain test",
+                "the run started from new weights, so there is nothing to compare with",
+            )
+        )
     else:
-        sets = open_evaluation_sets(data_of_recipe(recipe, folder), load_tokenizer(recipe.tokenizer, recipe.model))
+        sets = open_evaluation_sets(
+            data_of_recipe(recipe, folder), load_tokenizer(recipe.tokenizer, recipe.model)
+        )
     for name, held_out in sets.items():
-        if name in evaluation.retain or held_out.rows.form in ONE_A_ROW:  # questions need domain texts
+        if (
+            name in evaluation.retain or held_out.rows.form in ONE_A_ROW
+        ):  # questions need domain texts
             continue
         try:
             questions[name] = domain_test(held_out.texts(), most=most)
@@ -315,9 +396,14 @@ def evaluate_after_training(
     request = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size)
     # Each with the tokenizer in its folder: that of the run may have new tokens, unknown to the base.
     paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
-    what = [*(f"domain test of {name}" for name in questions), *(name for choice in tasks for name in choice.names)]
+    what = [
+        *(f"domain test of {name}" for name in questions),
+        *(name for choice in tasks for name in choice.names),
+    ]
     log.info(f"Measuring {' and '.join(paths)}: {', '.join(what)}")
-    return build_report(*(measure(model_at(path, recipe.model), request) for path in paths)), not_run
+    return build_report(
+        *(measure(model_at(path, recipe.model), request) for path in paths)
+    ), not_run
 
 
 def search_after_training(recipe: Recipe) -> Contamination | None:
@@ -329,12 +415,18 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
         return None
     if elsewhere := unchecked_sources(data, evaluation):
         raise DataError(f"not all sources are files on this machine ({elsewhere[0]})")
-    files = (files_of(source, f"data.sources[{number}]") for number, source in enumerate(data.sources))
+    files = (
+        files_of(source, f"data.sources[{number}]") for number, source in enumerate(data.sources)
+    )
     size = sum(file.size for of_source in files for file in of_source)
     if size > MOST_BYTES_SEARCHED:
-        raise DataError(f"the sources have {size / 2**30:.1f} GiB, too much to search automatically")
+        raise DataError(
+            f"the sources have {size / 2**30:.1f} GiB, too much to search automatically"
+        )
     questions = (
-        EvaluationDocument(*question) for choice in choices for question in task_texts(choice.names, choice.folder)
+        EvaluationDocument(*question)
+        for choice in choices
+        for question in task_texts(choice.names, choice.folder)
     )
     return find_contamination(data, evaluation, questions)
 
@@ -351,7 +443,10 @@ def task_metrics(weights: Path) -> dict[str, float]:
     reports = [one.report for one in measured.tasks]
     names = [f"{TASK}{report.name}_{report.metric.removesuffix(',none')}" for report in reports]
     # Trackers refuse other characters, as in `exact_match,strict-match` or `my_lab.exam:board`.
-    return {re.sub(r"[^\w./-]", "_", name): report.value for name, report in zip(names, reports, strict=True)}
+    return {
+        re.sub(r"[^\w./-]", "_", name): report.value
+        for name, report in zip(names, reports, strict=True)
+    }
 
 
 if __name__ == "__main__":  # a run starts this program beside its training

@@ -33,7 +33,9 @@ FEW = 20  # with fewer documents, the report mentions it
 TOO_FEW = 7
 MOST_FOR_SKEWNESS = 2.0  # limit of Hall's quantile, in multiples of Student's
 NEGLIGIBLE = 0.02  # share of bits per byte or of a score; for accuracies, 2 points
-NOTICEABLE = 0.05  # share of a negligible change: 0.1 % of bits per byte, to detect runs without effect
+NOTICEABLE = (
+    0.05  # share of a negligible change: 0.1 % of bits per byte, to detect runs without effect
+)
 DOMINANT = 0.2  # share of the bytes in one document
 EXAMPLES = 3  # worst documents and lost questions that are shown
 
@@ -60,14 +62,18 @@ class DocumentLosses:
             "loss": loss,
             "perplexity": math.exp(loss) if loss < 700 else math.inf,  # avoid an overflow
             "bits_per_byte": float(self.nats.sum() / math.log(2) / self.num_bytes.sum()),
-            "accuracy": float(self.num_correct.sum() / tokens),  # share of tokens predicted correctly
+            "accuracy": float(
+                self.num_correct.sum() / tokens
+            ),  # share of tokens predicted correctly
             "tokens": tokens,
         }
 
 
 def saved_losses(run_folder: Path) -> dict[int, Path]:
     """Step -> file of saved losses, in order."""
-    paths = {path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")}
+    paths = {
+        path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")
+    }
     return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))
 
 
@@ -88,10 +94,20 @@ def load_losses(path: Path) -> dict[str, DocumentLosses]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {
-                str(name): DocumentLosses(*(arrays[f"{number}.{field.name}"] for field in fields(DocumentLosses)))
+                str(name): DocumentLosses(
+                    *(arrays[f"{number}.{field.name}"] for field in fields(DocumentLosses))
+                )
                 for number, name in enumerate(arrays["names"])
             }
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, RuntimeError, zlib.error) as problem:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        BadZipFile,
+        RuntimeError,
+        zlib.error,
+    ) as problem:
         raise CheckpointError(
             f"{path} is damaged ({problem}). Evaluate the model again: cpt evaluate MODEL."
         ) from problem
@@ -135,12 +151,18 @@ class Difference:
     @property
     def is_dominated(self) -> bool:
         """Whether one document decides much of the result; with very few documents, one always does."""
-        return self.largest_share is not None and self.largest_share > DOMINANT and self.items >= 2 / DOMINANT
+        return (
+            self.largest_share is not None
+            and self.largest_share > DOMINANT
+            and self.items >= 2 / DOMINANT
+        )
 
     @property
     def percents(self) -> tuple[float, float, float]:
         """Change, and both ends of its interval, in percent of the value before."""
-        change, low, high = (100 * value / self.before for value in (self.difference, self.low, self.high))
+        change, low, high = (
+            100 * value / self.before for value in (self.difference, self.low, self.high)
+        )
         return change, low, high
 
     @property
@@ -148,17 +170,24 @@ class Difference:
         return self.items < FEW
 
 
-def bits_per_byte_difference(before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]) -> Difference:
+def bits_per_byte_difference(
+    before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]
+) -> Difference:
     """Difference of the bits per byte of several sets together; each set is a stratum. Both have the same sets in the
     same order; tokenizers may differ. Raises DataError for different documents, or fewer than two in a set."""
     strata = []
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
-            raise DataError("the two models were measured on different documents. Evaluate both on the same files.")
+            raise DataError(
+                "the two models were measured on different documents. Evaluate both on the same files."
+            )
         strata.append(((new.nats - old.nats) / math.log(2), old.num_bytes.astype(np.float64)))
     low, high = ratio_interval(strata)
     num_bytes = sum(int(losses.num_bytes.sum()) for losses in before)
-    was, now = (sum(float(losses.nats.sum()) for losses in side) / math.log(2) / num_bytes for side in (before, after))
+    was, now = (
+        sum(float(losses.nats.sum()) for losses in side) / math.log(2) / num_bytes
+        for side in (before, after)
+    )
     return Difference(
         *(was, now, now - was, low, high),
         items=sum(len(sizes) for _, sizes in strata),
@@ -175,7 +204,13 @@ def mean_difference(before: Floats, after: Floats) -> Difference:
     low, high = ratio_interval([(after - before, np.ones(len(before)))])
     was, now = float(before.mean()), float(after.mean())
     return Difference(
-        was, now, float((after - before).mean()), low, high, len(before), negligible=NEGLIGIBLE * abs(was)
+        was,
+        now,
+        float((after - before).mean()),
+        low,
+        high,
+        len(before),
+        negligible=NEGLIGIBLE * abs(was),
     )
 
 
@@ -260,14 +295,18 @@ def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
     reach = NORMAL_QUANTILE * math.sqrt((won_share + lost_share - middle**2) / (number + 2))
     was, now = float(before.mean()), float(after.mean())
     low, high = max(-1.0, middle - reach), min(1.0, middle + reach)
-    return Difference(was, now, float(after.mean() - before.mean()), low, high, number, negligible=NEGLIGIBLE)
+    return Difference(
+        was, now, float(after.mean() - before.mean()), low, high, number, negligible=NEGLIGIBLE
+    )
 
 
 def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
     """Wilson's interval of an accuracy (doi.org/10.1080/01621459.1927.10502953), which also holds near 0 and 1."""
     number, share, z = len(correct), float(correct.mean()), NORMAL_QUANTILE
     middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
-    reach = z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
+    reach = (
+        z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
+    )
     return middle - reach, middle + reach
 
 
@@ -275,23 +314,32 @@ def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
 class Transitions:
     lost: int  # questions that went from right to wrong
     won: int
-    forgotten: tuple[float, float, float]  # share of all questions: estimate for independent guesses, 95 % interval
+    forgotten: tuple[
+        float, float, float
+    ]  # share of all questions: estimate for independent guesses, 95 % interval
     learned: tuple[float, float, float]
     chance: float | None  # mean probability of a lucky guess; None if unknown: not corrected
     first_lost: list[str]
 
     def __str__(self) -> str:
-        chance = "unknown, so not corrected" if self.chance is None else f"{100 * self.chance:.0f} %"
+        chance = (
+            "unknown, so not corrected" if self.chance is None else f"{100 * self.chance:.0f} %"
+        )
         forgotten, learned = (
             "{:.1f} % (95 % interval {:.1f} to {:.1f} %)".format(*(100 * value for value in share))
             for share in (self.forgotten, self.learned)
         )
         counts = f"{self.lost:,} right -> wrong, {self.won:,} wrong -> right"
-        return f"{counts}; forgotten {forgotten}, learned {learned}; chance of a lucky guess: {chance}"
+        return (
+            f"{counts}; forgotten {forgotten}, learned {learned}; chance of a lucky guess: {chance}"
+        )
 
 
 def transitions(
-    before: NDArray[np.bool_], after: NDArray[np.bool_], chance: Floats | None, texts: Sequence[str] = ()
+    before: NDArray[np.bool_],
+    after: NDArray[np.bool_],
+    chance: Floats | None,
+    texts: Sequence[str] = (),
 ) -> Transitions:
     """Count and estimate forgetting and learning by question (arXiv 2510.17776), without transitions that are luck.
 
@@ -309,7 +357,9 @@ def transitions(
         chance: c of each question, such as 1 / choices; 0 for generated text; None if unknown, and taken as 0.
         texts: the questions, for `first_lost`.
     """
-    c = np.zeros(len(before)) if chance is None else np.minimum(chance, 0.5)  # one choice is always right
+    c = (
+        np.zeros(len(before)) if chance is None else np.minimum(chance, 0.5)
+    )  # one choice is always right
     lost, won, wrong_twice = before & ~after, after & ~before, ~(before | after)
     return Transitions(
         lost=int(lost.sum()),
@@ -317,7 +367,9 @@ def transitions(
         forgotten=share_that_moved(lost, wrong_twice, c),
         learned=share_that_moved(won, wrong_twice, c),
         chance=None if chance is None else float(chance.mean()),
-        first_lost=[texts[number] for number in np.flatnonzero(lost)[:EXAMPLES] if number < len(texts)],
+        first_lost=[
+            texts[number] for number in np.flatnonzero(lost)[:EXAMPLES] if number < len(texts)
+        ],
     )
 
 
@@ -327,10 +379,17 @@ def share_that_moved(
     repeated = moved / (1 - c)
     independent = repeated - wrong_twice * c / (1 - c) ** 2
     mean = float(c.mean())
-    one, lucky = 1 / (1 - mean), -mean / (1 - mean) ** 2  # of an imagined question that moved, or was wrong twice
+    one, lucky = (
+        1 / (1 - mean),
+        -mean / (1 - mean) ** 2,
+    )  # of an imagined question that moved, or was wrong twice
     below, above = np.append(independent, (one, lucky, 0)), np.append(repeated, (one, one, 0, 0))
-    low, high = (NORMAL_QUANTILE * values.std() / math.sqrt(len(values)) for values in (below, above))
-    share, low, high = np.clip([independent.mean(), below.mean() - low, above.mean() + high], 0, 1).tolist()
+    low, high = (
+        NORMAL_QUANTILE * values.std() / math.sqrt(len(values)) for values in (below, above)
+    )
+    share, low, high = np.clip(
+        [independent.mean(), below.mean() - low, above.mean() + high], 0, 1
+    ).tolist()
     return share, low, high
 
 
@@ -377,9 +436,15 @@ class ScoreReport:
         """`code cloze (accuracy): better: 0.5 -> 0.7, +0.2 (95 % interval +0.08 to +0.32, 92 pairs).`, to 4 digits."""
         title, found = f"{self.name} ({self.metric})", self.against
         if found is None:
-            spread = " (95 % interval {:.3f} to {:.3f})".format(*self.interval) if self.interval is not None else ""
+            spread = (
+                " (95 % interval {:.3f} to {:.3f})".format(*self.interval)
+                if self.interval is not None
+                else ""
+            )
             change = "" if self.before is None else f"{self.before:.3f} -> "
-            questions = f", {self.questions:,} questions" if self.questions else ", without an interval"
+            questions = (
+                f", {self.questions:,} questions" if self.questions else ", without an interval"
+            )
             return f"{title}: {change}{self.value:.3f}{spread}{questions}."
         interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
         metrics = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
@@ -434,7 +499,9 @@ def more(difference: Difference) -> str:
     needed = math.ceil(difference.items * (reach / difference.negligible) ** 2)
     if needed <= difference.items:  # narrow enough, but on both sides of the margin
         return f" {4 * difference.items:,} documents instead of {difference.items:,} would halve the interval."
-    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # round up to two digits: 1,234 becomes 1,300
+    needed += -needed % 10 ** max(
+        0, len(str(needed)) - 2
+    )  # round up to two digits: 1,234 becomes 1,300
     narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
     return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
 

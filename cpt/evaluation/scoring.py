@@ -68,7 +68,10 @@ def sum_over_processes(sums: torch.Tensor) -> None:
 
 
 def scored_batches(
-    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None = None
+    model: nn.Module,
+    held_out_set: HeldOutSet,
+    batch_size: int,
+    after_batch: AfterBatch | None = None,
 ) -> Iterator[ScoredBatch]:
     """Yield scores of this process's rows. The model may be wrapped by DDP or DeepSpeed; its mode and the random state
     are preserved. The scores do not depend on the batch size."""
@@ -112,7 +115,9 @@ def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bo
         yield indexes or (0,), bool(indexes)
 
 
-def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def score_tokens(
+    logits: torch.Tensor, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The negative log-likelihood of each token but the first, whether it is predicted (its label is not -100), and
     whether it had the highest probability. Logits [B, T, V] predict labels [B, T] one to the right."""
     targets = labels[:, 1:]
@@ -122,7 +127,9 @@ def score_tokens(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tens
         for start in range(0, targets.shape[1], POSITIONS_AT_ONCE):
             place = slice(start, start + POSITIONS_AT_ONCE)
             chunk, wanted = row_logits[:-1][place].float(), targets[row, place]
-            nats[row, place] = F.cross_entropy(chunk, wanted, ignore_index=-100, reduction="none").double()
+            nats[row, place] = F.cross_entropy(
+                chunk, wanted, ignore_index=-100, reduction="none"
+            ).double()
             is_correct[row, place] = chunk.argmax(-1) == wanted
     return nats, targets != -100, is_correct
 
@@ -141,7 +148,11 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def document_losses(
-    model: nn.Module, held_out: Mapping[str, HeldOutSet], *, batch_size: int, after_batch: AfterBatch | None = None
+    model: nn.Module,
+    held_out: Mapping[str, HeldOutSet],
+    *,
+    batch_size: int,
+    after_batch: AfterBatch | None = None,
 ) -> dict[str, DocumentLosses]:
     """Measure the model on each document of each set, over all processes; every process gets the same losses. A
     document's first token is not predicted; it is the begin token if the tokenizer adds one. Raises DataError if a set
@@ -150,13 +161,19 @@ def document_losses(
     for name, held_out_set in held_out.items():
         rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
         assert chosen is not None, "the set must come from `build_data`"
-        sums = torch.zeros(3, len(chosen), dtype=torch.float64, device=device)  # nats, tokens, correct tokens
+        sums = torch.zeros(
+            3, len(chosen), dtype=torch.float64, device=device
+        )  # nats, tokens, correct tokens
         # No document is empty, so no two of them begin at the same token.
         begins = torch.from_numpy(rows.documents.offsets[chosen])
         for batch in scored_batches(model, held_out_set, batch_size, after_batch):
             document = without_waiting(document_of_tokens(batch, rows, begins).contiguous(), device)
-            for values, line in zip((batch.nats, batch.is_predicted, batch.is_correct), sums, strict=True):
-                line.index_add_(0, document.flatten(), (values * batch.is_predicted).flatten().double())
+            for values, line in zip(
+                (batch.nats, batch.is_predicted, batch.is_correct), sums, strict=True
+            ):
+                line.index_add_(
+                    0, document.flatten(), (values * batch.is_predicted).flatten().double()
+                )
         sum_over_processes(sums)
         nats, num_tokens, num_correct = sums.cpu().numpy()
         counts = (num_tokens.astype(np.int64), num_correct.astype(np.int64))
@@ -188,12 +205,18 @@ def measure_and_keep(
             save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
         except OSError as problem:  # on a full disk only the confidence intervals are lost
             why = f"The losses of each document at step {step} are not saved: {problem.strerror}."
-            record_event(run_folder, "not_written", f"{why} The evaluation's metrics are logged.", step=step)
+            record_event(
+                run_folder, "not_written", f"{why} The evaluation's metrics are logged.", step=step
+            )
         with suppress(OSError):  # read-only disk; remove earlier losses even if saving failed
             for other, path in saved_losses(run_folder).items():
                 if other not in (0, step):
                     path.unlink()
-    return {f"{name}_{metric}": value for name, its in losses.items() for metric, value in its.metrics().items()}
+    return {
+        f"{name}_{metric}": value
+        for name, its in losses.items()
+        for metric, value in its.metrics().items()
+    }
 
 
 def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tensor) -> torch.Tensor:
@@ -202,11 +225,17 @@ def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tenso
     is_first = batch.position_ids == 0
     for row in batch.rows:
         starts, _ = rows.packing.pieces(row, 0)
-        documents.append(torch.searchsorted(begins, torch.from_numpy(np.array(starts)), right=True) - 1)
-    if len(is_first) != len(batch.rows):  # `packing: token_budget`: each sequence of a row is a piece
+        documents.append(
+            torch.searchsorted(begins, torch.from_numpy(np.array(starts)), right=True) - 1
+        )
+    if len(is_first) != len(
+        batch.rows
+    ):  # `packing: token_budget`: each sequence of a row is a piece
         return documents[0][:, None].expand(-1, is_first.shape[1] - 1)
     piece = is_first.cumsum(1) - 1
-    return torch.stack([of_row[piece[i].clamp(max=len(of_row) - 1)] for i, of_row in enumerate(documents)])[:, 1:]
+    return torch.stack(
+        [of_row[piece[i].clamp(max=len(of_row) - 1)] for i, of_row in enumerate(documents)]
+    )[:, 1:]
 
 
 # --- callbacks: samples of the model's output, and stopping before it forgets too much ---
@@ -235,7 +264,9 @@ class StopWhenForgetting(TrainerCallback):
         self.allowed = {name: rise for name, rise in allowed.items() if rise is not None}
         self.before: dict[str, float] = {}
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         course = read_course(self.run.folder / METRICS) if state.global_step else []
         self.before = dict(course[0].bits_per_byte) if course and course[0].step == 0 else {}
 
@@ -259,7 +290,9 @@ class StopWhenForgetting(TrainerCallback):
                         f"{reason}. The learning rate had not decayed yet. To train longer: more replay (more weight"
                         " of general sources), a lower `optimizer.learning_rate`, or LoRA."
                     )
-                self.run.write_status("running", step=state.global_step, steps=state.max_steps, stopped=reason)
+                self.run.write_status(
+                    "running", step=state.global_step, steps=state.max_steps, stopped=reason
+                )
 
 
 def bits_per_byte_of(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -317,7 +350,10 @@ class PromptSamples(TrainerCallback):
 
     def sample(self, model: nn.Module, step: int, control: TrainerControl) -> None:
         """Generate on every process, as ZeRO-3 needs; the main one writes. On a full disk, lines wait in memory."""
-        options: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "before_each": self.before_each}
+        options: dict[str, Any] = {
+            "max_new_tokens": self.max_new_tokens,
+            "before_each": self.before_each,
+        }
         try:
             continuations = continue_prompts(model, self.tokenizer, self.prompts, **options)
         except Interrupted:
@@ -330,7 +366,12 @@ class PromptSamples(TrainerCallback):
             path.parent.mkdir(parents=True, exist_ok=True)
             keep_lines_until(path, step - 1)  # a run killed after its samples rewrites them
         except OSError as problem:
-            record_event(path.parent, "not_written", f"{path.name} cannot be changed: {problem.strerror}.", step=step)
+            record_event(
+                path.parent,
+                "not_written",
+                f"{path.name} cannot be changed: {problem.strerror}.",
+                step=step,
+            )
         for prompt, continuation in zip(self.prompts, continuations, strict=True):
             sample = {"step": step, "prompt": prompt, "continuation": continuation}
             self.lines.add(json.dumps(sample, ensure_ascii=False))
@@ -351,8 +392,12 @@ def continue_prompts(
     tokenizer adds one, as in training. Every process of the run must call it, and all get the same texts. The model
     may be wrapped by DDP or DeepSpeed; its mode, its configs and the random state are preserved."""
     # DDP and DeepSpeed engines hold the generating model as `module`.
-    is_generator = isinstance(model, PreTrainedModel) or "base_model" in dict(model.named_children())
-    generator: Any = model if is_generator and not isinstance(model, DistributedDataParallel) else model.module
+    is_generator = isinstance(model, PreTrainedModel) or "base_model" in dict(
+        model.named_children()
+    )
+    generator: Any = (
+        model if is_generator and not isinstance(model, DistributedDataParallel) else model.module
+    )
     device = next(generator.parameters()).device
     begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
     continuations = []
@@ -370,10 +415,15 @@ def continue_prompts(
         with evaluation_mode(model):
             for prompt in prompts:
                 before_each()
-                ids = torch.tensor([begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
+                ids = torch.tensor(
+                    [begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]],
+                    device=device,
+                )
                 # Under ZeRO-3, generate synchronises the processes automatically (synced_gpus).
                 written = generator.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-                continuations.append(str(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)))
+                continuations.append(
+                    str(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True))
+                )
     finally:
         generator.generation_config, generator.config.use_cache = before, used_cache
     return continuations

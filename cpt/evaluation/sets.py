@@ -67,7 +67,9 @@ def data_of_recipe(recipe: Recipe, run: Path | None = None) -> EvaluationData:
         )
     data, evaluation = with_form(phases_in_tokens(recipe), evaluation, form_of_stage(recipe.stage))
     lines = read_history(run) if run is not None else []
-    stretches = part_after(lines, max((line["step"] for line in lines), default=0), recipe).stretches
+    stretches = part_after(
+        lines, max((line["step"] for line in lines), default=0), recipe
+    ).stretches
     return EvaluationData(data, evaluation, recipe.seed, ended_stretches(stretches))
 
 
@@ -77,14 +79,18 @@ def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -
     for text in texts:
         name, is_there, path = text.partition("=")
         if not (name and is_there and path):
-            raise DataError(f"`--text {text}`: expected name=path, for example --text domain=held_out.jsonl")
+            raise DataError(
+                f"`--text {text}`: expected name=path, for example --text domain=held_out.jsonl"
+            )
         sets.append(HeldOut(name=name, path=path))
     # The source is never opened: a data section must have one.
     data = Data(sequence_length=sequence_length, sources=[Source(path=sets[0].path)])
     return EvaluationData(data, Evaluation(perplexity=sets))
 
 
-def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBase) -> dict[str, EvaluationSet]:
+def open_evaluation_sets(
+    held: EvaluationData, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, EvaluationSet]:
     """Open all sets by name, tokenised for one tokenizer; one process does the work for all."""
     cache = default_cache_dir()
     if held.evaluation.held_out_share is None:
@@ -101,15 +107,25 @@ def open_evaluation_sets(held: EvaluationData, tokenizer: PreTrainedTokenizerBas
     return {name: EvaluationSet(rows, tokenized[name]) for name, rows in prepared.held_out.items()}
 
 
-def sets_by_name(held: EvaluationData, encoder: DocumentEncoder, cache: Path) -> dict[str, EvaluationSet]:
+def sets_by_name(
+    held: EvaluationData, encoder: DocumentEncoder, cache: Path
+) -> dict[str, EvaluationSet]:
     """The sets with separate files."""
     sets: dict[str, EvaluationSet] = {}
     for number, source in enumerate(held.evaluation.perplexity):
-        tokenized = open_source(held.data, source, f"evaluation.perplexity[{number}]", encoder, cache, held.seed)
+        tokenized = open_source(
+            held.data, source, f"evaluation.perplexity[{number}]", encoder, cache, held.seed
+        )
         make_shards(everything([tokenized]))
         tokenized.finish()
-        rows = whole_set(tokenized, Layout(held.data.sequence_length, held.data.packing, None, encoder.pad), cache)
+        rows = whole_set(
+            tokenized,
+            Layout(held.data.sequence_length, held.data.packing, None, encoder.pad),
+            cache,
+        )
         if rows.name in sets:
-            raise DataError(f"two held-out sets are called `{rows.name}`. Give each a different name.")
+            raise DataError(
+                f"two held-out sets are called `{rows.name}`. Give each a different name."
+            )
         sets[rows.name] = EvaluationSet(rows, tokenized)
     return sets

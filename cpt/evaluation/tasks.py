@@ -17,7 +17,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.distributed import has_process_group
 from cpt.errors import CptError, DataError, RecipeError, ResourceError, UserCodeError, install_line
-from cpt.evaluation.paired import NORMAL_QUANTILE, Difference, ScoreReport, Transitions, mean_difference, transitions
+from cpt.evaluation.paired import (
+    NORMAL_QUANTILE,
+    Difference,
+    ScoreReport,
+    Transitions,
+    mean_difference,
+    transitions,
+)
 from cpt.plugins import check_options, did_you_mean, find
 from cpt.recipe.paths import is_function
 from cpt.recipe.rules import DOMAIN_TEST
@@ -29,7 +36,12 @@ if TYPE_CHECKING:  # slow to import, and optional
 
 FEWEST_QUESTIONS = 30  # per kind: the interval of an accuracy is then about +-17 points
 LONGEST_QUESTION = 160  # characters of a question that are shown, from its end
-LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "loss", "error")  # lm-eval does not always mark these metrics
+LOWER_IS_BETTER = (
+    "perplexity",
+    "bits_per_byte",
+    "loss",
+    "error",
+)  # lm-eval does not always mark these metrics
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,9 @@ class TaskScore:
     report: ScoreReport  # with lm-eval's name of the metric and its filter: `acc,none`
     by_question: NDArray[np.float64] | None  # None if the metric has no score per question
     hashes: tuple[str, ...]  # hashes of the questions, in the same order
-    chance: NDArray[np.float64] | None = None  # probability that a guess is right, by question; None if unknown
+    chance: NDArray[np.float64] | None = (
+        None  # probability that a guess is right, by question; None if unknown
+    )
     texts: tuple[str, ...] = ()  # ends of the questions
 
 
@@ -72,7 +86,9 @@ def task_of_recipe(
         num_fewshot: solved examples before each question; default: that of the task.
         allow_code_execution: run code that the model writes, on this machine, with your rights.
     """
-    return TaskChoice((name,), None if folder is None else Path(folder), allow_code_execution, limit, num_fewshot)
+    return TaskChoice(
+        (name,), None if folder is None else Path(folder), allow_code_execution, limit, num_fewshot
+    )
 
 
 def domain_test_of_recipe(*, questions: int = 200) -> int:
@@ -92,18 +108,32 @@ def domain_questions(tasks: Sequence[Component]) -> int:
 def tasks_of_recipe(tasks: Sequence[Component]) -> list[TaskChoice]:
     """The tasks in `evaluation.tasks`, already checked by `check_tasks`."""
     chosen = [(task.name, task.options) for task in tasks if task.name != DOMAIN_TEST]
-    functions = [TaskChoice((name,), options=options) for name, options in chosen if is_function(name)]
-    return [task_of_recipe(name, **options) for name, options in chosen if not is_function(name)] + functions
+    functions = [
+        TaskChoice((name,), options=options) for name, options in chosen if is_function(name)
+    ]
+    return [
+        task_of_recipe(name, **options) for name, options in chosen if not is_function(name)
+    ] + functions
 
 
 def task_choices(
-    names: Sequence[str], folder: Path | None, allow_code: bool, limit: int | None, num_fewshot: int | None
+    names: Sequence[str],
+    folder: Path | None,
+    allow_code: bool,
+    limit: int | None,
+    num_fewshot: int | None,
 ) -> list[TaskChoice]:
     """The tasks of the command line: those of lm-eval together, and each function with the options that are set."""
     of_lm_eval = tuple(name for name in names if not is_function(name))
-    options = {key: value for key, value in {"limit": limit, "num_fewshot": num_fewshot}.items() if value is not None}
+    options = {
+        key: value
+        for key, value in {"limit": limit, "num_fewshot": num_fewshot}.items()
+        if value is not None
+    }
     choices = [TaskChoice((name,), options=options) for name in names if is_function(name)]
-    return [TaskChoice(of_lm_eval, folder, allow_code, limit, num_fewshot)] * bool(of_lm_eval) + choices
+    return [TaskChoice(of_lm_eval, folder, allow_code, limit, num_fewshot)] * bool(
+        of_lm_eval
+    ) + choices
 
 
 def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
@@ -114,7 +144,9 @@ def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
             if task.name == DOMAIN_TEST:
                 check_options(domain_test_of_recipe, task.options, key)
                 continue
-            function = find("evaluation", task.name, {}) if is_function(task.name) else task_of_recipe
+            function = (
+                find("evaluation", task.name, {}) if is_function(task.name) else task_of_recipe
+            )
             check_options(function, task.options, key)
             if function is task_of_recipe:
                 allowed_tasks(task_of_recipe(task.name, **task.options))
@@ -138,7 +170,11 @@ def allowed_tasks(choice: TaskChoice) -> "tuple[TaskManager, dict[str, Any]]":
 
 
 def run_tasks(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, choice: TaskChoice, *, batch_size: int = 8
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    choice: TaskChoice,
+    *,
+    batch_size: int = 8,
 ) -> list[TaskScore]:
     """Evaluate the model on tasks; the scores equal those of the `lm-eval` command. Several processes split lm-eval's
     requests, and the main process returns the scores; each of them calls functions of the user."""
@@ -153,7 +189,11 @@ def run_tasks(
     wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
         setattr(wrapped, kind, partial(answer_together, getattr(wrapped, kind)))
-    options: dict[str, Any] = {"task_manager": manager, "limit": choice.limit, "num_fewshot": choice.num_fewshot}
+    options: dict[str, Any] = {
+        "task_manager": manager,
+        "limit": choice.limit,
+        "num_fewshot": choice.num_fewshot,
+    }
     options |= {"log_samples": True, "confirm_run_unsafe_code": choice.allow_code}
     found: Any = simple_evaluate(wrapped, tasks=list(choice.names), **options)
     if found is None:  # lm-eval returns results to a machine's first process
@@ -161,10 +201,14 @@ def run_tasks(
     results, subtasks, scores = found["results"], found.get("group_subtasks", {}), []
     asked = [name for name in results if name in choice.names]
     below = {task for group in asked for task in subtasks.get(group, [])}
-    for name in asked or [name for name in results if name not in below]:  # a tag expands to its tasks
+    for name in asked or [
+        name for name in results if name not in below
+    ]:  # a tag expands to its tasks
         tasks = leaves(name, subtasks)
         kinds = {task: found["configs"].get(task, {}).get("output_type") for task in tasks}
-        samples = [{**one, "type": kinds[task]} for task in tasks for one in found["samples"].get(task, [])]
+        samples = [
+            {**one, "type": kinds[task]} for task in tasks for one in found["samples"].get(task, [])
+        ]
         for key, value in results[name].items():
             metric, _, chosen = key.partition(",")
             if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
@@ -176,29 +220,48 @@ def run_tasks(
             if is_better_higher is None:
                 is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
             # From lm-eval's standard error, if it reports one.
-            interval = (value - 1.96 * error, value + 1.96 * error) if isinstance(error, int | float) else None
+            interval = (
+                (value - 1.96 * error, value + 1.96 * error)
+                if isinstance(error, int | float)
+                else None
+            )
             questions = sum(found["n-samples"][task]["effective"] for task in tasks)
-            report = ScoreReport(name, key, float(value), interval, questions, bool(is_better_higher))
+            report = ScoreReport(
+                name, key, float(value), interval, questions, bool(is_better_higher)
+            )
             by_question = np.array([float(sample[metric]) for sample in own]) if own else None
-            hashes, chance = tuple(sample["doc_hash"] for sample in own), np.array([chance_of(one) for one in own])
+            hashes, chance = (
+                tuple(sample["doc_hash"] for sample in own),
+                np.array([chance_of(one) for one in own]),
+            )
             texts = tuple(str(sample["arguments"][0][0])[-LONGEST_QUESTION:] for sample in own)
-            scores.append(TaskScore(report, by_question, hashes, None if np.isnan(chance).any() else chance, texts))
+            scores.append(
+                TaskScore(
+                    report, by_question, hashes, None if np.isnan(chance).any() else chance, texts
+                )
+            )
     return scores
 
 
 def chance_of(sample: Mapping[str, Any]) -> float:
     """The probability that a guess answers a question of lm-eval; NaN if it is unknown."""
-    if sample["type"] == "multiple_choice":  # mutual information also asks for each choice without the question
+    if (
+        sample["type"] == "multiple_choice"
+    ):  # mutual information also asks for each choice without the question
         return (2 if "acc_mutual_info" in sample else 1) / len(sample["arguments"])
     return 0.0 if sample["type"] in ("generate_until", "loglikelihood") else math.nan
 
 
-def answer_together(answer: Callable[..., list[Any]], requests: Sequence[Any], **options: Any) -> list[Any]:
+def answer_together(
+    answer: Callable[..., list[Any]], requests: Sequence[Any], **options: Any
+) -> list[Any]:
     """The answers to lm-eval's requests, in their order: each process answers those of some questions."""
     if not has_process_group():
         return answer(requests, **options)
     rank, num_processes = dist.get_rank(), dist.get_world_size()
-    owners = [request.doc_id % num_processes for request in requests]  # the choices of a question stay together
+    owners = [
+        request.doc_id % num_processes for request in requests
+    ]  # the choices of a question stay together
     mine = [request for owner, request in zip(owners, requests, strict=True) if owner == rank]
     everyone: list[Any] = [None] * num_processes
     dist.all_gather_object(everyone, answer(mine, disable_tqdm=rank > 0) if mine else [])
@@ -207,7 +270,10 @@ def answer_together(answer: Callable[..., list[Any]], requests: Sequence[Any], *
 
 
 def run_function(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, options: Mapping[str, Any]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    options: Mapping[str, Any],
 ) -> list[TaskScore]:
     """Call the user's `f(model, tokenizer, *, ...)`, which returns for each metric a number, or one per question."""
     function = find("evaluation", name, {})
@@ -224,14 +290,18 @@ def run_function(
         except (TypeError, ValueError):
             values = np.empty(0)
         if values.ndim > 1 or not values.size or not np.isfinite(values).all():
-            raise UserCodeError(f"the evaluation `{name}` returned {value!r} as `{metric}`: expected {expected}.")
+            raise UserCodeError(
+                f"the evaluation `{name}` returned {value!r} as `{metric}`: expected {expected}."
+            )
         by_question, questions = values if values.ndim else None, values.size if values.ndim else 0
         interval = None
         if questions > 1:
             reach = NORMAL_QUANTILE * float(values.std(ddof=1)) / math.sqrt(questions)
             interval = (float(values.mean()) - reach, float(values.mean()) + reach)
         is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
-        report = ScoreReport(name, str(metric), float(values.mean()), interval, questions, is_better_higher)
+        report = ScoreReport(
+            name, str(metric), float(values.mean()), interval, questions, is_better_higher
+        )
         scores.append(TaskScore(report, by_question, tuple(map(str, range(questions)))))
     return scores
 
@@ -242,13 +312,17 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
     try:
         from lm_eval.tasks import TaskManager
     except ImportError as problem:
-        raise ResourceError(f"tasks need lm-eval ({problem}). Install it: {install_line('evaluation')}") from problem
+        raise ResourceError(
+            f"tasks need lm-eval ({problem}). Install it: {install_line('evaluation')}"
+        ) from problem
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     if folder is not None and not folder.is_dir():
         raise RecipeError(
             f"the task folder `{folder}` does not exist. Set --task-folder to a folder with YAML files of tasks."
         )
-    local = None if folder is None else TaskManager(include_path=str(folder), include_defaults=False)
+    local = (
+        None if folder is None else TaskManager(include_path=str(folder), include_defaults=False)
+    )
     if local is not None and set(names) <= set(local.all_tasks):
         manager = local
     else:  # index lm-eval's thousands of tasks
@@ -275,20 +349,33 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
 
 def leaves(name: str, subtasks: dict[str, list[str]]) -> list[str]:
     """The tasks of a group and of its subgroups; for a task, the task itself."""
-    return [task for below in subtasks[name] for task in leaves(below, subtasks)] if subtasks.get(name) else [name]
+    return (
+        [task for below in subtasks[name] for task in leaves(below, subtasks)]
+        if subtasks.get(name)
+        else [name]
+    )
 
 
 def task_difference(before: TaskScore, after: TaskScore) -> Difference | None:
     """The difference on the same questions; None if the metric lacks scores per question."""
     if before.by_question is None or after.by_question is None or len(after.hashes) < 2:
         return None
-    return mean_difference(before.by_question, after.by_question) if before.hashes == after.hashes else None
+    return (
+        mean_difference(before.by_question, after.by_question)
+        if before.hashes == after.hashes
+        else None
+    )
 
 
 def task_transitions(before: TaskScore, after: TaskScore) -> Transitions | None:
     """None unless both have a score of 0 or 1 for each question."""
     old, new = before.by_question, after.by_question
-    if old is None or new is None or before.hashes != after.hashes or not np.isin((old, new), (0, 1)).all():
+    if (
+        old is None
+        or new is None
+        or before.hashes != after.hashes
+        or not np.isin((old, new), (0, 1)).all()
+    ):
         return None
     return transitions(old.astype(bool), new.astype(bool), after.chance, after.texts)
 
@@ -298,7 +385,9 @@ def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tup
     for name, task in load_tasks(names, folder)[1].items():
         for number, document in enumerate(task.eval_docs, 1):
             has_choices = task.config.doc_to_choice is not None
-            choices = task.doc_to_choice(document) if has_choices else [task.doc_to_target(document)]
+            choices = (
+                task.doc_to_choice(document) if has_choices else [task.doc_to_target(document)]
+            )
             question = task.doc_to_text(document)
             # A number is the index of the choice that fills the gap; then the choices contain the text.
             text = " ".join(str(part) for part in [question, *choices] if not isinstance(part, int))

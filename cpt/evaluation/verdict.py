@@ -39,7 +39,17 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events, record_event
-from cpt.runs.folder import EVALUATED, INPUTS, METRICS, RECIPE, SAMPLES, VERDICT, VERDICT_PAGE, read_lines, read_object
+from cpt.runs.folder import (
+    EVALUATED,
+    INPUTS,
+    METRICS,
+    RECIPE,
+    SAMPLES,
+    VERDICT,
+    VERDICT_PAGE,
+    read_lines,
+    read_object,
+)
 from cpt.runs.record import Run
 
 COUNT = "_examples"
@@ -90,29 +100,45 @@ class ExampleSet:
             if not self.is_against_chance:
                 before = f"before the run in {100 * self.accuracy[0]:.0f} %"
                 return f"In {share} the better answer is the likelier one; {before}."
-            outcome = {True: "It worked", False: "It did not work", None: "Whether it worked is unknown"}[self.worked]
+            outcome = {
+                True: "It worked",
+                False: "It did not work",
+                None: "Whether it worked is unknown",
+            }[self.worked]
             outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
             return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
         margin = "the margin of wanted over unwanted answers"
         others = {"the mean reward": self.reward, margin: self.margin, "the loss": self.loss}
-        changes = [f"{what} went from {one[0]:.3f} to {one[1]:.3f}" for what, one in others.items() if one is not None]
+        changes = [
+            f"{what} went from {one[0]:.3f} to {one[1]:.3f}"
+            for what, one in others.items()
+            if one is not None
+        ]
         found = " and ".join(changes) or "nothing was measured"
         return f"On {self.examples:,} held-out examples {found}, without a confidence interval."
 
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
     """The sets with metrics before the first step and later; the last evaluation counts."""
-    evaluated = {log["step"]: log for log in read_evaluations(metrics) if any(key.endswith(COUNT) for key in log)}
+    evaluated = {
+        log["step"]: log
+        for log in read_evaluations(metrics)
+        if any(key.endswith(COUNT) for key in log)
+    }
     if 0 not in evaluated or len(evaluated) < 2:
         return []
     before, after = evaluated[0], evaluated[max(evaluated)]
 
     def both(name: str, *suffixes: str) -> tuple[float, float] | None:
         keys = [f"{EVALUATED}{name}_{suffix}" for suffix in suffixes]
-        return next(((before[key], after[key]) for key in keys if key in before and key in after), None)
+        return next(
+            ((before[key], after[key]) for key in keys if key in before and key in after), None
+        )
 
     sets = []
-    for name in [key[len(EVALUATED) : -len(COUNT)] for key in before if key.endswith(COUNT) and key in after]:
+    for name in [
+        key[len(EVALUATED) : -len(COUNT)] for key in before if key.endswith(COUNT) and key in after
+    ]:
         rewards, likelihoods = both(name, "rewards/chosen"), both(name, "logps/chosen")
         is_close = rewards and likelihoods and abs(rewards[0]) <= NOISE * abs(likelihoods[0])
         found = ExampleSet(
@@ -158,7 +184,11 @@ class SetVerdict:
 
     @property
     def outcome(self) -> Outcome:
-        return outcome_of_set(self.difference, is_general=self.is_general) if self.difference else "unknown"
+        return (
+            outcome_of_set(self.difference, is_general=self.is_general)
+            if self.difference
+            else "unknown"
+        )
 
 
 @dataclass(frozen=True)
@@ -192,12 +222,18 @@ class Verdict:
     tasks: list[ScoreReport] = field(default_factory=list)
     contamination: Contamination | None = None
     retention: list[Point] = field(default_factory=list)
-    samples: list[dict[str, str]] = field(default_factory=list)  # prompt, and its continuations before and after
+    samples: list[dict[str, str]] = field(
+        default_factory=list
+    )  # prompt, and its continuations before and after
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
     is_complete: bool = False  # False while it only has the results measured during the run
-    examples: list[ExampleSet] = field(default_factory=list)  # held-out pairs, rated answers and prompts
-    fallbacks: list[str] = field(default_factory=list)  # values that this machine forced, each with its reason
+    examples: list[ExampleSet] = field(
+        default_factory=list
+    )  # held-out pairs, rated answers and prompts
+    fallbacks: list[str] = field(
+        default_factory=list
+    )  # values that this machine forced, each with its reason
 
     @property
     def worked(self) -> bool | None:
@@ -206,7 +242,9 @@ class Verdict:
         if self.examples:
             results = [one.worked for one in self.examples]
             return None if None in results else all(results)
-        outcome = "unknown" if self.domain is None else outcome_of_set(self.domain, is_general=False)
+        outcome = (
+            "unknown" if self.domain is None else outcome_of_set(self.domain, is_general=False)
+        )
         return None if outcome == "unknown" else outcome == "better"
 
     def headline(self) -> str:
@@ -215,7 +253,9 @@ class Verdict:
             sentences = [one.sentence() for one in self.examples]
             if not gives_scores(self.examples):
                 texts = {"held-out domain text": self.domain, "held-out general text": self.general}
-                cost = [general_sentence(one, what) for what, one in texts.items() if one is not None]
+                cost = [
+                    general_sentence(one, what) for what, one in texts.items() if one is not None
+                ]
                 sentences += cost or ["Forgetting is unknown: no held-out text was evaluated."]
         elif self.domain is None:
             why = "no domain documents were compared, so there is no interval."
@@ -223,7 +263,9 @@ class Verdict:
         else:
             forgot = "Forgetting is unknown: no general set was evaluated."
             sentences = [
-                domain_sentence(self.domain, "its base" if self.base is not None else "before its first step"),
+                domain_sentence(
+                    self.domain, "its base" if self.base is not None else "before its first step"
+                ),
                 general_sentence(self.general) if self.general else forgot,
             ]
         skipped, steps = self.skipped_steps
@@ -273,9 +315,7 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
         return f"On {what}, forgetting of more than {most:.1f} % can be excluded ({evidence(general)})."
     unknown = "whether anything was forgotten is unknown"
     if general.items >= TOO_FEW:
-        unknown = (
-            f"forgetting of more than {100 * NEGLIGIBLE:.0f} % cannot be excluded, of more than {most:.1f} % it can"
-        )
+        unknown = f"forgetting of more than {100 * NEGLIGIBLE:.0f} % cannot be excluded, of more than {most:.1f} % it can"
     return f"On {what}, {unknown} ({evidence(general)}).{more(general)}"
 
 
@@ -298,12 +338,24 @@ def verdict_of_run(
         why = "training documents were not searched: cpt contamination RECIPE"
         missing["contamination"] = why
     # `domain test of code` in `not_run` is more specific than `domain test`.
-    unmentioned = {what: why for what, why in missing.items() if not any(one.what.startswith(what) for one in not_run)}
+    unmentioned = {
+        what: why
+        for what, why in missing.items()
+        if not any(one.what.startswith(what) for one in not_run)
+    }
     sources = []
     for name, facts in read_object(folder / INPUTS).get("data", {}).get("sources", {}).items():
-        decontaminated = sum(count for reason, count in facts["dropped"].items() if reason.startswith(REASON))
-        sources.append(SourceFacts(name, facts["documents"], facts["share"], facts["licence"], decontaminated))
-    lines = [line for line in read_lines(folder / SAMPLES) if {"step", "prompt", "continuation"} <= line.keys()]
+        decontaminated = sum(
+            count for reason, count in facts["dropped"].items() if reason.startswith(REASON)
+        )
+        sources.append(
+            SourceFacts(name, facts["documents"], facts["share"], facts["licence"], decontaminated)
+        )
+    lines = [
+        line
+        for line in read_lines(folder / SAMPLES)
+        if {"step", "prompt", "continuation"} <= line.keys()
+    ]
     last = max((line["step"] for line in lines), default=0)
     before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
     written = [
@@ -341,7 +393,9 @@ def read_fallbacks(folder: Path) -> list[str]:
     for event in read_events(folder):
         if event["kind"] == "fallback":
             value = json.dumps(event["value"])
-            sentences[event["key"]] = f"`{event['key']}` is {value}, because {event['reason'].removesuffix('.')}."
+            sentences[event["key"]] = (
+                f"`{event['key']}` is {value}, because {event['reason'].removesuffix('.')}."
+            )
     return list(sentences.values())
 
 
@@ -352,7 +406,11 @@ def compare_sets(
     general sets together, if documents can be paired."""
     if not course or course[0].step != 0:
         return [], None, None
-    files, before, after = saved_losses(folder), dict[str, DocumentLosses](), dict[str, DocumentLosses]()
+    files, before, after = (
+        saved_losses(folder),
+        dict[str, DocumentLosses](),
+        dict[str, DocumentLosses](),
+    )
     if 0 in files and len(files) > 1:
         try:
             before, after = load_losses(files[0]), load_losses(files[max(files)])
@@ -379,8 +437,14 @@ def compare_sets(
 def worst_documents(before: DocumentLosses, after: DocumentLosses) -> list[WorseDocument]:
     """Up to `EXAMPLES` documents whose bits per byte rose most."""
     changes = (after.nats - before.nats) / math.log(2) / before.num_bytes
-    worst = [int(number) for number in np.argsort(-changes, kind="stable")[:EXAMPLES] if changes[number] > 0]
-    return [WorseDocument(f"{before.hashes[number]:016x}", float(changes[number])) for number in worst]
+    worst = [
+        int(number)
+        for number in np.argsort(-changes, kind="stable")[:EXAMPLES]
+        if changes[number] > 0
+    ]
+    return [
+        WorseDocument(f"{before.hashes[number]:016x}", float(changes[number])) for number in worst
+    ]
 
 
 def not_measured(
@@ -397,20 +461,32 @@ def not_measured(
     if gives_scores(examples):
         return missing
     if not sets and examples:
-        missing["held-out text"] = "not requested: `evaluation.perplexity` takes txt or md files, or a `text_column`"
+        missing["held-out text"] = (
+            "not requested: `evaluation.perplexity` takes txt or md files, or a `text_column`"
+        )
     elif not sets:
-        missing["held-out text"] = "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
+        missing["held-out text"] = (
+            "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
+        )
     elif not any(one.is_general for one in sets):
-        missing["forgetting"] = "no set of general text was held out. A public one: `evaluation.retain: general`"
+        missing["forgetting"] = (
+            "no set of general text was held out. A public one: `evaluation.retain: general`"
+        )
     known = {one.name for one in sets} | {one.name for one in examples}
     if sets and (added := {reported_name(one) for one in recipe.evaluation.perplexity} - known):
-        missing[f"change of {', '.join(sorted(added))}"] = f"added during the run: no result before it. {evaluate}"
+        missing[f"change of {', '.join(sorted(added))}"] = (
+            f"added during the run: no result before it. {evaluate}"
+        )
     if unpaired := ", ".join(one.name for one in sets if one.difference is None):
-        missing[f"intervals of {unpaired}"] = f"losses per document are missing, or there is one document. {evaluate}"
+        missing[f"intervals of {unpaired}"] = (
+            f"losses per document are missing, or there is one document. {evaluate}"
+        )
     if (sets or not examples) and (evaluation is None or not evaluation.domain_test):
         missing["domain test"] = f"not requested: {evaluate} --domain-test SET"
     if evaluation is None or not evaluation.tasks:
-        missing["benchmarks"] = f"not requested (`evaluation.tasks`): {evaluate} --task hellaswag --task mmlu"
+        missing["benchmarks"] = (
+            f"not requested (`evaluation.tasks`): {evaluate} --task hellaswag --task mmlu"
+        )
     return missing
 
 
@@ -428,12 +504,26 @@ def verdict_page(verdict: Verdict) -> str:
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
     filters: dict[str, Any] = {"cell": lambda text: text.replace("|", "\\|")}
     environment.filters |= filters | {"sample": sample, "dominated": dominated}
-    template = environment.from_string(Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8"))
+    template = environment.from_string(
+        Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8")
+    )
     names = ("loss", "accuracy", "margin", "reward")
-    examples = [(one, name, vars(one)[name]) for one in verdict.examples for name in names if vars(one)[name]]
+    examples = [
+        (one, name, vars(one)[name])
+        for one in verdict.examples
+        for name in names
+        if vars(one)[name]
+    ]
     last = len(verdict.retention) - 1
-    points = sorted({round(place * last / (POINTS_SHOWN - 1)) for place in range(POINTS_SHOWN)}) if last > 1 else []
-    found, num_dropped = verdict.contamination, sum(source.decontaminated for source in verdict.sources)
+    points = (
+        sorted({round(place * last / (POINTS_SHOWN - 1)) for place in range(POINTS_SHOWN)})
+        if last > 1
+        else []
+    )
+    found, num_dropped = (
+        verdict.contamination,
+        sum(source.decontaminated for source in verdict.sources),
+    )
     hits = found.hits[:HITS_SHOWN] if found is not None else []
     dropped = f"{num_dropped:,} training documents were dropped for it." if num_dropped else ""
     return template.render(
@@ -442,7 +532,9 @@ def verdict_page(verdict: Verdict) -> str:
         sets=sorted(verdict.sets, key=lambda one: one.is_general),
         scores=[*verdict.domain_test, *verdict.tasks],
         course=[verdict.retention[place] for place in points],
-        contamination=" ".join(filter(None, [found.summary() if found is not None else "", dropped])),
+        contamination=" ".join(
+            filter(None, [found.summary() if found is not None else "", dropped])
+        ),
         hits=hits,
         num_more_hits=found.num_contaminated - len(hits) if found is not None else 0,
         samples=verdict.samples[:SAMPLES_SHOWN],
@@ -452,4 +544,8 @@ def verdict_page(verdict: Verdict) -> str:
 def sample(text: str) -> str:
     """The start of a text as inline code, with arrows for line breaks."""
     line = text[:LONGEST_SAMPLE].replace("`", "'").replace("\n", " ↵ ")
-    return f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`" if line.strip(" ↵") else "(nothing)"
+    return (
+        f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`"
+        if line.strip(" ↵")
+        else "(nothing)"
+    )

@@ -33,7 +33,17 @@ from cpt.models.new_rows import EXTENSION, carry_extension
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model, Recipe
-from cpt.runs.folder import ENVIRONMENT, EXPORT, INPUTS, METRICS, RECIPE, VERDICT_PAGE, get, get_dict, read_object
+from cpt.runs.folder import (
+    ENVIRONMENT,
+    EXPORT,
+    INPUTS,
+    METRICS,
+    RECIPE,
+    VERDICT_PAGE,
+    get,
+    get_dict,
+    read_object,
+)
 from cpt.runs.record import write_json
 
 ADAPTER, AVERAGE = "adapter", "average"  # folder in a run's export; folder in a run
@@ -42,7 +52,14 @@ CONFIGS = ("config.json", "generation_config.json")
 SERVED = {"use_cache": True, "output_router_logits": False}  # config values that training changes
 MODEL_FILES = (  # files of a model folder besides weights and training state
     *CONFIGS,
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "vocab.*", "merges.txt"),
+    *(
+        "tokenizer*",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.*",
+        "vocab.*",
+        "merges.txt",
+    ),
     *("*.py", EXTENSION),
 )
 
@@ -105,18 +122,29 @@ def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) ->
         yield unfinished
         rename_over(unfinished, folder)
     except (OSError, SafetensorError) as failure:
-        if not of_run and (reason_of(failure) != "storage" or isinstance(failure, OSError) and failure.errno is None):
+        if not of_run and (
+            reason_of(failure) != "storage"
+            or isinstance(failure, OSError)
+            and failure.errno is None
+        ):
             raise  # libraries also raise OSError for unreadable files
         remedy = "Free disk space, or choose another folder."
         if of_run and (newest := published_in(folder.parent)[-1:]):
             remedy = f"{newest[0].folder} has the trained weights. Free space. {same_command()} then only exports."
-        raise CheckpointError(f"{folder} could not be written: {in_words(failure)}. {remedy}") from failure
+        raise CheckpointError(
+            f"{folder} could not be written: {in_words(failure)}. {remedy}"
+        ) from failure
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def complete(
-    unfinished: Path, adapted: PeftModel | None, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *, run: Path
+    unfinished: Path,
+    adapted: PeftModel | None,
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    run: Path,
 ) -> None:
     if adapted:
         if weights := read_object(run / INPUTS).get("weights"):
@@ -154,12 +182,20 @@ def store_tied_head_once(folder: Path) -> None:
         return
     tensors, copies = Tensors(folder), set[str]()
     for head in [name for name in tensors.files if name.endswith(HEADS)]:
-        alike = [name for name, shape in tensors.shapes.items() if name != head and shape == tensors.shapes[head]]
+        alike = [
+            name
+            for name, shape in tensors.shapes.items()
+            if name != head and shape == tensors.shapes[head]
+        ]
         if any(torch.equal(tensors.read(name), tensors.read(head)) for name in alike):
             copies.add(head)
     if not copies:
         return
-    rest = {name: (shape, tensors.dtypes[name]) for name, shape in tensors.shapes.items() if name not in copies}
+    rest = {
+        name: (shape, tensors.dtypes[name])
+        for name, shape in tensors.shapes.items()
+        if name not in copies
+    }
     old = [*set(tensors.files.values()), *folder.glob("*.safetensors.index.json")]
     with TemporaryDirectory(dir=folder.parent) as scratch:
         write_tensors(Path(scratch), rest, tensors.read, max(file.stat().st_size for file in old))
@@ -169,7 +205,12 @@ def store_tied_head_once(folder: Path) -> None:
 
 
 def build_base(
-    model: Model, tokenizer: PreTrainedTokenizerBase, *, seed: int, dtype: torch.dtype, scores: bool = False
+    model: Model,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+    dtype: torch.dtype,
+    scores: bool = False,
 ) -> PreTrainedModel:
     """Build the model that the adapter was trained on, with its extended vocabulary; for a reward model (`scores`),
     the new head is saved with the adapter."""
@@ -196,7 +237,9 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
             tokenizer.save_pretrained(unfinished)
             finish(unfinished)
             carry_extension(recipe.model.path, unfinished)
-        print_once(f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}.")
+        print_once(
+            f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}."
+        )
 
     main_process_decides(write)
 
@@ -206,7 +249,9 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
     one's config and tokenizer. Sums are in float64; the dtype is that of the last model if `dtype` is None. Raises
     CheckpointError for fewer than two models, folders without a model, or different shapes."""
     if len(folders) < 2:
-        raise CheckpointError("an average needs at least two checkpoints: cpt merge --method average CHECKPOINT ...")
+        raise CheckpointError(
+            "an average needs at least two checkpoints: cpt merge --method average CHECKPOINT ..."
+        )
     models = [open_model(folder) for folder in folders]
     last = models[-1]
     for other in models[:-1]:
@@ -221,14 +266,19 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
             total += model.read(name)
         return total / len(models)
 
-    shapes = {name: (shape, written_dtype(last, name, dtype)) for name, shape in last.shapes.items()}
+    shapes = {
+        name: (shape, written_dtype(last, name, dtype)) for name, shape in last.shapes.items()
+    }
     write_tensors(output, shapes, mean)
     copy_model_files(last.folder, output)
 
 
 def open_model(folder: Path) -> Tensors:
     """The tensors of a whole model; CheckpointError if the folder has something else."""
-    what = {"adapter": "is an adapter. Merge it", "zero": "has the parts of a ZeRO checkpoint. Consolidate it"}
+    what = {
+        "adapter": "is an adapter. Merge it",
+        "zero": "has the parts of a ZeRO checkpoint. Consolidate it",
+    }
     if (kind := kind_of(folder)) in what:
         raise CheckpointError(f"{folder} {what[kind]} first: cpt export {folder} --output FOLDER")
     return Tensors(folder)
@@ -236,12 +286,16 @@ def open_model(folder: Path) -> Tensors:
 
 def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] = ()) -> None:
     """Raise CheckpointError with the first weight whose name or shape differs: such weights cannot be added."""
-    shapes = [{name: list(shape) for name, shape in tensors.shapes.items()} for tensors in (one, other)]
+    shapes = [
+        {name: list(shape) for name, shape in tensors.shapes.items()} for tensors in (one, other)
+    ]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         mine, theirs = (known.get(name, "not") for known in shapes)
         if mine != theirs and (name not in apart_from or "not" in (mine, theirs)):
             where = f"{name} is {mine} in {one.folder} and {theirs} in {other.folder}"
-            raise CheckpointError(f"{where}: different shapes. Use models of one run, or export both: cpt export.")
+            raise CheckpointError(
+                f"{where}: different shapes. Use models of one run, or export both: cpt export."
+            )
 
 
 def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> torch.dtype:
@@ -284,12 +338,18 @@ def write_model_card(
         for name, value in point.bits_per_byte.items()
     }
     base = None if recipe is None else recipe.model.path
-    written = {} if recipe is None else recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    written = (
+        {}
+        if recipe is None
+        else recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    )
     verdict = ""
     if run is not None and step is None and (run / VERDICT_PAGE).is_file():
         page = (run / VERDICT_PAGE).read_text(encoding="utf-8").strip()
         verdict = re.sub(r"^#+ ", lambda marks: f"##{marks[0]}", page, flags=re.MULTILINE)
-    environment_of_page = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    environment_of_page = Environment(
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
     template = Path(__file__).with_name("model_card.md.jinja").read_text(encoding="utf-8")
     page = environment_of_page.from_string(template).render(
         header=card_data(name, recipe, evaluations, adapter).to_yaml(),
@@ -304,7 +364,11 @@ def write_model_card(
         unknown_licence=UNKNOWN_LICENCE,
         sources=sources,
         unlicensed=", ".join(name for name, source in sources.items() if not source.get("licence")),
-        versions=", ".join(f"{name} {number}" for name, number in get_dict(environment, "versions").items() if number),
+        versions=", ".join(
+            f"{name} {number}"
+            for name, number in get_dict(environment, "versions").items()
+            if number
+        ),
         commit=get(environment, "git", "commit"),
         step=step,
         evaluations=evaluations,
@@ -313,14 +377,24 @@ def write_model_card(
     write_atomic(folder / "README.md", str(ModelCard(page)), reuse_space=True)
 
 
-def card_data(name: str, recipe: Recipe | None, evaluations: Evaluations, adapter: bool) -> ModelCardData:
+def card_data(
+    name: str, recipe: Recipe | None, evaluations: Evaluations, adapter: bool
+) -> ModelCardData:
     """The metadata header for the Hub."""
     base = None if recipe is None else recipe.model.path
-    paths: Iterable[str | None] = [] if recipe is None else [base, *(source.path for source in recipe.data.sources)]
+    paths: Iterable[str | None] = (
+        [] if recipe is None else [base, *(source.path for source in recipe.data.sources)]
+    )
     on_hub = {path for path in paths if path and HUB_ID.fullmatch(path) and not Path(path).exists()}
     metric: dict[str, Any] = {"metric_type": "bits_per_byte", "metric_name": "bits per byte"}
     results = [
-        EvalResult("text-generation", **metric, dataset_type=name, dataset_name=name, metric_value=round(after, 5))
+        EvalResult(
+            "text-generation",
+            **metric,
+            dataset_type=name,
+            dataset_name=name,
+            metric_value=round(after, 5),
+        )
         for name, (_, after) in evaluations.items()
     ]
     return ModelCardData(
@@ -330,7 +404,10 @@ def card_data(name: str, recipe: Recipe | None, evaluations: Evaluations, adapte
         base_model=base if base in on_hub else None,
         datasets=sorted(on_hub - {base}) or None,
         license=base_licence(base),
-        tags=["cpt", *([] if recipe is None else ["continued-pretraining" if base else "pretraining"])],
+        tags=[
+            "cpt",
+            *([] if recipe is None else ["continued-pretraining" if base else "pretraining"]),
+        ],
         eval_results=results or None,
     )
 

@@ -64,7 +64,9 @@ class ProofText:
     ids: list[int]
 
 
-def proof_text(tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None = None) -> ProofText:
+def proof_text(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None = None
+) -> ProofText:
     """The first tokens of the user's file, or of our passage, up to the model's maximum length."""
     text = TEXT if file is None else read_text(file)
     context = value_of(config, "max_position_embeddings") or NUM_TOKENS
@@ -118,29 +120,59 @@ def reload_and_compare(
     found = difference(expected, logits, dtype, tolerance)
     what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
     if not found.is_allowed:
-        raise CheckpointError(f"{what.lower()} has different logits if plain {library} loads it: difference {found}.")
+        raise CheckpointError(
+            f"{what.lower()} has different logits if plain {library} loads it: difference {found}."
+        )
     return f"{what} loaded back by plain {library}, in a process without cpt: largest logit difference {found}."
 
 
 def logits_in_another_process(
-    folder: Path, text: ProofText, dtype: torch.dtype, *, base: str | None = None, device: str | None = None
+    folder: Path,
+    text: ProofText,
+    dtype: torch.dtype,
+    *,
+    base: str | None = None,
+    device: str | None = None,
 ) -> torch.Tensor:
     """The logits that plain transformers computes from an export, in a new process that cannot import this package, by
     default on the CPU. With a `base`, the folder is an adapter for that model, which peft loads."""
     with tempfile.TemporaryDirectory() as scratch:
         job, output = Path(scratch) / "job.json", Path(scratch) / "logits.safetensors"
-        content: dict[str, Any] = {"folder": str(folder), "output": str(output), "own_code": brings_its_code(folder)}
-        content |= {"text": text.text, "ids": text.ids, "dtype": name_of(dtype), "base": base, "device": device}
+        content: dict[str, Any] = {
+            "folder": str(folder),
+            "output": str(output),
+            "own_code": brings_its_code(folder),
+        }
+        content |= {
+            "text": text.text,
+            "ids": text.ids,
+            "dtype": name_of(dtype),
+            "base": base,
+            "device": device,
+        }
         job.write_text(json.dumps(content))
-        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        quiet = {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        }
         ended = subprocess.run(
-            [sys.executable, "-I", str(RELOAD), str(job)], env=os.environ | quiet, capture_output=True, text=True
+            [sys.executable, "-I", str(RELOAD), str(job)],
+            env=os.environ | quiet,
+            capture_output=True,
+            text=True,
         )
         if ended.returncode != 0:
             lines = ended.stderr.strip().splitlines() or ["it exited without a message"]
-            raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b", line)]
+            raised = [
+                number
+                for number, line in enumerate(lines)
+                if re.match(r"[\w.]*(Error|Exception)\b", line)
+            ]
             why = " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())[:400]
-            raise CheckpointError(f"plain transformers, in a process without cpt, cannot load {folder}: {why}")
+            raise CheckpointError(
+                f"plain transformers, in a process without cpt, cannot load {folder}: {why}"
+            )
         return load_file(output)["logits"]
 
 
@@ -170,12 +202,18 @@ def model_warnings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str
     path = folder / "generation_config.json"
     ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
     lines = []
-    if path.is_file() and tokenizer.eos_token_id not in (ends if isinstance(ends, list) else [ends]):
+    if path.is_file() and tokenizer.eos_token_id not in (
+        ends if isinstance(ends, list) else [ends]
+    ):
         end = f"{tokenizer.eos_token_id} ({tokenizer.eos_token})"
         ended = f"ends at token {ends}, documents at {end}"
-        lines.append(f"warning: generation_config.json {ended}: a server may not stop. Set eos_token_id there.")
+        lines.append(
+            f"warning: generation_config.json {ended}: a server may not stop. Set eos_token_id there."
+        )
     if not tokenizer.chat_template:
-        lines.append("No chat template: servers only complete text. SFT on chats or a chat vector adds one.")
+        lines.append(
+            "No chat template: servers only complete text. SFT on chats or a chat vector adds one."
+        )
     return lines
 
 
@@ -185,22 +223,32 @@ SEAL, CARD = "export.json", "README.md"
 def write_seal(folder: Path, report: Sequence[str]) -> None:
     """Write the sha256 of every file, and the lines printed while the export was verified."""
     proof = [line for line in report if not line.startswith(("Reading", "Wrote", "Serve"))]
-    write_atomic(folder / SEAL, json.dumps({"files": hashes_of(folder), "proof": proof}, indent=2) + "\n")
+    write_atomic(
+        folder / SEAL, json.dumps({"files": hashes_of(folder), "proof": proof}, indent=2) + "\n"
+    )
 
 
 def check_seal(folder: Path) -> Path:
     """The folder, if it is an unchanged verified export (except for its card); CheckpointError otherwise."""
     if not (folder / SEAL).is_file():
-        raise CheckpointError(f"{folder} is not a verified export ({SEAL} is missing). Add --output FOLDER.")
+        raise CheckpointError(
+            f"{folder} is not a verified export ({SEAL} is missing). Add --output FOLDER."
+        )
     proven, found = json.loads((folder / SEAL).read_text())["files"], hashes_of(folder)
     edited = {CARD} & found.keys()
-    changed = {name for name, digest in proven.items() if found.get(name) != digest} | found.keys() - proven.keys()
+    changed = {
+        name for name, digest in proven.items() if found.get(name) != digest
+    } | found.keys() - proven.keys()
     if changed - edited:
-        raise CheckpointError(f"{folder} changed since its export: {', '.join(sorted(changed - edited))}. Redo it.")
+        raise CheckpointError(
+            f"{folder} changed since its export: {', '.join(sorted(changed - edited))}. Redo it."
+        )
     return folder
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
     """Hashes of all files except the seal."""
-    files = {str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    files = {
+        str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()
+    }
     return sha256_of({name: file for name, file in files.items() if name != SEAL})

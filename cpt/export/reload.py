@@ -8,7 +8,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 
 def main() -> None:
@@ -16,11 +21,19 @@ def main() -> None:
     sys.modules["cpt"] = None  # type: ignore[assignment]  # makes the import fail
     job = json.loads(Path(sys.argv[1]).read_text())
     folder = job["folder"]
-    ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][: len(job["ids"])]
+    ids = AutoTokenizer.from_pretrained(folder)(job["text"], add_special_tokens=False)["input_ids"][
+        : len(job["ids"])
+    ]
     if ids != job["ids"]:
-        raise SystemExit(f"the exported tokenizer gives different tokens: {ids[:8]} instead of {job['ids'][:8]}")
+        raise SystemExit(
+            f"the exported tokenizer gives different tokens: {ids[:8]} instead of {job['ids'][:8]}"
+        )
     own_code: dict[str, Any] = {"trust_remote_code": True} if job["own_code"] else {}
-    options: dict[str, Any] = {"dtype": getattr(torch, job["dtype"]), "output_loading_info": True, **own_code}
+    options: dict[str, Any] = {
+        "dtype": getattr(torch, job["dtype"]),
+        "output_loading_info": True,
+        **own_code,
+    }
     if job["device"]:
         options["device_map"] = job["device"]
     if job["base"]:
@@ -31,11 +44,15 @@ def main() -> None:
         model = PeftModel.from_pretrained(base, folder)
     else:
         architectures = AutoConfig.from_pretrained(folder, **own_code).architectures or ()
-        scores = any(name.endswith("ForSequenceClassification") for name in architectures)  # a reward model
+        scores = any(
+            name.endswith("ForSequenceClassification") for name in architectures
+        )  # a reward model
         kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
         model, info = kind.from_pretrained(folder, **options)
     if info["missing_keys"] or info["unexpected_keys"]:
-        raise SystemExit(f"missing {sorted(info['missing_keys'])[:3]}, unknown {sorted(info['unexpected_keys'])[:3]}")
+        raise SystemExit(
+            f"missing {sorted(info['missing_keys'])[:3]}, unknown {sorted(info['unexpected_keys'])[:3]}"
+        )
     with torch.no_grad():
         output = model.eval()(torch.tensor([ids], device=model.device), use_cache=False)
     save_file({"logits": output.logits[0].float().cpu().contiguous()}, job["output"])

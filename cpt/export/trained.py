@@ -76,7 +76,9 @@ class Trained:
             return self.recipe.model
         name = json.loads((self.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
         if not name:
-            raise CheckpointError(f"{self.folder} has no base. Name it: cpt merge --method lora BASE {self.folder}")
+            raise CheckpointError(
+                f"{self.folder} has no base. Name it: cpt merge --method lora BASE {self.folder}"
+            )
         return Model(path=name)
 
     @property
@@ -85,7 +87,11 @@ class Trained:
         beside = self.folder / BASE_WEIGHTS
         if beside.is_file():
             return dict(json.loads(beside.read_text())["sha256"])
-        return {} if self.run is None else get_dict(read_object(self.run / INPUTS), "weights", "sha256")
+        return (
+            {}
+            if self.run is None
+            else get_dict(read_object(self.run / INPUTS), "weights", "sha256")
+        )
 
 
 def find_trained(path: Path) -> Trained:
@@ -94,11 +100,17 @@ def find_trained(path: Path) -> Trained:
     path = path.expanduser()
     if not path.is_dir():
         what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
-        raise CheckpointError(f"{path} {what}. Give the folder of a run, a checkpoint, a model or an adapter.")
+        raise CheckpointError(
+            f"{path} {what}. Give the folder of a run, a checkpoint, a model or an adapter."
+        )
     folder, kind = path, kind_of(path)
     if kind == "nothing" and (path / RECIPE).is_file():
         run = Run(path)
-        final = run.export_folder / ADAPTER if (run.export_folder / ADAPTER).is_dir() else run.export_folder
+        final = (
+            run.export_folder / ADAPTER
+            if (run.export_folder / ADAPTER).is_dir()
+            else run.export_folder
+        )
         newest = final if run.is_finished else latest_checkpoint(path)
         if newest is None:
             state = run.status().get("state", "not started")
@@ -106,14 +118,21 @@ def find_trained(path: Path) -> Trained:
             raise CheckpointError(f"{path} {why}")
         folder, kind = newest, kind_of(newest)
     if kind == "nothing":
-        raise CheckpointError(f"{folder} has no weights: expected a model, an adapter or a DeepSpeed checkpoint.")
+        raise CheckpointError(
+            f"{folder} has no weights: expected a model, an adapter or a DeepSpeed checkpoint."
+        )
     if PATTERN.fullmatch(folder.name):
         refuse_changed_weights(folder)
     if kind == "model":
         weight_files(folder)
     if kind == "adapter" and not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
-        raise CheckpointError(f"{folder} is incomplete: expected one of {', '.join(ADAPTER_WEIGHTS)}.")
-    above = next((parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()), None)
+        raise CheckpointError(
+            f"{folder} is incomplete: expected one of {', '.join(ADAPTER_WEIGHTS)}."
+        )
+    above = next(
+        (parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()),
+        None,
+    )
     recipe = None if above is None else load_recipe(above / RECIPE)
     if recipe is not None and recipe.model.import_ is not None:
         import_user_module(recipe.model.import_)  # needed to read the model's config
@@ -123,7 +142,11 @@ def find_trained(path: Path) -> Trained:
 def import_own_code(folder: Path, module: str | None) -> None:
     """Import the module of `--import`, or the one in the recipe of the folder's run."""
     if module is None:
-        folders = [one for one in (folder, folder.parent) if (one / RECIPE).is_file() and kind_of(one) == "nothing"]
+        folders = [
+            one
+            for one in (folder, folder.parent)
+            if (one / RECIPE).is_file() and kind_of(one) == "nothing"
+        ]
         module = load_recipe(folders[0] / RECIPE).model.import_ if folders else None
     if module is not None:
         import_user_module(module)
@@ -143,21 +166,35 @@ def tokenizer_of(trained: Trained) -> PreTrainedTokenizerBase:
         return load_tokenizer(trained.recipe.tokenizer, trained.recipe.model)
     if trained.is_adapter:
         return from_folder_or_hub(str(trained.base.path), trained.base.revision, False)
-    raise CheckpointError(f"{trained.folder} lacks a tokenizer. Copy its base model's tokenizer files into it.")
+    raise CheckpointError(
+        f"{trained.folder} lacks a tokenizer. Copy its base model's tokenizer files into it."
+    )
 
 
 def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Load a model that needs no base, in its stored dtype; ZeRO checkpoints in fp32."""
     if trained.kind == "zero":
-        empty: PreTrainedModel = AutoModelForCausalLM.from_config(saved_config(trained.folder), dtype=torch.float32)
+        empty: PreTrainedModel = AutoModelForCausalLM.from_config(
+            saved_config(trained.folder), dtype=torch.float32
+        )
         load_consolidated(empty, trained.folder)
         if (trained.folder / "generation_config.json").is_file():
             empty.generation_config = GenerationConfig.from_pretrained(trained.folder)
         return empty
     folder = str(trained.folder)
     section = trained.recipe.model if trained.recipe is not None else Model(path=folder)
-    update: dict[str, object] = {"lora": None, "hashes": {}, "config": None, "from_scratch": False, "dtype": "auto"}
-    update |= {"path": folder, "train_only": None, "revision": section.revision if section.trust_remote_code else None}
+    update: dict[str, object] = {
+        "lora": None,
+        "hashes": {},
+        "config": None,
+        "from_scratch": False,
+        "dtype": "auto",
+    }
+    update |= {
+        "path": folder,
+        "train_only": None,
+        "revision": section.revision if section.trust_remote_code else None,
+    }
     section = section.model_copy(update=update)
     model = build_model(section, tokenizer, dtype=stored_dtype(trained.folder))
     assert isinstance(model, PreTrainedModel)

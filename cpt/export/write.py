@@ -19,7 +19,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LARGEST_FILE, weight_files
 from cpt.data.readers.hub import broken
 from cpt.errors import CheckpointError, RecipeError, ResourceError
-from cpt.export.export import BASE_WEIGHTS, HUB_ID, UNKNOWN_LICENCE, build_base, finish, new_folder, write_model_card
+from cpt.export.export import (
+    BASE_WEIGHTS,
+    HUB_ID,
+    UNKNOWN_LICENCE,
+    build_base,
+    finish,
+    new_folder,
+    write_model_card,
+)
 from cpt.export.proof import (
     CARD,
     LogitDifference,
@@ -79,7 +87,9 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         if trained.kind == "adapter":
             check_mergeable(json.loads((trained.folder / ADAPTER_CONFIG).read_text())["peft_type"])
         base = load_base(trained, tokenizer)
-        model, proof = merge_proven(base, lambda base: with_adapter(base, trained), text, dtype, options.tolerance)
+        model, proof = merge_proven(
+            base, lambda base: with_adapter(base, trained), text, dtype, options.tolerance
+        )
         changed = f"({proof.changed} of {proof.tensors} tensors)"
         yield f"The adapter changes logits by up to {proof.effect.largest:.3g} {changed}."
         yield f"Adapter against merged model in float32: largest logit difference {proof.merged}."
@@ -92,10 +102,14 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         model = load_whole(trained, tokenizer)
         if model.dtype != dtype:
             before, stored = logits_of(model, text.ids), model.dtype
-            rounding = difference(before, logits_of(rounded_to(model, dtype), text.ids), dtype, options.tolerance)
+            rounding = difference(
+                before, logits_of(rounded_to(model, dtype), text.ids), dtype, options.tolerance
+            )
             yield f"Rounded from {name_of(stored)} to {name_of(dtype)}: largest logit difference {rounding}."
             if not rounding.is_allowed:
-                raise CheckpointError("rounding changes the model more than that. Use --dtype float32 or --tolerance.")
+                raise CheckpointError(
+                    "rounding changes the model more than that. Use --dtype float32 or --tolerance."
+                )
     vocabulary = check_vocabulary(vocabulary_size(model.config), tokenizer)
     expected = logits_of(model, text.ids)
     with new_folder(output) as unfinished:
@@ -137,8 +151,12 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
             if (trained.folder / name).is_file():
                 shutil.copy(trained.folder / name, unfinished / name)
         tokenizer.save_pretrained(unfinished)
-        sha256 = trained.base_weights or (hash_weights(source.path, source.revision) if source.path else {})
-        (unfinished / BASE_WEIGHTS).write_text(json.dumps({"path": source.path, "sha256": sha256}, indent=2) + "\n")
+        sha256 = trained.base_weights or (
+            hash_weights(source.path, source.revision) if source.path else {}
+        )
+        (unfinished / BASE_WEIGHTS).write_text(
+            json.dumps({"path": source.path, "sha256": sha256}, indent=2) + "\n"
+        )
         write_model_card(unfinished, trained.run, output.name, step=trained.step, adapter=True)
         if is_plain(source.path, base):
             yield reload_and_compare(unfinished, text, expected, torch.float32, base=source.path)
@@ -152,15 +170,21 @@ def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTraine
     base, recipe = trained.base, trained.recipe
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
-    return build_base(base, tokenizer, seed=42 if recipe is None else recipe.seed, dtype=torch.float32)
+    return build_base(
+        base, tokenizer, seed=42 if recipe is None else recipe.seed, dtype=torch.float32
+    )
 
 
-def check_base_weights(expected: dict[str, str], base: str, revision: str | None, adapter: Path) -> None:
+def check_base_weights(
+    expected: dict[str, str], base: str, revision: str | None, adapter: Path
+) -> None:
     """Compare the base's files with those that the adapter was trained on; CheckpointError if they differ."""
     found = hash_weights(base, revision)
     if expected and found and sorted(found.values()) != sorted(expected.values()):
         differ = f"the sha256 of {', '.join(sorted(expected))} differ"
-        raise CheckpointError(f"{adapter} was trained on other weights than those in {base}: {differ}. Restore them.")
+        raise CheckpointError(
+            f"{adapter} was trained on other weights than those in {base}: {differ}. Restore them."
+        )
 
 
 def is_plain(path: str | None, base: PreTrainedModel) -> bool:
@@ -168,11 +192,17 @@ def is_plain(path: str | None, base: PreTrainedModel) -> bool:
     if path is None or type(base).__module__.startswith("cpt."):
         return False
     config = Path(path).expanduser() / "config.json"
-    rows = json.loads(config.read_text()).get("vocab_size") if config.is_file() else base.config.vocab_size
+    rows = (
+        json.loads(config.read_text()).get("vocab_size")
+        if config.is_file()
+        else base.config.vocab_size
+    )
     return bool(rows == base.config.vocab_size)
 
 
-NO_EFFECT = "the adapter has no effect: its logits equal those of its base. Choose a later checkpoint."
+NO_EFFECT = (
+    "the adapter has no effect: its logits equal those of its base. Choose a later checkpoint."
+)
 
 
 def merge_proven(
@@ -202,7 +232,9 @@ def merge_proven(
     for where, found in (("float32", merged), (name_of(dtype), exported)):
         if not found.is_allowed:
             differs = f"the merged model in {where} differs from base with adapter"
-            raise CheckpointError(f"{differs}: largest difference {found}. Use --dtype float32, or --tolerance.")
+            raise CheckpointError(
+                f"{differs}: largest difference {found}. Use --dtype float32, or --tolerance."
+            )
     return model, MergeProof(effect, merged, exported, len(after), changed)
 
 
@@ -236,11 +268,15 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     if not HUB_ID.fullmatch(name):
         raise RecipeError(f"--push-to-hub {name} is not a Hub id, expected OWNER/NAME.")
     if not private and not sure and not typer.get_text_stream("stdin").isatty():
-        raise RecipeError("--push-to-hub makes the model public and needs a confirmation. Add --yes, or --private.")
+        raise RecipeError(
+            "--push-to-hub makes the model public and needs a confirmation. Add --yes, or --private."
+        )
     if constants.HF_HUB_OFFLINE:
         raise ResourceError("--push-to-hub needs the network, but HF_HUB_OFFLINE is set. Unset it.")
     if get_token() is None:
-        raise ResourceError(f"--push-to-hub needs a token with write access: {TOKENS}. Run: hf auth login")
+        raise ResourceError(
+            f"--push-to-hub needs a token with write access: {TOKENS}. Run: hf auth login"
+        )
     try:
         who = HfApi().whoami()
     except broken() as problem:
@@ -248,7 +284,9 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
     own = [who["name"], *(one["name"] for one in who.get("orgs", []))]
     owner = name.partition("/")[0]
     if owner not in own:
-        raise ResourceError(f"the token of {who['name']} may not write to {owner}, only to: {', '.join(own)}.")
+        raise ResourceError(
+            f"the token of {who['name']} may not write to {owner}, only to: {', '.join(own)}."
+        )
 
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
@@ -274,8 +312,12 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     try:
         url = api.create_repo(name, private=private, exist_ok=True)
         if private and not api.model_info(name).private:
-            raise RecipeError(f"{name} exists and is public. Make it private in its settings, or use another name.")
-        commit = api.upload_folder(repo_id=name, folder_path=folder, commit_message=f"{folder.name}, verified by cpt")
+            raise RecipeError(
+                f"{name} exists and is public. Make it private in its settings, or use another name."
+            )
+        commit = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=f"{folder.name}, verified by cpt"
+        )
     except failures as problem:
         raise what_went_wrong(problem.__cause__ or problem, name, folder) from problem
     yield f"Pushed {folder} to {url}, commit {commit.oid[:12]}."

@@ -55,19 +55,32 @@ MASTER_ADDR=${HOSTS[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # a differ
 
 def command(
     recipe: Annotated[Path, typer.Argument(help="The recipe's YAML file.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")] = None,
-    lora: Annotated[bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")] = False,
-    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="Processes per machine, one per GPU.")] = 1,
-    launcher: Annotated[str, typer.Option(help=f"Launcher: {', '.join(LAUNCHERS)}.")] = "torchrun",
-    hosts: Annotated[str | None, typer.Option(help="Nodes in the order of their ranks: node-a,node-b.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder for the files; by default launch/NAME-LAUNCHER-NODESxGPUS.")
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="key.path=value, any key of the recipe.")
     ] = None,
-    venv: Annotated[Path | None, typer.Option(help="Virtual environment on the nodes; default: this one.")] = None,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Train a LoRA adapter with our defaults.")
+    ] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, help="Processes per machine, one per GPU.")
+    ] = 1,
+    launcher: Annotated[str, typer.Option(help=f"Launcher: {', '.join(LAUNCHERS)}.")] = "torchrun",
+    hosts: Annotated[
+        str | None, typer.Option(help="Nodes in the order of their ranks: node-a,node-b.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the files; by default launch/NAME-LAUNCHER-NODESxGPUS."),
+    ] = None,
+    venv: Annotated[
+        Path | None, typer.Option(help="Virtual environment on the nodes; default: this one.")
+    ] = None,
     sbatch: Annotated[
         list[str] | None,
-        typer.Option(help="SLURM: an option of sbatch, such as --sbatch=--time=24:00:00. Repeatable."),
+        typer.Option(
+            help="SLURM: an option of sbatch, such as --sbatch=--time=24:00:00. Repeatable."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
 ) -> None:
@@ -78,21 +91,27 @@ def command(
     Example: cpt launch recipe.yaml --nodes 2 --gpus-per-node 8 --launcher slurm --sbatch=--partition=gpu
     """
     if launcher not in LAUNCHERS:
-        raise LaunchError(f"--launcher {launcher}: use {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}")
+        raise LaunchError(
+            f"--launcher {launcher}: use {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}"
+        )
     in_slurm = launcher == "slurm"
     options = list(sbatch or ())
     check_options(options, in_slurm, hosts)
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     check_processes(loaded, nodes, gpus_per_node)
     work, alone = Path.cwd(), nodes == 1 and not in_slurm
-    folder = folder_below(work, output or Path("launch") / f"{loaded.name}-{launcher}-{nodes}x{gpus_per_node}")
+    folder = folder_below(
+        work, output or Path("launch") / f"{loaded.name}-{launcher}-{nodes}x{gpus_per_node}"
+    )
     if in_slurm and not loaded.training.get("use_cpu"):
         options.insert(0, f"--gpus-per-node={gpus_per_node}")
     values = {
         "name": loaded.name,
         "folder": str(folder),
         "back": os.path.relpath(".", folder),
-        "recipe": shlex.join([shown_path(recipe), *(overrides or ()), *(["--lora"] if lora else [])]),
+        "recipe": shlex.join(
+            [shown_path(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
+        ),
         "launcher": LAUNCHERS[launcher][0 if alone else 1],
         "nodes": nodes,
         "gpus": gpus_per_node,
@@ -103,7 +122,11 @@ def command(
         "sbatch": "\n".join(f"#SBATCH {option}" for option in options),
     }
     values["node"] = filled(IN_SLURM if in_slurm else ALONE if alone else ONE_OF_SEVERAL, values)
-    names = ["node.sh", "environment.sh", *(["accelerate.yaml"] if launcher == "accelerate" else [])]
+    names = [
+        "node.sh",
+        "environment.sh",
+        *(["accelerate.yaml"] if launcher == "accelerate" else []),
+    ]
     if in_slurm:
         names.append("job.sbatch")
     elif not alone:
@@ -114,8 +137,14 @@ def command(
     if "start.sh" in files:
         files["hostfile"] = text_of_hostfile(hosts, nodes, gpus_per_node)
     write_files(folder, files, force=force)
-    start = f"sbatch {folder}/job.sbatch" if in_slurm else f"bash {folder}/{'node' if alone else 'start'}.sh"
-    print_once(f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
+    start = (
+        f"sbatch {folder}/job.sbatch"
+        if in_slurm
+        else f"bash {folder}/{'node' if alone else 'start'}.sh"
+    )
+    print_once(
+        f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:"
+    )
     print_once(f"{', '.join(files)}. Check and edit them. Then run, in this folder:\n\n    {start}")
 
 
@@ -124,21 +153,32 @@ def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> N
         raise LaunchError(f"{sbatch[0]} needs SLURM: add --launcher slurm, or remove it.")
     for option in sbatch:
         if not option.startswith("-") or "\n" in option:
-            raise LaunchError(f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high")
+            raise LaunchError(
+                f"--sbatch {option}: expected an option of sbatch, such as --sbatch=--qos=high"
+            )
     if in_slurm and hosts:
-        raise LaunchError("SLURM chooses the nodes: remove --hosts, or write --sbatch=--nodelist=node-a,node-b")
+        raise LaunchError(
+            "SLURM chooses the nodes: remove --hosts, or write --sbatch=--nodelist=node-a,node-b"
+        )
 
 
 def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
     """Refuse a number of processes that does not fit the recipe, before the job waits in a queue."""
     groups = groups_of_rows(recipe.training, nodes * gpus_per_node)
-    tokens, micro_batch = recipe.budget.global_batch_tokens, recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
+    tokens, micro_batch = (
+        recipe.budget.global_batch_tokens,
+        recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH),
+    )
     if tokens is None or micro_batch == AUTO:
         return
     at_once = groups * int(micro_batch) * recipe.data.sequence_length
     if tokens % at_once:
         fitting = [n for n in range(1, 2 * nodes + 1) if tokens * nodes % (n * at_once) == 0]
-        other = f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}" if fitting else ""
+        other = (
+            f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}"
+            if fitting
+            else ""
+        )
         raise LaunchError(
             f"`budget.global_batch_tokens` is {tokens:,}, not a multiple of {nodes} node(s) x {gpus_per_node}"
             f" processes x {MICRO_BATCH} {micro_batch} x sequence_length {recipe.data.sequence_length:,}: {at_once:,}"
@@ -150,7 +190,9 @@ def folder_below(work: Path, folder: Path) -> Path:
     """Return the folder for the files, relative to the work folder; its name must not need quotes in scripts."""
     whole = Path(os.path.normpath(work / folder))
     if not whole.is_relative_to(work) or whole == work:
-        raise LaunchError(f"--output {folder}: expected a folder below this one ({work}), such as launch/NAME")
+        raise LaunchError(
+            f"--output {folder}: expected a folder below this one ({work}), such as launch/NAME"
+        )
     if not PLAIN.fullmatch(str(whole.relative_to(work))):
         raise LaunchError(f"--output {folder}: use letters, digits, `.`, `_`, `-` and `/` only.")
     return whole.relative_to(work)
@@ -176,10 +218,14 @@ def filled(text: str, values: dict[str, object]) -> str:
 def write_files(folder: Path, files: dict[str, str], *, force: bool) -> None:
     existing = [str(folder / name) for name in files if (folder / name).exists()]
     if existing and not force:
-        raise LaunchError(f"{', '.join(existing)}: exists. Overwrite with --force, or choose another --output FOLDER.")
+        raise LaunchError(
+            f"{', '.join(existing)}: exists. Overwrite with --force, or choose another --output FOLDER."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             (folder / name).write_text(content, encoding="utf-8")
     except OSError as problem:
-        raise LaunchError(f"--output {folder}: {problem.strerror}. Choose a writable folder.") from problem
+        raise LaunchError(
+            f"--output {folder}: {problem.strerror}. Choose a writable folder."
+        ) from problem

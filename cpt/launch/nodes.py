@@ -46,16 +46,23 @@ def compare_nodes(recipe: Recipe) -> None:
             token.write_text(socket.gethostname())
         except OSError as refused:
             problem = f"`output_dir` {output} cannot be written: {refused.strerror}"
-    reports = of_each_node((socket.gethostname(), facts_of_node(recipe), token.name) if is_first else None)
+    reports = of_each_node(
+        (socket.gethostname(), facts_of_node(recipe), token.name) if is_first else None
+    )
     names = [host for host, _, _ in reports]
     # Containers may share a hostname; add the node's number then.
-    hosts = [f"{host} (node {node})" if names.count(host) > 1 else host for node, host in enumerate(names)]
+    hosts = [
+        f"{host} (node {node})" if names.count(host) > 1 else host
+        for node, host in enumerate(names)
+    ]
     shared = output / reports[0][2]  # written by the first node
     problems = of_each_node((problem or look_for(shared, hosts[0]),) if is_first else None)
     if rank() == 0:
         token.unlink(missing_ok=True)
     nodes = {host: facts for host, (_, facts, _) in zip(hosts, reports, strict=True)}
-    errors = [f"{host}: {problem}" for host, (problem,) in zip(hosts, problems, strict=True) if problem]
+    errors = [
+        f"{host}: {problem}" for host, (problem,) in zip(hosts, problems, strict=True) if problem
+    ]
     for host in hosts:
         found = dict(differences(host, nodes))
         for label in [label for label in found if label.startswith(ONLY_SLOWER)]:
@@ -95,13 +102,19 @@ def look_for(token: Path, writer: str) -> str | None:
         if time.monotonic() > until:
             return f"`output_dir` {token.parent} is not the same folder as on {writer}. Set it to a shared folder"
         time.sleep(0.1)
-    return None if os.access(token.parent, os.W_OK) else f"`output_dir` {token.parent} cannot be written"
+    return (
+        None
+        if os.access(token.parent, os.W_OK)
+        else f"`output_dir` {token.parent} cannot be written"
+    )
 
 
 def facts_of_node(recipe: Recipe) -> Facts:
     gpus = find_gpus()
     dumped = recipe.model_dump(mode="json", by_alias=True)
-    variables = {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))}
+    variables = {
+        name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))
+    }
     return {
         "Python": platform.python_version(),
         **{name: version for name in PACKAGES if (version := installed_version(name))},
@@ -122,12 +135,17 @@ def files_of_recipe(recipe: Recipe) -> Facts:
     for key, source in keyed_sources(*sections_of(recipe)):
         if kind_of(source.path) == "local":
             try:
-                found[f"`{key}.path`"] = described([Path(file.name) for file in files_of(source, key)])
+                found[f"`{key}.path`"] = described(
+                    [Path(file.name) for file in files_of(source, key)]
+                )
             except (CptError, OSError) as problem:
                 found[f"`{key}.path`"] = f"not readable: {problem}"
     profile = recipe.training.get("deepspeed")
     paths = {"model.path": recipe.model.path, "tokenizer.path": recipe.tokenizer.path}
-    for key, text in {**paths, "training.deepspeed": profile if isinstance(profile, str) else None}.items():
+    for key, text in {
+        **paths,
+        "training.deepspeed": profile if isinstance(profile, str) else None,
+    }.items():
         if text is not None and kind_of(text) == "local":
             path = Path(text).expanduser()
             files = [path] if path.is_file() else path.glob("[!.]*")

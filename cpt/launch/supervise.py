@@ -85,12 +85,16 @@ def supervise_run(
     with the run's exit code."""
     if "RANK" in os.environ:
         options = "--supervise, --processes and --launcher"
-        raise LaunchError(f"{options} start the run's processes: run `cpt train` without a launcher.")
+        raise LaunchError(
+            f"{options} start the run's processes: run `cpt train` without a launcher."
+        )
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
     several = launcher is not None and names_several_hosts(launcher)
     if several and new:
-        raise LaunchError("--new would start a separate run on each host. Set another name: name=...")
+        raise LaunchError(
+            "--new would start a separate run on each host. Set another name: name=..."
+        )
     patience = SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0
     run = start_run(recipe, check=check, new=new, patience=patience, trains=False)
     if run.lock is not None:
@@ -102,7 +106,9 @@ def supervise_run(
     if decision.what == "stop":
         raise Interrupted(decision.why)
     if decision.what == "give up":
-        events = f" The events are in {run.folder / EVENTS}." if (run.folder / EVENTS).exists() else ""
+        events = (
+            f" The events are in {run.folder / EVENTS}." if (run.folder / EVENTS).exists() else ""
+        )
         problem = TrainingError(f"{decision.why.removesuffix('.')}.{events}")
         problem.exit_code = decision.code if restarts is None else TrainingError.exit_code
         raise problem
@@ -127,16 +133,24 @@ class Supervisor:
                         text = f"{decision.why}. Restart {len(self.endings)}."
                         record_event(folder, "restart", text, step=ending.step)
                         # Longer after each failure; immediate if the run requested the restart.
-                        failures = sum(ended.error != RestartNeeded.__name__ for ended in self.endings)
+                        failures = sum(
+                            ended.error != RestartNeeded.__name__ for ended in self.endings
+                        )
                         seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
                         between.wait(0.0 if ending.error == RestartNeeded.__name__ else seconds)
                     number = number or between.first
-                    died_of_it = self.restarts is None and ending.own_code is None and decision.what == "give up"
+                    died_of_it = (
+                        self.restarts is None
+                        and ending.own_code is None
+                        and decision.what == "give up"
+                    )
                     if number and (decision.what == "again" or died_of_it):
                         reason = f"{signal.Signals(number).name}: {decision.why}"
                         return Decision("stop", reason, Interrupted.exit_code)
                     if decision.what == "give up" and self.restarts is not None:
-                        record_event(folder, "gave_up", f"{decision.why}. Not restarted.", step=ending.step)
+                        record_event(
+                            folder, "gave_up", f"{decision.why}. Not restarted.", step=ending.step
+                        )
                     if decision.what != "again":
                         return decision
         finally:
@@ -148,7 +162,11 @@ class Supervisor:
         remove_heartbeats(folder)
         known, before = self.run.status().get("updated"), len(read_events(folder))
         # SLURM sends SIGUSR1 to all processes of a step; torchrun would die from it and leave its workers running.
-        child = Child(self.words, environment={"CPT_RESTART_COUNT": str(len(self.endings))}, ignores=signal.SIGUSR1)
+        child = Child(
+            self.words,
+            environment={"CPT_RESTART_COUNT": str(len(self.endings))},
+            ignores=signal.SIGUSR1,
+        )
         watch, hung, looked_at = RunWatch(folder), None, 0.0
 
         def look() -> bool:
@@ -165,8 +183,15 @@ class Supervisor:
         status = self.run.status()
         state = status.get("state", "running")
         if state == "running" or (status.get("updated") == known and state != "finished"):
-            status, state = {}, "running"  # from an earlier attempt, or the run died before updating it
-        error, own_code, message = status.get("error"), status.get("exit_code"), str(status.get("message", ""))
+            status, state = (
+                {},
+                "running",
+            )  # from an earlier attempt, or the run died before updating it
+        error, own_code, message = (
+            status.get("error"),
+            status.get("exit_code"),
+            str(status.get("message", "")),
+        )
         if gone and not message:  # a library killed the processes: NCCL's watchdog
             message = without_heartbeat(gone, read_heartbeats(folder))
         # A rank that ran out of memory may be the only one to record it, since the others wait on their GPUs.
@@ -174,7 +199,9 @@ class Supervisor:
             if event["kind"] == "out_of_memory" and event.get("restart"):
                 error, message = RestartNeeded.__name__, event["message"]
         step = max((beat.step for beat in read_heartbeats(folder)), default=0)
-        return Ended(code, state, error, own_code, message, step, hung is not None, time.monotonic()), number
+        return Ended(
+            code, state, error, own_code, message, step, hung is not None, time.monotonic()
+        ), number
 
     def forward(self, number: int, launcher: int) -> None:
         """Signal the run's processes, since launchers treat signals differently; before they start, the launcher."""
@@ -206,7 +233,9 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
         return Decision("done")
     if last.error == RestartNeeded.__name__:
         # Progress (a step, a smaller micro-batch, another roll-back) changes the message.
-        repeated = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]].count(last.message)
+        repeated = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]].count(
+            last.message
+        )
         if repeated > MOST_WITHOUT_PROGRESS:
             why = f"{last.message} It was restarted {MOST_WITHOUT_PROGRESS} times without progress"
             return Decision("give up", why, RestartNeeded.exit_code)
@@ -270,7 +299,10 @@ class RunWatch:
                     counts[beat.rank, beat.pid] = (count, now)
         seen = {beat: self.beats[beat.rank, beat.pid][1] for beat in heartbeats}
         last = max(seen.values(), default=now)
-        silent = {beat: now - (last if beat.phase in ("starting", "ending") else seen[beat]) for beat in heartbeats}
+        silent = {
+            beat: now - (last if beat.phase in ("starting", "ending") else seen[beat])
+            for beat in heartbeats
+        }
         own = [beat for beat in heartbeats if is_of_this_host(beat)] or heartbeats
         late = [beat for beat in own if silent[beat] > patience(beat)]
         if not late or Run(self.folder).status().get("state") == "finished":
@@ -293,7 +325,13 @@ def command_of_attempt(
         return [*shlex.split(launcher), str(program), *arguments]
     if processes == 1:
         return [sys.executable, str(program), *arguments]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={processes}",
+    ]
     return [*torchrun, str(program), *arguments]
 
 

@@ -39,7 +39,11 @@ from cpt.recipe.schema import LORA_QUANTIZATION
 
 logger = logging.getLogger(__name__)
 
-DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}  # for LoRA; others use peft's
+DEFAULTS: dict[str, Any] = {
+    "r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.0,
+}  # for LoRA; others use peft's
 PRESETS: dict[str, dict[str, Any]] = {
     # Continued pre-training needs a high rank on all layers (arXiv 2405.09673), and thus the rank-stabilized scale
     # (arXiv 2312.03732).
@@ -59,16 +63,22 @@ ALL_LINEAR = "all-linear"
 def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> None:
     """Refuse initializations that runs do not support. The recipe has already checked the method and its keys."""
     if options.get("alora_invocation_tokens"):
-        raise RecipeError("`model.lora.alora_invocation_tokens` adapts parts of texts, so it cannot merge. Remove it.")
+        raise RecipeError(
+            "`model.lora.alora_invocation_tokens` adapts parts of texts, so it cannot merge. Remove it."
+        )
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
     if start in (*STARTS_FROM_DATA, "loftq"):
         why = "changes the base weights" if start == "loftq" else "needs data before the run"
         raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
         # It would subtract the adapter from other weights than those it is merged into.
-        raise RecipeError(f"`model.lora.init_lora_weights: {start}` does not work with `quantize`. Remove one.")
+        raise RecipeError(
+            f"`model.lora.init_lora_weights: {start}` does not work with `quantize`. Remove one."
+        )
     if zero3 and (reader := reader_of_weights(options)) is not None:
-        raise RecipeError(f"`model.lora.{reader}` needs whole weights. Use ZeRO-2, or plain `method: lora`.")
+        raise RecipeError(
+            f"`model.lora.{reader}` needs whole weights. Use ZeRO-2, or plain `method: lora`."
+        )
 
 
 def reader_of_weights(options: Mapping[str, Any]) -> str | None:
@@ -83,14 +93,25 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     """Refuse adapters that do not fit the model, which may be on the meta device."""
     layers = last_names(name for name, _ in adaptable(model))
     if not layers:
-        raise RecipeError(f"`model.lora`: {model.config.model_type} lacks linear layers to adapt. Write `lora: null`.")
+        raise RecipeError(
+            f"`model.lora`: {model.config.model_type} lacks linear layers to adapt. Write `lora: null`."
+        )
     chosen = lora_options(model, options)
     config_for(chosen, options)
-    without_bias = [name for name, layer in adaptable(model) if dict(layer.named_parameters()).get("bias") is None]
+    without_bias = [
+        name
+        for name, layer in adaptable(model)
+        if dict(layer.named_parameters()).get("bias") is None
+    ]
     if options.get("lora_bias") and without_bias:
         raise RecipeError(f"`model.lora.lora_bias`: {without_bias[0]} lacks a bias. Remove it.")
-    modules, head = {name: part for name, part in model.named_modules() if name}, model.get_output_embeddings()
-    ends = last_names(name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding))
+    modules, head = (
+        {name: part for name, part in model.named_modules() if name},
+        model.get_output_embeddings(),
+    )
+    ends = last_names(
+        name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding)
+    )
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
         wanted: Any = chosen.get(key) or []
         is_pattern = isinstance(wanted, str)  # a regular expression of whole names
@@ -98,7 +119,9 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         for word in words:
             pattern = word if is_pattern else rf"(.*\.)?{re.escape(word)}"
             if word != ALL_LINEAR and not any(re.fullmatch(pattern, name) for name in modules):
-                what = f"{model.config.model_type} has no module `{word}`.{did_you_mean(word, names)}"
+                what = (
+                    f"{model.config.model_type} has no module `{word}`.{did_you_mean(word, names)}"
+                )
                 raise RecipeError(f"`model.lora.{key}`: {what} Modules: {', '.join(names)}.")
 
 
@@ -123,7 +146,9 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
         train_copies_in_fp32(adapted, around=model.dtype)
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
-                raise RecipeError(f"`model.lora` trains {name} in half precision. Remove `bias`, or use float32.")
+                raise RecipeError(
+                    f"`model.lora` trains {name} in half precision. Remove `bias`, or use float32."
+                )
     method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
     if trainable == 0:
         raise RecipeError(f"`model.lora`: {method} with these options selects no layers to train.")
@@ -144,7 +169,9 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
 
 def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
     try:
-        return get_peft_config({"peft_type": method_of(options).upper(), "task_type": "CAUSAL_LM", **chosen})
+        return get_peft_config(
+            {"peft_type": method_of(options).upper(), "task_type": "CAUSAL_LM", **chosen}
+        )
     except (ValueError, TypeError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
 
@@ -157,17 +184,24 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     if method not in CHOSEN_BY_PEFT:
         chosen.setdefault("target_modules", ALL_LINEAR)
     is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())
-    can_exclude = "exclude_modules" in PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())].__dataclass_fields__
+    can_exclude = (
+        "exclude_modules"
+        in PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())].__dataclass_fields__
+    )
     if chosen.get("target_modules") == ALL_LINEAR and is_mamba and can_exclude:
         chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
-        is_tied = bool(model.config.get_text_config().tie_word_embeddings)  # embedding and head are one matrix
+        is_tied = bool(
+            model.config.get_text_config().tie_word_embeddings
+        )  # embedding and head are one matrix
         ends = [model.get_input_embeddings(), *([] if is_tied else [model.get_output_embeddings()])]
         paths = {id(module): name for name, module in model.named_modules()}
         names = [paths[id(module)].rpartition(".")[2] for module in ends]
         if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
             tied = f"`model.lora`: {model.config.model_type} ties its head to the embedding `{names[0]}`"
-            raise RecipeError(f"{tied}. Write `lora: {{r: 128, lora_alpha: 32, use_rslora: true}}`, or `null`.")
+            raise RecipeError(
+                f"{tied}. Write `lora: {{r: 128, lora_alpha: 32, use_rslora: true}}`, or `null`."
+            )
         chosen["modules_to_save"] = names
         chosen.setdefault("ensure_weight_tying", is_tied)
     return chosen
@@ -187,7 +221,9 @@ def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
             if around == torch.float32:
                 continue
             if isinstance(copied, nn.Linear):
-                copied.register_forward_pre_hook(lambda layer, inputs: tuple(x.to(layer.weight.dtype) for x in inputs))
+                copied.register_forward_pre_hook(
+                    lambda layer, inputs: tuple(x.to(layer.weight.dtype) for x in inputs)
+                )
             else:
                 copied.register_forward_hook(lambda _, __, output: output.to(around))
 
@@ -198,15 +234,25 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
     refusal = f"{adapter} is an adapter for another base ({name}), not for {base.name_or_path}"
     try:
         with warnings.catch_warnings():  # peft uses a name deprecated by transformers
-            warnings.filterwarnings("ignore", r".*gradient_checkpointing` is deprecated.*", FutureWarning)
+            warnings.filterwarnings(
+                "ignore", r".*gradient_checkpointing` is deprecated.*", FutureWarning
+            )
             adapted = PeftModel.from_pretrained(base, str(adapter))
-        part = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]  # part of its tensors' names
+        part = PEFT_TYPE_TO_PREFIX_MAPPING[
+            adapted.active_peft_config.peft_type
+        ]  # part of its tensors' names
         saved = {name for name in load_peft_weights(str(adapter), device="cpu") if part in name}
     except (RuntimeError, ValueError, OSError) as problem:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
-    loaded = {name for name in get_peft_model_state_dict(adapted, save_embedding_layers=False) if part in name}
+    loaded = {
+        name
+        for name in get_peft_model_state_dict(adapted, save_embedding_layers=False)
+        if part in name
+    }
     if differing := saved ^ loaded:  # peft only warns, and leaves these layers unchanged
-        raise CheckpointError(f"{refusal}: {len(differing)} of its tensors differ, such as {min(differing)}.")
+        raise CheckpointError(
+            f"{refusal}: {len(differing)} of its tensors differ, such as {min(differing)}."
+        )
     return adapted
 
 
@@ -215,12 +261,16 @@ def merge_lora(model: PeftModel) -> PreTrainedModel:
     try:
         return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
     except NotImplementedError as problem:
-        raise CheckpointError(f"peft cannot merge {model.active_peft_config.peft_type.value}: {problem}") from problem
+        raise CheckpointError(
+            f"peft cannot merge {model.active_peft_config.peft_type.value}: {problem}"
+        ) from problem
 
 
 def check_mergeable(peft_type: str) -> None:
     if peft_type.lower() not in (*PEFT_METHODS, "adalora"):
-        raise CheckpointError(f"an adapter of {peft_type} cannot be merged into its base. Serve both with peft.")
+        raise CheckpointError(
+            f"an adapter of {peft_type} cannot be merged into its base. Serve both with peft."
+        )
 
 
 def adaptable(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -240,7 +290,9 @@ def last_names(names: Iterable[str]) -> list[str]:
 BLOCK, BLOCK_OF_SCALES = 64, 256
 BYTES_OF_4_BIT = {  # per weight, by whether the scales are quantized too
     False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
-    True: 0.5 + 1 / BLOCK + 4 / (BLOCK * BLOCK_OF_SCALES),  # a scale in 8 bit, and one in fp32 for 256 of those
+    True: 0.5
+    + 1 / BLOCK
+    + 4 / (BLOCK * BLOCK_OF_SCALES),  # a scale in 8 bit, and one in fp32 for 256 of those
 }
 
 
@@ -255,7 +307,9 @@ class Quantization:
 
     @property
     def bytes_per_weight(self) -> float:
-        return 1.0 if self.bits == 8 else BYTES_OF_4_BIT[self.double]  # int8: without one scale for each row
+        return (
+            1.0 if self.bits == 8 else BYTES_OF_4_BIT[self.double]
+        )  # int8: without one scale for each row
 
     def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
         if self.bits == 8:
@@ -271,7 +325,9 @@ class Quantization:
 def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
     kind = None if lora is None else lora.get("quantize")
     if lora is not None and "double_quantize" in lora and kind not in ("nf4", "fp4"):
-        raise RecipeError("`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`.")
+        raise RecipeError(
+            "`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`."
+        )
     if lora is None or kind is None:
         return None
     return Quantization(kind, kind != "int8" and bool(lora.get("double_quantize", True)))
@@ -281,9 +337,13 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> None:
     if quantization_of(lora) is None:
         return
     if zero3:
-        raise RecipeError("`model.lora.quantize`: ZeRO-3 cannot shard quantized weights. Remove `training.deepspeed`.")
+        raise RecipeError(
+            "`model.lora.quantize`: ZeRO-3 cannot shard quantized weights. Remove `training.deepspeed`."
+        )
     if find_spec("bitsandbytes") is None:
-        raise ResourceError(f"`model.lora.quantize` needs bitsandbytes. Install it: {install_line('bitsandbytes')}")
+        raise ResourceError(
+            f"`model.lora.quantize` needs bitsandbytes. Install it: {install_line('bitsandbytes')}"
+        )
 
 
 def prepare_quantized(model: nn.Module) -> None:

@@ -22,7 +22,13 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
-from cpt.hf_internals import attention_of, flash_attention, supports_flash, supports_flex, supports_sdpa
+from cpt.hf_internals import (
+    attention_of,
+    flash_attention,
+    supports_flash,
+    supports_flex,
+    supports_sdpa,
+)
 from cpt.models.fused_loss import next_tokens
 from cpt.models.inventory import runs_along_the_row
 from cpt.plugins import did_you_mean, import_named
@@ -37,8 +43,17 @@ BY_PACKAGE = {"flash_attention_2": "varlen_fa2", "flash_attention_3": "varlen_fa
 VARLEN_NAMES = (VARLEN, *BY_PACKAGE.values())
 HALF = (torch.float16, torch.bfloat16)
 WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
-ALTERED_SCORES = ("softcap", "s_aux", "position_bias")  # arguments of transformers' attention functions
-DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")  # keys of configs
+ALTERED_SCORES = (
+    "softcap",
+    "s_aux",
+    "position_bias",
+)  # arguments of transformers' attention functions
+DROPOUTS = (
+    "attention_dropout",
+    "attn_pdrop",
+    "attn_dropout",
+    "attention_probs_dropout_prob",
+)  # keys of configs
 OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
 # Packed rows were compared with separate documents: tests/models/test_varlen.py.
 PROVEN = """
@@ -50,7 +65,10 @@ PROVEN = """
     mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2
     qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
 """
-WINDOW_IN_MASK_ONLY = ("phimoe", "qwen2_moe")  # or ignore it: sdpa and flash attention differ with a window
+WINDOW_IN_MASK_ONLY = (
+    "phimoe",
+    "qwen2_moe",
+)  # or ignore it: sdpa and flash attention differ with a window
 
 Kernel = Callable[..., Tensor]
 """(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> output of
@@ -77,7 +95,10 @@ def choose_attention(
     """
     register_varlen()
     if wanted == "auto":
-        if why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed) is None:
+        if (
+            why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed)
+            is None
+        ):
             return VARLEN if missing_for("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
         return "sdpa" if supports_sdpa(model_class) else "eager"
     if ":" in wanted and "/" not in wanted:
@@ -87,11 +108,17 @@ def choose_attention(
     known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if wanted not in known and "/" not in wanted:  # names with a slash are kernels on the Hub
         listed = f"{', '.join(known)}, or `package.module:function`"
-        raise RecipeError(f"model.attention: unknown `{wanted}`.{did_you_mean(wanted, known)} Use {listed}.")
+        raise RecipeError(
+            f"model.attention: unknown `{wanted}`.{did_you_mean(wanted, known)} Use {listed}."
+        )
     remedy = "Use `model.attention: auto`."
-    is_supported = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(wanted.split("_")[0])
+    is_supported = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(
+        wanted.split("_")[0]
+    )
     if is_supported is not None and not is_supported(model_class):
-        raise RecipeError(f"model.attention: {model_class.__name__} cannot run with `{wanted}`. {remedy}")
+        raise RecipeError(
+            f"model.attention: {model_class.__name__} cannot run with `{wanted}`. {remedy}"
+        )
     by_bounds = wanted == VARLEN or packed and wanted in BY_PACKAGE
     if by_bounds and (why := why_not_varlen(model_class, config)):
         raise RecipeError(f"model.attention: {wanted}: {why}. {remedy}")
@@ -99,14 +126,22 @@ def choose_attention(
     if is_kernel and (missing := missing_for(wanted)):
         raise ResourceError(f"model.attention: {wanted}: {missing}. {remedy}")
     if packed and "flash" in wanted and wanted not in BY_PACKAGE:
-        raise RecipeError(f"model.attention: with {wanted}, documents of packed rows leak into each other. {remedy}")
+        raise RecipeError(
+            f"model.attention: with {wanted}, documents of packed rows leak into each other. {remedy}"
+        )
     if wanted == VARLEN and torch.cuda.is_available() and not half_precision:
-        raise RecipeError(f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}")
+        raise RecipeError(
+            f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}"
+        )
     return BY_PACKAGE[wanted] if packed and wanted in BY_PACKAGE else wanted
 
 
 def why_not_by_bounds(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig | None, *, half_precision: bool, packed: bool
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig | None,
+    *,
+    half_precision: bool,
+    packed: bool,
 ) -> str | None:
     """Return why `auto` does not use a kernel with document bounds; None if it does."""
     if not packed:
@@ -121,11 +156,15 @@ def missing_for(name: str) -> str | None:
     if not torch.cuda.is_available():
         return "it needs a CUDA GPU"
     if name == VARLEN and torch.cuda.get_device_capability() < OLDEST_GPU:
-        return f"{torch.cuda.get_device_name()} is older than flash kernels (compute capability 8.0)"
+        return (
+            f"{torch.cuda.get_device_name()} is older than flash kernels (compute capability 8.0)"
+        )
     if name == "flash_attention_3" and torch.cuda.get_device_capability() != HOPPER:
         return f"it needs a Hopper GPU, and this is a {torch.cuda.get_device_name()}"
     if name == "flash_attention_3" and not is_flash_attn_3_available():
-        return "flash_attn_interface is not installed (github.com/Dao-AILab/flash-attention, hopper/)"
+        return (
+            "flash_attn_interface is not installed (github.com/Dao-AILab/flash-attention, hopper/)"
+        )
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         return "flash-attn is not installed (pip install flash-attn --no-build-isolation)"
     return None
@@ -141,7 +180,9 @@ def leave_out_cudnn(*, has_masks: bool) -> None:
     capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     if backward_may_be_nan(capability, has_masks=has_masks):
         torch.backends.cuda.enable_cudnn_sdp(False)
-        print_once("Attention: without cuDNN, whose gradients may be NaN with masks (pytorch#196678).")
+        print_once(
+            "Attention: without cuDNN, whose gradients may be NaN with masks (pytorch#196678)."
+        )
 
 
 def register_varlen() -> None:
@@ -171,7 +212,9 @@ def varlen_attention(
         query: [rows, heads, tokens, width]; keys and values may have fewer heads.
         attention_mask: [1, 1, longest document, bounds], as `hand_over_documents` makes it.
     """
-    if attention_mask is None or attention_mask.dtype != torch.int32:  # ordinary masks have booleans or floats
+    if (
+        attention_mask is None or attention_mask.dtype != torch.int32
+    ):  # ordinary masks have booleans or floats
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         attended: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
@@ -180,8 +223,12 @@ def varlen_attention(
     altered = [name for name in ALTERED_SCORES if options.get(name) is not None]
     if dropout or altered:
         why = "attention dropout" if dropout else f"`{altered[0]}`"
-        remedy = " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
-        raise RecipeError(f"model.attention: varlen does not support {why}. Use `model.attention: auto`{remedy}.")
+        remedy = (
+            " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
+        )
+        raise RecipeError(
+            f"model.attention: varlen does not support {why}. Use `model.attention: auto`{remedy}."
+        )
     tokens, width, value_width = query.shape[2], query.shape[-1], value.shape[-1]
     scale = width**-0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < tokens else None
@@ -199,15 +246,21 @@ def varlen_attention(
     else:
         if is_whole:
             longest = tokens
-            bounds = torch.arange(0, len(query) * tokens + 1, tokens, dtype=torch.int32, device=query.device)
+            bounds = torch.arange(
+                0, len(query) * tokens + 1, tokens, dtype=torch.int32, device=query.device
+            )
         # Concatenated rows: documents end within their row, so the bounds also separate rows.
-        laid_out = (states.transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value))
+        laid_out = (
+            states.transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value)
+        )
         attend = kernel if has_kernel(query, dtype) else attend_each
         output = attend(*laid_out, bounds, longest, scale, window).unflatten(0, (-1, tokens))
     return output if output.shape[-1] == value_width else output[..., :value_width], None
 
 
-def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig | None) -> str | None:
+def why_not_varlen(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig | None
+) -> str | None:
     """Return why a model cannot use these kernels; None if it can."""
     if not supports_flash(model_class):
         return f"{model_class.__name__} does not support flash attention"
@@ -223,7 +276,11 @@ def why_not_varlen(model_class: type[PreTrainedModel], config: PreTrainedConfig 
     if other := next((name for name in OTHER_SCORES if values.get(name)), None):
         return f"it does not support {config.model_type}'s `{other}`"
     heads = int(values.get("num_attention_heads") or values.get("n_head") or 1)
-    width = int(values.get("qk_head_dim") or values.get("head_dim") or config.get_text_config().hidden_size // heads)
+    width = int(
+        values.get("qk_head_dim")
+        or values.get("head_dim")
+        or config.get_text_config().hidden_size // heads
+    )
     return f"heads of {width} are wider than {WIDEST_HEAD}" if width > WIDEST_HEAD else None
 
 
@@ -236,18 +293,37 @@ def computing_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
     if torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     # Rotary embeddings and norms in fp32 upcast some of them.
-    return next((states.dtype for states in (value, key, query) if states.dtype in HALF), query.dtype)
+    return next(
+        (states.dtype for states in (value, key, query) if states.dtype in HALF), query.dtype
+    )
 
 
 def torch_kernel(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """torch's varlen_attn; keys and values may have fewer heads."""
     query, key, value = same_width(query, key, value)
-    options: dict[str, Any] = {"enable_gqa": True} if SAYS_GROUPED and key.shape[1] != query.shape[1] else {}
+    options: dict[str, Any] = (
+        {"enable_gqa": True} if SAYS_GROUPED and key.shape[1] != query.shape[1] else {}
+    )
     before = -1 if window is None else window - 1  # transformers includes the token itself
     return varlen.varlen_attn(  # type: ignore[return-value]
-        query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=(before, 0), **options
+        query,
+        key,
+        value,
+        bounds,
+        bounds,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(before, 0),
+        **options,
     )
 
 
@@ -266,7 +342,13 @@ def package_kernel(package: str, query: Tensor, key: Tensor, value: Tensor, *oth
 
 @torch.compiler.disable  # lengths differ in each batch, so each would be compiled again
 def attend_each(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    longest: int,
+    scale: float,
+    window: int | None,
 ) -> Tensor:
     """Attend document by document; on a GPU the host waits for the bounds."""
     lengths = [length for length in bounds.diff().tolist() if length]
@@ -276,7 +358,11 @@ def attend_each(
         length = parts[0].shape[0]
         mask = None
         if window is not None and window < length:
-            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+            mask = (
+                torch.ones(length, length, dtype=torch.bool, device=query.device)
+                .tril()
+                .triu(1 - window)
+            )
         q, k, v = (states.transpose(0, 1)[None] for states in parts)
         output = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
@@ -321,7 +407,9 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
     if len(first) == len(position_ids):
         return torch.empty(0, dtype=torch.int32, device=position_ids.device)
     size = max(FEWEST_BOUNDS, 2 ** len(first).bit_length())
-    bounds = torch.full((size,), position_ids.numel(), dtype=torch.int32, device=position_ids.device)
+    bounds = torch.full(
+        (size,), position_ids.numel(), dtype=torch.int32, device=position_ids.device
+    )
     bounds[: len(first)] = first
     return bounds
 
@@ -348,9 +436,18 @@ def hand_over_documents(
     values, are not changed; without `hands_over_documents` transformers makes a mask from the positions.
     """
     given = dict(keywords)
-    bounds, longest, positions = given.pop(BOUNDS, None), given.pop(LONGEST, None), given.get("position_ids")
+    bounds, longest, positions = (
+        given.pop(BOUNDS, None),
+        given.pop(LONGEST, None),
+        given.get("position_ids"),
+    )
     has_mask_or_cache = any(given.get(name) is not None for name in MASK_AND_CACHE)
-    if has_mask_or_cache or positions is None or positions.dim() != 2 or not model.hands_over_documents:
+    if (
+        has_mask_or_cache
+        or positions is None
+        or positions.dim() != 2
+        or not model.hands_over_documents
+    ):
         return arguments, given
     if bounds is None:
         inputs = [given.get("input_ids"), given.get("inputs_embeds"), *arguments]
@@ -392,7 +489,9 @@ def plain_attention(model: PreTrainedModel) -> Iterator[None]:
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
     if runs_along_the_row(model):
         why = f"varlen does not separate documents in {model.config.model_type}'s recurrent layers"
-        raise RecipeError(f"model.attention: {why}. Use sdpa, with `data.packing: token_budget` or `none`.")
+        raise RecipeError(
+            f"model.attention: {why}. Use sdpa, with `data.packing: token_budget` or `none`."
+        )
 
 
 def try_documents_apart(model: PreTrainedModel) -> None:
@@ -404,21 +503,29 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     model.eval()
     with torch.no_grad():
         parts = (slice(None), slice(0, 5), slice(5, 8))
-        together, first, second = (model(input_ids=ids[:, p], position_ids=positions[:, p]).logits for p in parts)
+        together, first, second = (
+            model(input_ids=ids[:, p], position_ids=positions[:, p]).logits for p in parts
+        )
     alone = torch.cat([first, second], dim=1)
     model.train(was_training)
     largest = float((together - alone).abs().max())
     if not largest <= TOLERANCE * float(alone.abs().max()):
         leak = f"the second document of a row depends on the first: logits differ by {largest:.2g}"
-        raise RecipeError(f"{type(model).__name__} sets `keeps_documents_apart`, but {leak}. Fix its forward.")
+        raise RecipeError(
+            f"{type(model).__name__} sets `keeps_documents_apart`, but {leak}. Fix its forward."
+        )
 
 
 def wants_bounds(model: nn.Module | None) -> bool:
     """Whether batches should have bounds: the hook is registered, and the model accepts further arguments."""
     whole = model.get_base_model() if isinstance(model, PeftModel) else model
-    if not isinstance(whole, PreTrainedModel) or "hands_over_documents" not in vars(whole.base_model):
+    if not isinstance(whole, PreTrainedModel) or "hands_over_documents" not in vars(
+        whole.base_model
+    ):
         return False
-    return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(whole.forward).parameters.values())
+    return any(
+        one.kind is one.VAR_KEYWORD for one in inspect.signature(whole.forward).parameters.values()
+    )
 
 
 # --- rows that several processes share ------------------------------------------------------------------------------
@@ -437,7 +544,10 @@ class PartOfRows:
         documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
         labels = next_tokens(whole.pop("labels"))
         whole |= {"labels": labels, "shift_labels": labels}
-        cut = {name: rows.chunk(self.parts, dim=1)[self.number].contiguous() for name, rows in whole.items()}
+        cut = {
+            name: rows.chunk(self.parts, dim=1)[self.number].contiguous()
+            for name, rows in whole.items()
+        }
         return cut | documents
 
 
@@ -446,27 +556,37 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
     key = "`training.parallelism_config.sp_size`"
     values = config.get_text_config().to_dict()
     if attention not in VARLEN_NAMES:
-        raise RecipeError(f"{key}: `{attention}` does not separate documents. Write `model.attention: {VARLEN}`.")
+        raise RecipeError(
+            f"{key}: `{attention}` does not separate documents. Write `model.attention: {VARLEN}`."
+        )
     if config.model_type not in PROVEN_SHARED.split():
         why = f"{config.model_type} is not tested on parts of rows"
         raise RecipeError(f"{key}: {why}. Remove it: ZeRO-3 and FSDP2 split any model.")
     if values.get("output_router_logits") and values.get("router_aux_loss_coef"):
         remedy = "Write `model.config.router_aux_loss_coef: 0.0`"
-        raise RecipeError(f"{key}: the balance of experts would be computed on parts of rows. {remedy}.")
+        raise RecipeError(
+            f"{key}: the balance of experts would be computed on parts of rows. {remedy}."
+        )
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = int(values.get(name) or values["num_attention_heads"])
         if heads % parts:
-            raise RecipeError(f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`.")
+            raise RecipeError(
+                f"{key} is {parts}, which does not divide {config.model_type}'s {heads} `{name}`."
+            )
 
 
 def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:
     """Give whole rows and their document bounds to the model's attention, instead of DeepSpeed's own, which accelerate
     has installed."""
-    from deepspeed.runtime.sequence_parallel import ulysses_sp  # only runs that use DeepSpeed import it
+    from deepspeed.runtime.sequence_parallel import (
+        ulysses_sp,
+    )  # only runs that use DeepSpeed import it
 
     name, text = attention_of(config), config.get_text_config()
     exchange = ulysses_sp.UlyssesSPAttentionHF(
-        attn=AttentionInterface()[name],  # a new object has the registered functions, without accelerate's change
+        attn=AttentionInterface()[
+            name
+        ],  # a new object has the registered functions, without accelerate's change
         batch_size=micro_batch,
         attn_head_count=text.num_attention_heads,
         attn_head_size=vars(text).get("head_dim") or text.hidden_size // text.num_attention_heads,

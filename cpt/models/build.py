@@ -81,21 +81,27 @@ def build_model(
     known = vocabulary_size(config)
     if len(tokenizer) > known and not model.resize_embeddings:
         sizes = f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}"
-        raise RecipeError(f"{sizes}. Set `model.resize_embeddings: true`, or `tokenizer.path` to the model's own.")
+        raise RecipeError(
+            f"{sizes}. Set `model.resize_embeddings: true`, or `tokenizer.path` to the model's own."
+        )
     learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == NEW_ROWS else None
     # Training never reuses keys and values, and a cache would not separate documents.
     config.use_cache = False
     weights = DTYPES.get(model.dtype, dtype)
     zero3 = is_deepspeed_zero3_enabled()
     check_quantization(model.lora, zero3=zero3)
-    attention = _attention(model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed)
+    attention = _attention(
+        model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed
+    )
     build_whole = partial(_build_whole, model, config, tokenizer, attention, weights)
     builds_once = zero3 or is_sharded_later
     with torch.random.fork_rng(devices=[]):  # weights do not advance the run's random numbers
         torch.manual_seed(seed)
         built = build_once(build_whole, model.trust_remote_code) if builds_once else build_whole()
         if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
-            raise RecipeError(f"model.dtype is {model.dtype}, but DeepSpeed has {built.dtype}. Use `dtype: auto`.")
+            raise RecipeError(
+                f"model.dtype is {model.dtype}, but DeepSpeed has {built.dtype}. Use `dtype: auto`."
+            )
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
             keep_documents_apart(built)
@@ -107,7 +113,11 @@ def build_model(
         for tied in freeze_others(built, model.train_only):
             logger.warning(tied)
         trained = [name for name, parameter in built.named_parameters() if parameter.requires_grad]
-        logger.info("model.train_only: %d of %d tensors are trained", len(trained), len(list(built.parameters())))
+        logger.info(
+            "model.train_only: %d of %d tensors are trained",
+            len(trained),
+            len(list(built.parameters())),
+        )
     if learning is not None:
         train_only_rows(built, learning)
     values = config.to_dict()
@@ -116,7 +126,9 @@ def build_model(
     return ready
 
 
-def _balance_in_training(model: nn.Module, arguments: Any, keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _balance_in_training(
+    model: nn.Module, arguments: Any, keywords: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """transformers adds the balance loss to all router logits; evaluation needs only the cross entropy."""
     return arguments, {"output_router_logits": model.training} | keywords
 
@@ -131,7 +143,10 @@ def _build_whole(
     if model.from_scratch:
         # Drawn in fp32 and then rounded: the same weights in every dtype.
         built = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=attention, trust_remote_code=model.trust_remote_code
+            config,
+            dtype=torch.float32,
+            attn_implementation=attention,
+            trust_remote_code=model.trust_remote_code,
         ).to(dtype)
         built.config.dtype = dtype
         # New weights have not learned special tokens, so use the tokenizer's, not the published config's.
@@ -141,19 +156,30 @@ def _build_whole(
                 setattr(built.generation_config, name, getattr(tokenizer, name))
     else:
         built = load_weights(model, config, attention, dtype)
-    if model.parameters is not None and model.parameters != (actual := count_model_parameters(built).total):
-        raise RecipeError(f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it.")
+    if model.parameters is not None and model.parameters != (
+        actual := count_model_parameters(built).total
+    ):
+        raise RecipeError(
+            f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it."
+        )
     if len(tokenizer) > vocabulary_size(config):
         built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
-        logger.info("vocabulary grown to %d tokens; new rows start near the mean of the old ones", len(tokenizer))
+        logger.info(
+            "vocabulary grown to %d tokens; new rows start near the mean of the old ones",
+            len(tokenizer),
+        )
     return built
 
 
-def _attention(model: Model, config: PreTrainedConfig, *, half_precision: bool, packed: bool) -> str | None:
+def _attention(
+    model: Model, config: PreTrainedConfig, *, half_precision: bool, packed: bool
+) -> str | None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class is in the weights' repository
         if packed and (model.attention == VARLEN or "flash" in model.attention):
             why = "the model's own code may mix documents of packed rows"
-            raise RecipeError(f"model.attention: {model.attention}: {why}. Use sdpa, or `packing: token_budget`.")
+            raise RecipeError(
+                f"model.attention: {model.attention}: {why}. Use sdpa, or `packing: token_budget`."
+            )
         return None if model.attention == "auto" else model.attention
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     needs: dict[str, Any] = {"config": config, "half_precision": half_precision, "packed": packed}
@@ -181,7 +207,10 @@ def load_weights(
         state_dict: dict[str, torch.Tensor] | None = None
         if Path(path).suffix in STATE_DICTS:
             state_dict = torch.load(path, map_location="cpu", weights_only=True)
-        elif model.config is not None and (published := read_config(model)).model_type != config.model_type:
+        elif (
+            model.config is not None
+            and (published := read_config(model)).model_type != config.model_type
+        ):
             is_part = published.get_text_config().model_type == config.model_type
             if is_part or isinstance(config, CptGPT2Config):
                 whole = AutoModelForCausalLM.from_pretrained(path, revision=revision)
@@ -206,10 +235,14 @@ def load_weights(
         prepare_quantized(built)
     if missing := sorted(info["missing_keys"]):
         some = ", ".join(missing[:5]) + (", ..." if missing[5:] else "")
-        raise CheckpointError(f"model.path: {path} lacks {len(missing)} of its tensors ({some}). Copy it again.")
+        raise CheckpointError(
+            f"model.path: {path} lacks {len(missing)} of its tensors ({some}). Copy it again."
+        )
     if unexpected := sorted(info["unexpected_keys"]):
         some = ", ".join(unexpected[:5])
-        logger.warning("%s: %d tensors belong to no part of the model: %s", path, len(unexpected), some)
+        logger.warning(
+            "%s: %d tensors belong to no part of the model: %s", path, len(unexpected), some
+        )
     return built
 
 
@@ -220,7 +253,9 @@ HEAD = "score"
 
 def check_scoring(config: PreTrainedConfig) -> None:
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise RecipeError(f"`stage` reward: no sequence classifier for `{config.model_type}`. Use llama or qwen3.")
+        raise RecipeError(
+            f"`stage` reward: no sequence classifier for `{config.model_type}`. Use llama or qwen3."
+        )
 
 
 def scoring_model(
@@ -232,12 +267,16 @@ def scoring_model(
     **options: bool,
 ) -> PreTrainedModel | PeftModel:
     """The recipe's model with a head of one output, drawn from the seed and read at a text's last token."""
-    whole = build_model(model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype, **options)
+    whole = build_model(
+        model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype, **options
+    )
     assert isinstance(whole, PreTrainedModel), "without adapters"
     config = whole.config
     check_scoring(config)
     config.num_labels = 1
-    config.pad_token_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    config.pad_token_id = (
+        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    )
     kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
     with without_zero3(), torch.device("meta"):  # its body is not wanted
         scoring: PreTrainedModel = kind(config)
@@ -253,7 +292,9 @@ def scoring_model(
         return add_lora(scoring, {**model.lora, "task_type": "SEQ_CLS", "modules_to_save": [HEAD]})
 
 
-def build_once(build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool) -> PreTrainedModel:
+def build_once(
+    build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool
+) -> PreTrainedModel:
     """Build the whole model on the main process. Under ZeRO-3, return this process's part of it; under FSDP2, other
     processes get unused memory until they receive their shards (`cpt.training.sharded`).
 
@@ -276,7 +317,10 @@ def build_once(build_whole: Callable[[], PreTrainedModel], trust_remote_code: bo
     else:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=attention, trust_remote_code=trust_remote_code
+                config,
+                dtype=dtype,
+                attn_implementation=attention,
+                trust_remote_code=trust_remote_code,
             )
     source = {} if whole is None else dict(whole.named_parameters()) | dict(whole.named_buffers())
     with torch.no_grad():

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, StrictDataclassError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 
 from cpt.cache import refuse_unreachable
@@ -22,7 +27,10 @@ from cpt.recipe.schema import Model
 # Keys of published config.json files that transformers renames or merges into others when it reads them.
 ROPE_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
 LEGACY_KEYS = ROPE_KEYS | {"hybrid_override_pattern", "torch_dtype"}
-UNDECLARED_KEYS = {"head_dim", "num_hidden_layers"}  # models read them, though not every config class declares them
+UNDECLARED_KEYS = {
+    "head_dim",
+    "num_hidden_layers",
+}  # models read them, though not every config class declares them
 STATE_DICTS = (".pth", ".pt")
 
 
@@ -34,7 +42,9 @@ def load_config(model: Model) -> PreTrainedConfig:
     if model.rope is not None:
         config = with_rope(config, model.rope.model_dump(exclude_none=True))
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not model.trust_remote_code:
-        raise RecipeError(f"model: `{config.model_type}` is not a causal language model. Choose one.")
+        raise RecipeError(
+            f"model: `{config.model_type}` is not a causal language model. Choose one."
+        )
     return config
 
 
@@ -47,24 +57,38 @@ def _resolve(model: Model) -> PreTrainedConfig:
         if not Path(path).expanduser().is_file():
             raise RecipeError(f"model.path: {path} does not exist (current folder: {Path.cwd()}).")
         if written is None:
-            raise RecipeError(f"model.path: {path} is a bare state dict. Give its shape in model.config.")
+            raise RecipeError(
+                f"model.path: {path} is a bare state dict. Give its shape in model.config."
+            )
         return written
     found = read_config(model)
     if written is None or model.config is None:
         return found
     if (text := found.get_text_config()).model_type == written.model_type:
         found = text  # the language model of weights that also read images
-    if written.model_type in FAMILIES and found.model_type in FAMILIES[written.model_type].starts_from:
-        if found.model_type == "minimind":  # its config.json has other names; the shape must fit the weights
+    if (
+        written.model_type in FAMILIES
+        and found.model_type in FAMILIES[written.model_type].starts_from
+    ):
+        if (
+            found.model_type == "minimind"
+        ):  # its config.json has other names; the shape must fit the weights
             return written
-        values = {field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))}
+        values = {
+            field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))
+        }
         if isinstance(written, CptGPT2Config):
             rows = max(written.vocab_size, found.vocab_size)
             values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": rows}
-            values |= {name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+            values |= {
+                name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+            }
         found = type(written)(**values | {"architectures": None})
     # Only keys in the recipe are compared.
-    names = {"rope_parameters" if key in ROPE_KEYS else key for key in model.config} - {"torch_dtype", "architectures"}
+    names = {"rope_parameters" if key in ROPE_KEYS else key for key in model.config} - {
+        "torch_dtype",
+        "architectures",
+    }
     differing = [
         f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}"
         for name in sorted(names)
@@ -93,16 +117,22 @@ def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
     config_class = CONFIG_MAPPING[model_type]
     # transformers accepts any key without a warning, so a typo would leave the default. A custom class may accept
     # other keys.
-    if dataclasses.is_dataclass(config_class) and config_class.__module__.startswith(("transformers.", "cpt.")):
+    if dataclasses.is_dataclass(config_class) and config_class.__module__.startswith(
+        ("transformers.", "cpt.")
+    ):
         keys = {field.name for field in dataclasses.fields(config_class)}
         keys |= {*config_class.attribute_map, *LEGACY_KEYS, *UNDECLARED_KEYS}
         for key in values:
             if key not in keys:
-                raise RecipeError(f"model.config.{key} is not a key of `{model_type}`.{did_you_mean(key, keys)}")
+                raise RecipeError(
+                    f"model.config.{key} is not a key of `{model_type}`.{did_you_mean(key, keys)}"
+                )
     try:
         return AutoConfig.for_model(model_type, **values)
     except (StrictDataclassError, TypeError, ValueError, KeyError) as problem:
-        raise RecipeError(f"model.config ({model_type}): {' '.join(str(problem).split())}") from problem
+        raise RecipeError(
+            f"model.config ({model_type}): {' '.join(str(problem).split())}"
+        ) from problem
 
 
 def read_config(model: Model) -> PreTrainedConfig:
@@ -111,23 +141,37 @@ def read_config(model: Model) -> PreTrainedConfig:
     if is_local(path):
         folder = Path(path).expanduser()
         if not folder.exists():
-            raise RecipeError(f"model.path: {path} does not exist. Use a model's folder or a Hub id.")
+            raise RecipeError(
+                f"model.path: {path} does not exist. Use a model's folder or a Hub id."
+            )
         if complaint := unfinished_run(path):
             raise RecipeError(f"model.path: {complaint}")
-        if folder.is_dir() and (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        if (
+            folder.is_dir()
+            and (folder / "adapter_config.json").is_file()
+            and not (folder / "config.json").is_file()
+        ):
             merge = f"cpt merge --method lora BASE {path} --output FOLDER"
-            raise RecipeError(f"model.path: {path} is an adapter without its base. Merge both: {merge}")
+            raise RecipeError(
+                f"model.path: {path} is an adapter without its base. Merge both: {merge}"
+            )
         if folder.is_dir() and not (folder / "config.json").is_file():
-            raise RecipeError(f"model.path: {path} lacks config.json. Use a folder written by save_pretrained.")
+            raise RecipeError(
+                f"model.path: {path} lacks config.json. Use a folder written by save_pretrained."
+            )
         path = str(folder)
     else:
         refuse_unreachable("model.path", path, model.revision)
     try:
         revision = model.revision or "main"
-        return AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=model.trust_remote_code)
+        return AutoConfig.from_pretrained(
+            path, revision=revision, trust_remote_code=model.trust_remote_code
+        )
     except OSError as problem:
         if is_local(path):
-            raise RecipeError(f"model.path: {' '.join(str(problem).split())[:300]} Copy it again.") from problem
+            raise RecipeError(
+                f"model.path: {' '.join(str(problem).split())[:300]} Copy it again."
+            ) from problem
         raise _hub_error(path, problem) from problem
     except (ValueError, KeyError, StrictDataclassError) as problem:
         reason = str(problem).split("\n")[0]
@@ -142,11 +186,17 @@ def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
     while cause is not None and not isinstance(cause, HfHubHTTPError):
         cause = cause.__cause__
     if isinstance(cause, GatedRepoError):
-        return ResourceError(f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login")
+        return ResourceError(
+            f"model.path: {path} is gated. Accept its licence on the Hub, then run: hf auth login"
+        )
     if isinstance(cause, RepositoryNotFoundError):
-        return RecipeError(f"model.path: {path} is neither a folder nor on the Hub (if private: hf auth login).")
+        return RecipeError(
+            f"model.path: {path} is neither a folder nor on the Hub (if private: hf auth login)."
+        )
     reason = " ".join(str(problem).split())[:300]
-    return ResourceError(f"model.path: no config.json of {path} on the Hub: {reason} Try: hf download {path}")
+    return ResourceError(
+        f"model.path: no config.json of {path} on the Hub: {reason} Try: hf download {path}"
+    )
 
 
 def value_of(config: PreTrainedConfig, name: str) -> Any:
@@ -163,23 +213,43 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
     text = config.get_text_config()
     found = text.to_dict().get("rope_parameters")
     if not isinstance(found, dict) or "rope_type" not in found:
-        reason = "has different positions per kind of layer" if found else "does not use rotary positions"
-        raise RecipeError(f"`model.rope`: {config.model_type} {reason}, so this key cannot change them. Remove it.")
+        reason = (
+            "has different positions per kind of layer"
+            if found
+            else "does not use rotary positions"
+        )
+        raise RecipeError(
+            f"`model.rope`: {config.model_type} {reason}, so this key cannot change them. Remove it."
+        )
     if not wanted:
-        raise RecipeError("`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it.")
+        raise RecipeError(
+            "`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it."
+        )
     if ("type" in wanted) != ("factor" in wanted):
-        raise RecipeError("`model.rope`: `type` and `factor` go together, such as `{type: yarn, factor: 8}`.")
+        raise RecipeError(
+            "`model.rope`: `type` and `factor` go together, such as `{type: yarn, factor: 8}`."
+        )
     original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
-    rope = {name: found[name] for name in ("rope_theta", "rope_type", "partial_rotary_factor") if name in found}
+    rope = {
+        name: found[name]
+        for name in ("rope_theta", "rope_type", "partial_rotary_factor")
+        if name in found
+    }
     if "theta" in wanted:
         rope["rope_theta"] = float(wanted["theta"])
     length = int(wanted.get("length") or text.max_position_embeddings)
     if "type" in wanted:
         factor = float(wanted["factor"])
-        rope |= {"rope_type": wanted["type"], "factor": factor, "original_max_position_embeddings": original}
+        rope |= {
+            "rope_type": wanted["type"],
+            "factor": factor,
+            "original_max_position_embeddings": original,
+        }
         length = int(wanted.get("length") or original * factor)
         if length > original * factor:
-            raise RecipeError(f"`model.rope.length` {length:,} needs a larger `factor` than {factor:g}.")
+            raise RecipeError(
+                f"`model.rope.length` {length:,} needs a larger `factor` than {factor:g}."
+            )
     elif found["rope_type"] != "default":
         rope = {**found, **rope}
     text.rope_parameters = rope
@@ -195,7 +265,11 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
     """Return file name -> sha256 of each weight file of a local folder or file, or of the cached Hub snapshot."""
     place = weights_folder(path, revision)
-    files = [place] if place.is_file() else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
+    files = (
+        [place]
+        if place.is_file()
+        else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
+    )
     return sha256_of({file.name: file for file in files})
 
 

@@ -25,7 +25,10 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.conversion_mapping import (
+    get_checkpoint_conversion_mapping,
+    register_checkpoint_conversion_mapping,
+)
 
 from cpt.files import move_files
 from cpt.models.minimind import (
@@ -58,7 +61,9 @@ class CptGPT2Config(GPT2Config):
         if self.add_cross_attention:
             raise ValueError("add_cross_attention: not supported without an encoder. Remove it.")
         if self.unpadded_vocab_size > self.vocab_size:
-            raise ValueError(f"unpadded_vocab_size {self.unpadded_vocab_size} is above vocab_size {self.vocab_size}.")
+            raise ValueError(
+                f"unpadded_vocab_size {self.unpadded_vocab_size} is above vocab_size {self.vocab_size}."
+            )
 
 
 class PaddedVocabularyHead(nn.Linear):
@@ -88,15 +93,22 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
         # GPT2LMHeadModel's own __init__ would build the plain head first.
         super(GPT2LMHeadModel, self).__init__(config)
         self.transformer = GPT2Model(config)
-        self.lm_head = PaddedVocabularyHead(config.n_embd, config.vocab_size, config.unpadded_vocab_size)
+        self.lm_head = PaddedVocabularyHead(
+            config.n_embd, config.vocab_size, config.unpadded_vocab_size
+        )
         self.post_init()
 
     def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
     ) -> nn.Embedding:
         """Resize to `new_num_tokens` tokens; padding rows that become tokens start as the mean of the known ones."""
         known = self.config.unpadded_vocab_size
-        embeddings = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        embeddings = super().resize_token_embeddings(
+            new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
         if new_num_tokens is None:
             return embeddings
         tables: list[nn.Embedding | nn.Linear] = [embeddings]
@@ -109,7 +121,9 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
         head = PaddedVocabularyHead(self.config.n_embd, embeddings.weight.shape[0], new_num_tokens)
         head.weight = tables[-1].weight
         # transformers marks a head as initialized, so that `post_init` leaves it alone.
-        vars(head).update({name: value for name, value in vars(self.lm_head).items() if name not in vars(head)})
+        vars(head).update(
+            {name: value for name, value in vars(self.lm_head).items() if name not in vars(head)}
+        )
         self.lm_head = head
         return embeddings
 
@@ -137,9 +151,13 @@ class Family:
 FAMILIES = {
     "cpt-gpt2": Family(CptGPT2Config, CptGPT2ForCausalLM, GPT2Config, ("gpt2",)),
     "minimind2": Family(MiniMind2Config, MiniMind2ForCausalLM, LlamaConfig, ("llama", "minimind")),
-    "minimind2_moe": Family(MiniMind2MoEConfig, MiniMind2MoEForCausalLM, Qwen2MoeConfig, ("minimind",)),
+    "minimind2_moe": Family(
+        MiniMind2MoEConfig, MiniMind2MoEForCausalLM, Qwen2MoeConfig, ("minimind",)
+    ),
     "minimind3": Family(MiniMind3Config, MiniMind3ForCausalLM, Qwen3Config, ("qwen3", "minimind")),
-    "minimind3_moe": Family(MiniMind3MoEConfig, MiniMind3MoEForCausalLM, Qwen3MoeConfig, ("qwen3_moe", "minimind")),
+    "minimind3_moe": Family(
+        MiniMind3MoEConfig, MiniMind3MoEForCausalLM, Qwen3MoeConfig, ("qwen3_moe", "minimind")
+    ),
 }
 
 
@@ -163,10 +181,14 @@ def export_native(folder: Path) -> None:
     if written["model_type"] not in FAMILIES:
         return
     config = FAMILIES[written["model_type"]].config.from_dict(written)
-    if isinstance(config, CptGPT2Config | MiniMind2MoEConfig):  # the other families have the same tensors
+    if isinstance(
+        config, CptGPT2Config | MiniMind2MoEConfig
+    ):  # the other families have the same tensors
         _rewrite_weights(folder, config)
     native_class = FAMILIES[config.model_type].native
-    shared = {field.name for field in fields(config)} & {field.name for field in fields(native_class)}
+    shared = {field.name for field in fields(config)} & {
+        field.name for field in fields(native_class)
+    }
     values: dict[str, Any] = {name: getattr(config, name) for name in shared}
     architecture = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[native_class]).__name__
     values |= {"architectures": [architecture], "use_cache": True}
@@ -175,7 +197,9 @@ def export_native(folder: Path) -> None:
     if "num_experts" in values:
         # Both Qwen mixtures read `head_dim`, but do not declare it.
         values |= {"output_router_logits": False, "head_dim": config.head_dim}
-    if isinstance(config, MiniMind2MoEConfig):  # Qwen2-MoE without biases computes what MiniMind2's mixture does
+    if isinstance(
+        config, MiniMind2MoEConfig
+    ):  # Qwen2-MoE without biases computes what MiniMind2's mixture does
         values |= {
             "qkv_bias": False,
             "norm_topk_prob": config.norm_topk_prob,
@@ -199,7 +223,10 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
                 tensors[name] = tensors[name][:tokens].clone()
     else:
         # Several concatenated shared experts equal one wide expert.
-        published, tensors = tensors, {name: one for name, one in tensors.items() if ".shared_experts." not in name}
+        published, tensors = (
+            tensors,
+            {name: one for name, one in tensors.items() if ".shared_experts." not in name},
+        )
         experts = range(config.n_shared_experts)
         for layer in range(config.num_hidden_layers):
             mlp = f"model.layers.{layer}.mlp"
@@ -208,9 +235,15 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
             # cancel it exactly.
             tensors[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
             for part, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
-                parts = [published[f"{mlp}.shared_experts.{one}.{part}_proj.weight"] for one in experts]
-                empty = gate.new_empty((0, config.hidden_size) if dim == 0 else (config.hidden_size, 0))
-                tensors[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat([*parts, empty], dim=dim)
+                parts = [
+                    published[f"{mlp}.shared_experts.{one}.{part}_proj.weight"] for one in experts
+                ]
+                empty = gate.new_empty(
+                    (0, config.hidden_size) if dim == 0 else (config.hidden_size, 0)
+                )
+                tensors[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat(
+                    [*parts, empty], dim=dim
+                )
     largest = max(file.stat().st_size for file in old_files)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         save_torch_state_dict(tensors, scratch, max_shard_size=largest, metadata={"format": "pt"})

@@ -124,7 +124,11 @@ class RowResult:
 
 
 def run_row(
-    model: nn.Module, row: Mapping[str, Any], gradients: Gradients = "returned", *, off: Iterable[Switch] = ()
+    model: nn.Module,
+    row: Mapping[str, Any],
+    gradients: Gradients = "returned",
+    *,
+    off: Iterable[Switch] = (),
 ) -> RowResult:
     """Compute one forward and backward pass with some parts switched off."""
     weights = compared_weights(model)
@@ -166,7 +170,9 @@ def difference_from(expected: RowResult, result: RowResult, key: str) -> PartDif
     squares = 0.0
     size = 0.0
     for gradient, plain in zip(result.gradients, expected.gradients, strict=True):
-        if plain is not None and plain.dim() == 1 and gradient is None:  # a norm that is not trained
+        if (
+            plain is not None and plain.dim() == 1 and gradient is None
+        ):  # a norm that is not trained
             return PartDifference(key, gradient=math.inf)
         if plain is not None:
             distance = plain if gradient is None else gradient - plain

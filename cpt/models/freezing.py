@@ -34,11 +34,17 @@ def freeze_others(model: PreTrainedModel, train_only: str | Sequence[str]) -> li
     trained = {id(named[name]): name for name in chosen}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
-    tied = {name: trained[id(one)] for name, one in named.items() if id(one) in trained and name not in chosen}
+    tied = {
+        name: trained[id(one)]
+        for name, one in named.items()
+        if id(one) in trained and name not in chosen
+    }
     return [f"{KEY}: `{one}` is tied to `{other}`: both are trained" for other, one in tied.items()]
 
 
-def freeze_base(model: PreTrainedModel, lora: object, train_only: str | Sequence[str] | None) -> None:
+def freeze_base(
+    model: PreTrainedModel, lora: object, train_only: str | Sequence[str] | None
+) -> None:
     """Freeze what a run freezes: with adapters, which are separate, the whole model."""
     if lora is not None:
         model.requires_grad_(False)
@@ -53,16 +59,24 @@ def matching(pattern: str, names: Collection[str]) -> list[str]:
     if found and all(any(fits(end, name) for name in names) for end in ends):
         return found
     parts = dict.fromkeys(part for name in names for part in name.split(".") if not part.isdigit())
-    wrong = [one for one in pattern.split(".") if not one[:1].isdigit() and not any(fits(one, part) for part in parts)]
+    wrong = [
+        one
+        for one in pattern.split(".")
+        if not one[:1].isdigit() and not any(fits(one, part) for part in parts)
+    ]
     layers = [match[0] for name in names if (match := re.match(r".*?\.\d+(?=\.)", name))]
     last = f" The last layer is `{layers[-1]}`." if layers else ""
     hint = did_you_mean(wrong[0], [*parts, NEW_ROWS]) if wrong else last
-    raise RecipeError(f"{KEY}: the model lacks `{pattern}`.{hint} Parts of its names: {', '.join(parts)}.")
+    raise RecipeError(
+        f"{KEY}: the model lacks `{pattern}`.{hint} Parts of its names: {', '.join(parts)}."
+    )
 
 
 def fits(pattern: str, name: str) -> bool:
     wanted, parts = pattern.split("."), name.split(".")
-    return any(all(map(part_fits, wanted, parts[first:])) for first in range(len(parts) - len(wanted) + 1))
+    return any(
+        all(map(part_fits, wanted, parts[first:])) for first in range(len(parts) - len(wanted) + 1)
+    )
 
 
 def part_fits(wanted: str, part: str) -> bool:

@@ -34,7 +34,9 @@ LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": Fals
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS, FEWEST_TOKENS = 8192, 256
-PADDED_TO = 64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) are aligned
+PADDED_TO = (
+    64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) are aligned
+)
 ROWS_ON_CPU = 64  # rows with fp32 copies at once, on a CPU or without Triton
 SCORED_POSITIONS = 1024  # per chunk in evaluation: 1 GiB in fp32 for a vocabulary of 256k
 SOFT_CAP = "final_logit_softcapping"  # in Gemma's configs: logits become cap * tanh(logits / cap)
@@ -95,7 +97,9 @@ def cross_entropy_in_place(
 
 
 @cross_entropy_in_place.register_fake
-def _(logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool) -> torch.Tensor:
+def _(
+    logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool
+) -> torch.Tensor:
     return logits.new_empty(len(logits), dtype=torch.float32)
 
 
@@ -149,8 +153,14 @@ class LinearCrossEntropy(torch.autograd.Function):
             size = chunk or chunk_of(len(inputs), *head.shape, accumulates=accumulates)
             in_one = size >= len(inputs) and weight.dtype == dtype
             of_hidden = torch.empty_like(inputs) if for_hidden else None
-            of_weight = torch.zeros_like(head, dtype=torch.float32) if for_weight and not in_one else None
-            of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and for_bias else None
+            of_weight = (
+                torch.zeros_like(head, dtype=torch.float32) if for_weight and not in_one else None
+            )
+            of_bias = (
+                torch.zeros_like(bias, dtype=torch.float32)
+                if bias is not None and for_bias
+                else None
+            )
             losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
             # The kernel zeroes the padding; torch's products on a CPU would read it, so there is none without it.
             width = -(-len(head) // PADDED_TO) * PADDED_TO if has_kernel(inputs) else len(head)
@@ -161,7 +171,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 logits = torch.mm(part, head.t(), out=buffer[: len(part)])
                 if bias is not None:
                     logits += bias
-                losses[tokens] = cross_entropy_in_place(logits, targets[tokens], inside, cap, for_hidden or for_weight)
+                losses[tokens] = cross_entropy_in_place(
+                    logits, targets[tokens], inside, cap, for_hidden or for_weight
+                )
                 if of_hidden is not None:
                     torch.mm(logits, head, out=of_hidden[tokens])
                 if for_weight and of_weight is None:
@@ -179,11 +191,19 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
         if ctx.made is None:
-            raise RuntimeError("the fused loss supports only one backward pass. Compute the loss again.")
+            raise RuntimeError(
+                "the fused loss supports only one backward pass. Compute the loss again."
+            )
         made, ctx.made = ctx.made, None
         factor = gradient if ctx.outside is None else gradient * ctx.outside
         pairs = zip(made, ctx.dtypes, strict=True)
-        return *(None if one is None else one.mul_(factor).to(dtype) for one, dtype in pairs), None, None, None, None
+        return (
+            *(None if one is None else one.mul_(factor).to(dtype) for one, dtype in pairs),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 class FusedLoss:
@@ -206,16 +226,23 @@ class FusedLoss:
         self.head: Any = self.called
         if isinstance(self.called, ModulesToSaveWrapper):
             self.head = self.called.modules_to_save[self.called.active_adapters[0]]
-        self.is_linear = type(self.head) in (nn.Linear, PaddedVocabularyHead)  # FSDP2 will change its class
+        self.is_linear = type(self.head) in (
+            nn.Linear,
+            PaddedVocabularyHead,
+        )  # FSDP2 will change its class
         self.tokens = tokens
         self.plain, self.own_forward = whole.loss_function, self.head.forward
-        self.is_random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules())
+        self.is_random = any(
+            isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules()
+        )
         self.is_scorable: bool | None = None
         """Whether the model only applies `factor` and `cap` to its logits; None before the first `score`."""
         config: PreTrainedConfig = whole.config.get_text_config()
         values = config.to_dict()
         # The model multiplies its logits by it after the head; names in transformers' configs differ.
-        self.factor = float(next((values[name] for name in FACTORS if values.get(name) is not None), 1.0))
+        self.factor = float(
+            next((values[name] for name in FACTORS if values.get(name) is not None), 1.0)
+        )
         if values.get("logits_scaling") and config.model_type != "hyperclovax":
             self.factor = 1 / float(values["logits_scaling"])
         self.cap = float(getattr(config, SOFT_CAP, None) or 0)
@@ -242,7 +269,10 @@ class FusedLoss:
         return uncompiled_call(self.called)(hidden, *targets_and_scale)
 
     def forward_of_head(
-        self, hidden: torch.Tensor, targets: torch.Tensor | None = None, scale: torch.Tensor | None = None
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return hidden states in training, else logits; with targets their loss."""
         if targets is None and not self.head.training:
@@ -261,7 +291,9 @@ class FusedLoss:
             return fused
         size = self.tokens or tokens_at_once(self.head.get_parameter("weight").shape[0])
         parts = [
-            checkpoint(self.losses, part, wanted, use_reentrant=False, preserve_rng_state=self.is_random)
+            checkpoint(
+                self.losses, part, wanted, use_reentrant=False, preserve_rng_state=self.is_random
+            )
             for part, wanted in zip(hidden.split(size), targets.split(size), strict=True)
         ]
         losses = torch.cat(parts)
@@ -289,8 +321,13 @@ class FusedLoss:
             nonlocal given
             given, one = hidden[..., :1], torch.ones((), device=hidden.device)
             hidden = hidden * self.factor if self.factor != 1 else hidden
-            rows, targets = hidden.reshape(-1, hidden.shape[-1]), next_tokens(labels).reshape(-1).to(hidden.device)
-            for part, wanted in zip(rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True):
+            rows, targets = (
+                hidden.reshape(-1, hidden.shape[-1]),
+                next_tokens(labels).reshape(-1).to(hidden.device),
+            )
+            for part, wanted in zip(
+                rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True
+            ):
                 logits = self.own_forward(part)
                 losses.append(cross_entropy_in_place(logits, wanted, one, self.cap, False))
                 is_correct.append(logits.argmax(-1) == wanted)
@@ -324,7 +361,12 @@ class FusedLoss:
         are hidden states, [rows, tokens, width]."""
         if not self.head.training:
             return self.plain(
-                logits, labels, vocab_size, num_items_in_batch=num_items_in_batch, shift_labels=shift_labels, **options
+                logits,
+                labels,
+                vocab_size,
+                num_items_in_batch=num_items_in_batch,
+                shift_labels=shift_labels,
+                **options,
             )
         if shift_labels is None:
             shift_labels = next_tokens(labels)
@@ -333,7 +375,11 @@ class FusedLoss:
         hidden, self.hidden = hidden.reshape(-1, hidden.shape[-1]), None
         targets = shift_labels.reshape(-1).to(hidden.device)
         count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
-        count = count if isinstance(count, torch.Tensor) else hidden.new_full((), count, dtype=torch.float32)
+        count = (
+            count
+            if isinstance(count, torch.Tensor)
+            else hidden.new_full((), count, dtype=torch.float32)
+        )
         scale = 1 / count.to(hidden.device, torch.float32)
         loss, losses = self.called(hidden, targets, scale)
         self.token_losses = losses.view(shift_labels.shape)
@@ -399,7 +445,9 @@ def keep_liger_to_layers(training: TrainingArguments) -> None:
         training.liger_kernel_config = LIGER_WITHOUT_LOSS | dict(training.liger_kernel_config or {})
 
 
-def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments) -> None:
+def set_up_loss(
+    model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments
+) -> None:
     if not isinstance(model, PreTrainedModel | PeftModel):
         return
     on_gpu = training.device.type == "cuda"
@@ -415,4 +463,6 @@ def set_up_loss(model: nn.Module, wanted: bool | Literal["auto"], training: Trai
         if on_gpu and triton_failure():
             report_fallback("model.fused_loss", "chunks by torch's operations", triton_failure())
     elif on_gpu:
-        print_once(f"The loss is computed from all logits: {why_not or '`model.fused_loss: false`'}.")
+        print_once(
+            f"The loss is computed from all logits: {why_not or '`model.fused_loss: false`'}."
+        )

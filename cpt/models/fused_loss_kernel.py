@@ -12,7 +12,9 @@ def load_logits(row, words, vocabulary: tl.constexpr, width: tl.constexpr, cap: 
     """Load logits in fp32, -inf past the vocabulary."""
     values = tl.load(row + words, mask=words < width, other=0.0).to(tl.float32)
     if cap > 0:
-        values = cap * (1 - 2 / (tl.exp(2 * values / cap) + 1))  # cap * tanh(values / cap); exp may overflow to inf
+        values = cap * (
+            1 - 2 / (tl.exp(2 * values / cap) + 1)
+        )  # cap * tanh(values / cap); exp may overflow to inf
     return tl.where(words < vocabulary, values, -float("inf"))
 
 
@@ -39,7 +41,9 @@ def cross_entropy_of_row(
         if gradient:
             for start in range(0, vocabulary, block):
                 tl.store(
-                    logits + start + words, tl.zeros([block], logits.dtype.element_ty), mask=start + words < width
+                    logits + start + words,
+                    tl.zeros([block], logits.dtype.element_ty),
+                    mask=start + words < width,
                 )
     else:
         # One pass for the normalizer: the sum of exponentials is rescaled at each larger logit
@@ -56,17 +60,25 @@ def cross_entropy_of_row(
             shift = tl.where(tl.abs(new_largest) == float("inf"), 0.0, new_largest)
             total = total * tl.exp(largest - shift) + tl.sum(tl.exp(values - shift), 0)
             largest = new_largest
-        normaliser = tl.where((target < 0) | (target >= vocabulary), float("nan"), shift + tl.log(total))
+        normaliser = tl.where(
+            (target < 0) | (target >= vocabulary), float("nan"), shift + tl.log(total)
+        )
         tl.store(losses + row, normaliser - wanted)
         if gradient:
             factor = tl.load(scale)
             for start in range(0, vocabulary, block):
                 values = load_logits(logits, start + words, vocabulary, width, cap)
-                made = (tl.exp(values - normaliser) - tl.where(start + words == target, 1.0, 0.0)) * factor
+                made = (
+                    tl.exp(values - normaliser) - tl.where(start + words == target, 1.0, 0.0)
+                ) * factor
                 if cap > 0:
                     made *= 1 - (values / cap) * (values / cap)  # derivative of the cap
                 made = tl.where(start + words < vocabulary, made, 0.0)
-                tl.store(logits + start + words, made.to(logits.dtype.element_ty), mask=start + words < width)
+                tl.store(
+                    logits + start + words,
+                    made.to(logits.dtype.element_ty),
+                    mask=start + words < width,
+                )
 
 
 def launch(
@@ -86,6 +98,17 @@ def launch(
     width = stride if stride < vocabulary + padding else vocabulary
     block = min(MOST_AT_ONCE, triton.next_power_of_2(vocabulary))
     cross_entropy_of_row[(len(logits),)](
-        logits, targets, losses, scale, stride, vocabulary, width, cap, ignored, block, gradient, num_warps=WARPS
+        logits,
+        targets,
+        losses,
+        scale,
+        stride,
+        vocabulary,
+        width,
+        cap,
+        ignored,
+        block,
+        gradient,
+        num_warps=WARPS,
     )
     return losses

@@ -67,7 +67,10 @@ def claims_to_keep_documents_apart(model: PreTrainedModel) -> bool:
 
 def runs_along_the_row(model: nn.Module) -> bool:
     of_torch = (nn.Conv1d, nn.RNNBase, nn.RNNCellBase)
-    return any(isinstance(module, of_torch) or RECURRENT.search(type(module).__name__) for module in model.modules())
+    return any(
+        isinstance(module, of_torch) or RECURRENT.search(type(module).__name__)
+        for module in model.modules()
+    )
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
@@ -86,7 +89,9 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float) -> float:
     head = model.get_output_embeddings()
     # a tied head also multiplies
     multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
+    }
     others = attention_flops(model.config, sequence_length) + state_space_flops(model)
     is_passed = not any(parameter.requires_grad for parameter in model.parameters())
     matrices = passed = trained = 0.0
@@ -115,7 +120,9 @@ def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
     of_window = window - window**2 / (2 * sequence_length) if sequence_length else 0.0
     kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
     kinds = kinds or ["sliding_attention"] * int(text.num_hidden_layers)
-    attending = [kind for kind in kinds if "linear" not in kind and ("attention" in kind or "hybrid" in kind)]
+    attending = [
+        kind for kind in kinds if "linear" not in kind and ("attention" in kind or "hybrid" in kind)
+    ]
     positions = sum(of_window if "sliding" in kind else sequence_length / 2 for kind in attending)
     return 2.0 * heads * (key + int(values.get("v_head_dim") or width)) * positions
 
@@ -130,12 +137,17 @@ def state_space_flops(model: PreTrainedModel) -> float:
 def attention_heads(config: PreTrainedConfig) -> int:
     """Return the attention heads per layer, under the config's name for them; 0 without attention."""
     text = config.get_text_config()
-    return int(text.to_dict().get(text.attribute_map.get("num_attention_heads", "num_attention_heads")) or 0)
+    return int(
+        text.to_dict().get(text.attribute_map.get("num_attention_heads", "num_attention_heads"))
+        or 0
+    )
 
 
 def longest_row(config: PreTrainedConfig) -> int | None:
     """Return the config's number of positions; None if unlimited or unknown."""
-    longest = config.get_text_config().to_dict().get("max_position_embeddings") or config.to_dict().get("n_positions")
+    longest = config.get_text_config().to_dict().get(
+        "max_position_embeddings"
+    ) or config.to_dict().get("n_positions")
     return longest if isinstance(longest, int) else None
 
 

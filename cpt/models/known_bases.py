@@ -27,7 +27,10 @@ LLAMA_2, LLAMA_3 = "arXiv 2307.09288", "arXiv 2407.21783, table 3, as quoted"
 QWEN_25, QWEN_3 = "its card; arXiv 2412.15115, as quoted", "its card; arXiv 2505.09388, as quoted"
 GPT_2 = "its card; the GPT-2 paper, section 2.3, as quoted"
 TINY_LLAMA = "jzhang38/TinyLlama: README.md, pretrain/tinyllama.py"
-DEEPSEEK, OLMO = "deepseek-ai/DeepSeek-LLM: README.md", "allenai/OLMo: configs/official-1124/OLMo2-7B-stage*.yaml"
+DEEPSEEK, OLMO = (
+    "deepseek-ai/DeepSeek-LLM: README.md",
+    "allenai/OLMo: configs/official-1124/OLMo2-7B-stage*.yaml",
+)
 SMOL = "huggingface/smollm: config_smollm1_135M.yaml"
 BASES = [
     # All sizes trained on the same 300B tokens, in batches of 1024 rows, down to a tenth of the peak.
@@ -41,15 +44,28 @@ BASES = [
     KnownBase("meta-llama/Llama-2-70b-hf", LLAMA_2, 1.5e-4, 1.5e-5, 4_194_304, 4096),
     KnownBase("meta-llama/Meta-Llama-3-8B", LLAMA_3, 3e-4, sequence_length=8192),
     KnownBase("meta-llama/Llama-3.1-8B", LLAMA_3, 3e-4, sequence_length=8192),
-    KnownBase("TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T", TINY_LLAMA, 4e-4, 4e-5, 2_097_152, 2048),
+    KnownBase(
+        "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
+        TINY_LLAMA,
+        4e-4,
+        4e-5,
+        2_097_152,
+        2048,
+    ),
     # 2304 rows of 4096 tokens.
     KnownBase("deepseek-ai/deepseek-llm-7b-base", DEEPSEEK, 4.2e-4, 4.2e-5, 9_437_184, 4096),
     # After the cosine, a second stage decays linearly to 0; the published weights average three such runs.
     KnownBase("allenai/OLMo-2-1124-7B", OLMO, 3e-4, 0.0, 4_194_304, 4096),
     KnownBase("HuggingFaceTB/SmolLM2-1.7B", "arXiv 2502.02737, as quoted", 5e-4, 0.0),
     KnownBase("HuggingFaceTB/SmolLM-135M", SMOL, 3e-3, 0.0, 1_048_576, 2048),
-    *(KnownBase(f"Qwen/Qwen2.5-{size}", QWEN_25, sequence_length=4096) for size in ("0.5B", "1.5B", "3B", "7B")),
-    *(KnownBase(f"Qwen/Qwen3-{size}-Base", QWEN_3, sequence_length=4096) for size in ("0.6B", "1.7B", "4B", "8B")),
+    *(
+        KnownBase(f"Qwen/Qwen2.5-{size}", QWEN_25, sequence_length=4096)
+        for size in ("0.5B", "1.5B", "3B", "7B")
+    ),
+    *(
+        KnownBase(f"Qwen/Qwen3-{size}-Base", QWEN_3, sequence_length=4096)
+        for size in ("0.6B", "1.7B", "4B", "8B")
+    ),
     KnownBase("nvidia/Minitron-8B-Base", "its card", sequence_length=4096),
 ]
 BY_NAME = {base.name.lower(): base for base in BASES}

@@ -26,7 +26,12 @@ from cpt.errors import RecipeError
 from cpt.hardware import require_programs, require_triton
 from cpt.plugins import did_you_mean
 from cpt.recipe.keys import AUTO, CHECKPOINTING
-from cpt.torch_internals import allow_graphs_per_function, compiled_call, set_compiled_call, uncompiled_call
+from cpt.torch_internals import (
+    allow_graphs_per_function,
+    compiled_call,
+    set_compiled_call,
+    uncompiled_call,
+)
 
 KEY = "`training.gradient_checkpointing_kwargs`"
 OURS = ("selective", "every_n_layers", "offload")
@@ -39,7 +44,9 @@ ATTENTION_OPERATIONS = (
     "aten::_scaled_dot_product_fused_attention_overrideable",
     "torch_attn::_varlen_attn",
 )
-FLASH_ATTENTION = "flash_attn"  # in the names of its packages and of its Hub kernels, which end in a hash
+FLASH_ATTENTION = (
+    "flash_attn"  # in the names of its packages and of its Hub kernels, which end in a hash
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,9 @@ class Recomputing:
     of_torch: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False) -> Recomputing:
+def read_recomputing(
+    training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False
+) -> Recomputing:
     """Read and check the sub-keys of the recipe's section, or of training arguments."""
     checkpoints = any(training.get(name) for name in CHECKPOINTING)
     keys = [f"{name}_kwargs" for name in CHECKPOINTING]
@@ -66,31 +75,50 @@ def read_recomputing(training: Mapping[str, Any], *, zero3: bool = False, expert
             raise RecipeError(f"{KEY}: `{name}` must be true or false, not {given[name]!r}.")
     every = given.get("every_n_layers", 1)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise RecipeError(f"{KEY}: `every_n_layers` must be a whole number of at least 1, not {every!r}.")
+        raise RecipeError(
+            f"{KEY}: `every_n_layers` must be a whole number of at least 1, not {every!r}."
+        )
     if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
-        raise RecipeError(f"{KEY}: `{without_effect[0]}` needs `training.gradient_checkpointing: true`.")
+        raise RecipeError(
+            f"{KEY}: `{without_effect[0]}` needs `training.gradient_checkpointing: true`."
+        )
     of_torch = {name: value for name, value in given.items() if name in TORCHS}
-    found = Recomputing(checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch)
+    found = Recomputing(
+        checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch
+    )
     compiles = wanted_compiling(training) is not None
     if of_torch.get("use_reentrant") and (found.selective or compiles):
-        raise RecipeError(f"{KEY}: `selective` and compiled layers do not work with `use_reentrant: true`. Remove it.")
+        raise RecipeError(
+            f"{KEY}: `selective` and compiled layers do not work with `use_reentrant: true`. Remove it."
+        )
     if found.selective and compiles and experts:
-        raise RecipeError(f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one.")
+        raise RecipeError(
+            f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one."
+        )
     if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
         # Gathered weights would be offloaded too, unless every layer is recomputed.
-        raise RecipeError(f"{KEY}: `offload` under ZeRO-3 needs `gradient_checkpointing` of every layer.")
+        raise RecipeError(
+            f"{KEY}: `offload` under ZeRO-3 needs `gradient_checkpointing` of every layer."
+        )
     return found
 
 
-def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> AbstractContextManager[Any]:
+def set_up_recomputing(
+    model: nn.Module, arguments: TrainingArguments
+) -> AbstractContextManager[Any]:
     """Prepare the model so that the Trainer enables what the recipe sets; return the context for each forward and
     backward pass."""
-    wanted = read_recomputing(vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model))
+    wanted = read_recomputing(
+        vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model)
+    )
     if wanted.checkpoints:
         whole = model.get_base_model() if isinstance(model, PeftModel) else model
         # bitsandbytes hides the inputs of 8-bit layers from torch: a checkpoint only frees them if it is reentrant.
         hides_inputs = "is_loaded_in_8bit" in vars(whole) and not wanted.selective
-        options = {"use_reentrant": hides_inputs, **wanted.of_torch}  # torch's default is still the reentrant one
+        options = {
+            "use_reentrant": hides_inputs,
+            **wanted.of_torch,
+        }  # torch's default is still the reentrant one
         if wanted.every_n_layers > 1:
             options["every_n_layers"] = wanted.every_n_layers
         for name in CHECKPOINTING:
@@ -100,10 +128,14 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
             own_switch = whole.gradient_checkpointing_enable
 
             # A function cannot be in arguments that are written to files.
-            def switch(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any) -> None:
+            def switch(
+                gradient_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any
+            ) -> None:
                 given = dict(gradient_checkpointing_kwargs or {})
                 if wanted.selective:
-                    given["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
+                    given["context_fn"] = partial(
+                        create_selective_checkpoint_contexts, keep_attention
+                    )
                 # The warning is about the older name, which both versions support.
                 with warnings.catch_warnings(action="ignore", category=FutureWarning):
                     own_switch(gradient_checkpointing_kwargs=given, **others)
@@ -115,7 +147,9 @@ def set_up_recomputing(model: nn.Module, arguments: TrainingArguments) -> Abstra
     if not wanted.offload:
         return nullcontext()
     if not torch.accelerator.is_available():
-        print_once(f"{KEY}: `offload` has no effect without a GPU: activations are already in host memory.")
+        print_once(
+            f"{KEY}: `offload` has no effect without a GPU: activations are already in host memory."
+        )
         return nullcontext()
     return OffloadedActivations(model)
 
@@ -136,7 +170,9 @@ class OffloadedActivations(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         if self.context is None:
-            from trl.models.activation_offloading import get_act_offloading_ctx_manager  # seconds to import
+            from trl.models.activation_offloading import (
+                get_act_offloading_ctx_manager,
+            )  # seconds to import
 
             self.context = get_act_offloading_ctx_manager(self.model)
         self.context.__enter__()
@@ -155,15 +191,21 @@ class OffloadedActivations(AbstractContextManager[None]):
 INDUCTOR = "inductor"
 # The others use CUDA graphs: layers share one graph, and it would be recorded again for each layer's weights.
 MODES = ("default", "max-autotune-no-cudagraphs")
-COMPILE_KEY, BACKEND_KEY, MODE_KEY = (f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode"))
+COMPILE_KEY, BACKEND_KEY, MODE_KEY = (
+    f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode")
+)
 KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 # Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; above this, torch runs
 # uncompiled.
 MOST_GRAPHS = 32
-UNDER_ZERO3 = "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which cause graph breaks"
+UNDER_ZERO3 = (
+    "DeepSpeed's ZeRO-3 gathers parameters in hooks inside each layer, which cause graph breaks"
+)
 UNDER_FSDP = "this version of transformers recomputes FSDP's hooks, which break a layer's graph"
 UNEVEN = "batches differ in shape, and each new shape would be recompiled"
-RECOMPUTE = "recompute_in_graph"  # attribute of a layer: the checkpoint function of its compiled call
+RECOMPUTE = (
+    "recompute_in_graph"  # attribute of a layer: the checkpoint function of its compiled call
+)
 # Older versions of transformers, 5.17 among them; 5.23 checkpoints inside a layer's forward.
 CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
 
@@ -177,13 +219,21 @@ class Compiling:
 def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
     """Return the compile settings of `training:`; a backend or mode enables it, as in the Trainer; `auto` does not."""
     wanted, backend, mode = (training.get(key) for key in KEYS)
-    return Compiling(backend or INDUCTOR, mode) if wanted not in (None, False, AUTO) or backend or mode else None
+    return (
+        Compiling(backend or INDUCTOR, mode)
+        if wanted not in (None, False, AUTO) or backend or mode
+        else None
+    )
 
 
 def take_compiling(arguments: TrainingArguments) -> Compiling | None:
     """Like `wanted_compiling`, and disable Hugging Face's compilation of the whole model in the arguments."""
     wanted = wanted_compiling(vars(arguments))
-    arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = False, None, None
+    arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = (
+        False,
+        None,
+        None,
+    )
     return wanted
 
 
@@ -193,17 +243,25 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
     if wanted is None:
         return
     if wanted.backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
-        raise RecipeError(f"{BACKEND_KEY}: no `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}")
+        raise RecipeError(
+            f"{BACKEND_KEY}: no `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}"
+        )
     if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
-        raise RecipeError(f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}`.")
+        raise RecipeError(
+            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}`."
+        )
     if zero3:
-        raise RecipeError(f"{COMPILE_KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2.")
+        raise RecipeError(
+            f"{COMPILE_KEY}: {UNDER_ZERO3}. Remove the key, or use a profile of stage 1 or 2."
+        )
     if recomputes_hooks_of_fsdp(training):
         raise RecipeError(
             f"{COMPILE_KEY}: {UNDER_FSDP}. Update it, or set this key or `training.gradient_checkpointing` to false."
         )
     if not even_rows:
-        raise RecipeError(f"{COMPILE_KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key.")
+        raise RecipeError(
+            f"{COMPILE_KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key."
+        )
     if wanted.backend == INDUCTOR:
         require_programs("g++", reason=f"{COMPILE_KEY}: {INDUCTOR} compiles its kernels")
         require_triton(f"{COMPILE_KEY}: {INDUCTOR}", instead=f"{COMPILE_KEY[:-1]}: auto`")
@@ -223,7 +281,9 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
             f"{COMPILE_KEY}: {type(model).__name__} lacks transformers' decoder layers. Set it to false."
         )
     allow_graphs_per_function(MOST_GRAPHS)
-    compiled = torch.compile(call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode)
+    compiled = torch.compile(
+        call_in_graph, dynamic=False, backend=compiling.backend, mode=compiling.mode
+    )
     for part in parts:
         set_compiled_call(part, CompiledCall(part, compiled))
     return len(parts)
@@ -284,4 +344,6 @@ def move_checkpoints_into_graphs(model: PreTrainedModel | PeftModel) -> None:
     for layer in decoder_layers(model) if CHECKPOINTS_AROUND_CALLS else ():
         if layer.gradient_checkpointing and isinstance(compiled_call(layer), CompiledCall):
             vars(layer)[RECOMPUTE] = vars(layer)["_gradient_checkpointing_func"]
-            vars(layer)["_gradient_checkpointing_func"] = lambda function, *inputs: function(*inputs)
+            vars(layer)["_gradient_checkpointing_func"] = lambda function, *inputs: function(
+                *inputs
+            )

@@ -79,7 +79,9 @@ class MiniMind3ForCausalLM(Qwen3ForCausalLM):
     config: MiniMind3Config
 
 
-def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequences: int) -> torch.Tensor:
+def balance_loss(
+    router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequences: int
+) -> torch.Tensor:
     """Return the balance loss of experts, without a coefficient: 1 per layer with perfectly even use.
 
     Per layer, whose router logits are [B x T, E]: experts x sum over experts of (share of choices x mean score), as in
@@ -88,9 +90,15 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], top_k: int, num_sequen
     """
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:
-        scores = logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])  # B, T tokens, E experts
-        chosen = torch.zeros_like(scores).scatter_(-1, scores.topk(top_k, dim=-1).indices, 1.0 / top_k)
-        total = total + scores.shape[-1] * (chosen.mean(dim=1) * scores.mean(dim=1)).sum(dim=-1).mean()
+        scores = (
+            logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])
+        )  # B, T tokens, E experts
+        chosen = torch.zeros_like(scores).scatter_(
+            -1, scores.topk(top_k, dim=-1).indices, 1.0 / top_k
+        )
+        total = (
+            total + scores.shape[-1] * (chosen.mean(dim=1) * scores.mean(dim=1)).sum(dim=-1).mean()
+        )
     return total
 
 
@@ -135,7 +143,11 @@ class BalancedForCausalLM(SettableExperts):
         hidden_states = others.pop("last_hidden_state")
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden_states[:, kept, :])
-        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        loss = (
+            None
+            if labels is None
+            else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        )
         aux_loss = None
         if output_router_logits and self.training:
             aux_loss = self.balance(others["router_logits"], num_sequences=hidden_states.shape[0])
@@ -208,7 +220,9 @@ class MiniMind2MoEConfig(MiniMind2Config):
 
     @property
     def moe_intermediate_size(self) -> int:
-        return self.intermediate_size  # of one expert, under the name used by transformers' expert layers
+        return (
+            self.intermediate_size
+        )  # of one expert, under the name used by transformers' expert layers
 
     @property
     def norm_topk_prob(self) -> bool:
@@ -221,7 +235,9 @@ class MiniMind2MoEBlock(Qwen3MoeSparseMoeBlock):
 
     def __init__(self, config: MiniMind2MoEConfig) -> None:
         super().__init__(config)  # type: ignore[arg-type]  # it has the required names
-        self.shared_experts = nn.ModuleList(LlamaMLP(config) for _ in range(config.n_shared_experts))
+        self.shared_experts = nn.ModuleList(
+            LlamaMLP(config) for _ in range(config.n_shared_experts)
+        )
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         routed = super().forward(hidden_states)
@@ -249,7 +265,9 @@ class MiniMind2MoEPreTrainedModel(SettableExperts, Qwen3MoePreTrainedModel):
 class MiniMind2MoEModel(MiniMind2MoEPreTrainedModel, LlamaModel):  # type: ignore[misc]
     def __init__(self, config: MiniMind2MoEConfig) -> None:
         super().__init__(config)
-        self.layers = nn.ModuleList(MiniMind2MoELayer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(
+            MiniMind2MoELayer(config, index) for index in range(config.num_hidden_layers)
+        )
         self.post_init()
 
 

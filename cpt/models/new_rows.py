@@ -34,7 +34,9 @@ class Rows:
 
 
 @torch.no_grad()
-def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known: int, multiple: int) -> Rows:
+def add_rows(
+    model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known: int, multiple: int
+) -> Rows:
     """Give each new token the mean of its pieces' rows, in the embedding and in the head.
 
     Args:
@@ -45,9 +47,16 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
     embedding, head = tables(model)
     before, needed = embedding.weight.shape[0], max(pieces) + 1
     for name, parameter in model.named_parameters():  # such as Gemma 3n's embeddings per layer
-        is_table = parameter.dim() == 2 and parameter.shape[0] == before and "embed" in name and "pos" not in name
+        is_table = (
+            parameter.dim() == 2
+            and parameter.shape[0] == before
+            and "embed" in name
+            and "pos" not in name
+        )
         if is_table and parameter is not embedding.weight and parameter is not head.weight:
-            raise RecipeError(f"{type(model).__name__} cannot grow: `{name}` is another vocabulary table.")
+            raise RecipeError(
+                f"{type(model).__name__} cannot grow: `{name}` is another vocabulary table."
+            )
     if needed > before:
         means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
         model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
@@ -60,7 +69,12 @@ def add_rows(model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known:
     for weight in [*distinct.values(), *([head.bias] if head.bias is not None else [])]:
         for number, parts in pieces.items():
             weight[number] = weight[list(parts)].float().mean(0).to(weight.dtype)
-    return Rows(before, embedding.weight.shape[0], sum(number < before for number in pieces), len(distinct) == 1)
+    return Rows(
+        before,
+        embedding.weight.shape[0],
+        sum(number < before for number in pieces),
+        len(distinct) == 1,
+    )
 
 
 def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
@@ -70,14 +84,18 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
         found = model.get_input_embeddings(), model.get_output_embeddings()
     if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
         found_by = "get_input_embeddings() and get_output_embeddings()"
-        raise RecipeError(f"{type(model).__name__} must return plain embedding and head tables from {found_by}.")
+        raise RecipeError(
+            f"{type(model).__name__} must return plain embedding and head tables from {found_by}."
+        )
     return cast(tuple[nn.Embedding, nn.Linear], found)
 
 
 def new_ids(folder: Path) -> list[int]:
     """Return the ids of tokens added by `cpt tokenizer extend`."""
     try:
-        return [int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]]
+        return [
+            int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]
+        ]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         made = "made by: cpt tokenizer extend MODEL"
         raise RecipeError(f"`model.train_only`: {folder} lacks {EXTENSION}, {made}") from problem
@@ -162,7 +180,9 @@ def check_can_distill(model: PreTrainedModel) -> None:
     if embedding.weight is head.weight:
         raise RecipeError("token distillation needs an untied head. Use --rows mean.")
     if type(embedding) is not nn.Embedding:
-        raise RecipeError(f"token distillation does not support {type(embedding).__name__}. Use --rows mean.")
+        raise RecipeError(
+            f"token distillation does not support {type(embedding).__name__}. Use --rows mean."
+        )
 
 
 def distance(
@@ -182,7 +202,9 @@ def distance(
         found = place[tokens]
         new = rows[found.clamp(min=0)].to(embedding.weight.dtype)
         looked_up = torch.where((found >= 0)[..., None], new, embedding(tokens))
-        hidden: torch.Tensor = model.base_model(inputs_embeds=looked_up, use_cache=False).last_hidden_state
+        hidden: torch.Tensor = model.base_model(
+            inputs_embeds=looked_up, use_cache=False
+        ).last_hidden_state
         return hidden.float()
 
     def far(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -193,9 +215,13 @@ def distance(
         found = states(padded(sequences))
         parts = []
         for row, (one, end) in enumerate(zip(sequences, ends, strict=True)):
-            first = next(number for number, token in enumerate(one) if token in pieces)  # both are equal before it
+            first = next(
+                number for number, token in enumerate(one) if token in pieces
+            )  # both are equal before it
             wanted = known[row, end[first:]]
-            parts.append((found[row, first : len(one)] - wanted).square().sum(-1) / wanted.square().sum(-1))
+            parts.append(
+                (found[row, first : len(one)] - wanted).square().sum(-1) / wanted.square().sum(-1)
+            )
         return torch.cat(parts).mean()
 
     return far

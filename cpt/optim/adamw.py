@@ -53,7 +53,11 @@ def adamw(
         of_engine: another implementation, for an engine that keeps the fp32 weights, which need no rounding.
         rounding: of bfloat16 weights, instead of a master copy.
     """
-    options: dict[str, Any] = {"betas": (betas[0], betas[1]), "eps": eps, "weight_decay": weight_decay}
+    options: dict[str, Any] = {
+        "betas": (betas[0], betas[1]),
+        "eps": eps,
+        "weight_decay": weight_decay,
+    }
     if of_engine is None and trains_half(groups):
         return OneKernelAdamW(groups, rounding=rounding, lr=learning_rate, **options)
     return (of_engine or fused_by_torch)(groups, lr=learning_rate, **options)
@@ -63,7 +67,11 @@ fused_by_torch = partial(torch.optim.AdamW, fused=True)
 
 
 def trains_half(groups: ParameterGroups) -> bool:
-    return any(parameter.dtype in (torch.bfloat16, torch.float16) for group in groups for parameter in group["params"])
+    return any(
+        parameter.dtype in (torch.bfloat16, torch.float16)
+        for group in groups
+        for parameter in group["params"]
+    )
 
 
 def adamw_8bit(
@@ -95,10 +103,20 @@ def paged_adamw_8bit(
     rounding: Rounding = DEFAULT_ROUNDING,
 ) -> torch.optim.Optimizer:
     """As `adamw_8bit`, with the states of large parameters in pinned host memory, copied while the GPU computes."""
-    return adamw_8bit(groups, learning_rate, True, betas=betas, eps=eps, weight_decay=weight_decay, rounding=rounding)
+    return adamw_8bit(
+        groups,
+        learning_rate,
+        True,
+        betas=betas,
+        eps=eps,
+        weight_decay=weight_decay,
+        rounding=rounding,
+    )
 
 
-FEWEST_IN_8_BIT = 4096  # smaller parameters keep fp32 moments, as in bitsandbytes: the savings would be small
+FEWEST_IN_8_BIT = (
+    4096  # smaller parameters keep fp32 moments, as in bitsandbytes: the savings would be small
+)
 FEWEST_ON_HOST = 100_000
 
 
@@ -136,7 +154,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
         save a storage with several dtypes."""
         self.used: Counter[torch.dtype] = Counter()
         super().__init__(groups, {**defaults, "betas": tuple(defaults["betas"])})
-        self._step_supports_amp_scaling = True  # tells torch and accelerate that it handles `found_inf`
+        self._step_supports_amp_scaling = (
+            True  # tells torch and accelerate that it handles `found_inf`
+        )
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -147,11 +167,15 @@ class OneKernelAdamW(torch.optim.Optimizer):
                 # A skipping kernel changes no state, so steps can be counted before it.
                 steps = [state["step"] for state in states]
                 skipped = self.found_inf
-                foreach_add(steps, 1 if skipped is None else [1 - skipped.to(steps[0].device)] * len(steps))
+                foreach_add(
+                    steps, 1 if skipped is None else [1 - skipped.to(steps[0].device)] * len(steps)
+                )
             for parameter, state in zip(learning, states, strict=True):
                 self.update(parameter, state, group)
 
-    def update(self, parameter: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]) -> None:
+    def update(
+        self, parameter: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]
+    ) -> None:
         assert parameter.grad is not None, "only parameters with a gradient are updated"
         weights, gradients, number = flat(parameter), flat(parameter.grad), self.numbers[parameter]
         arrays = {name: flat(value) for name, value in state.items() if name != "step"}
@@ -198,8 +222,14 @@ class OneKernelAdamW(torch.optim.Optimizer):
 
     def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
         if parameter.dtype == torch.float16 and self.rounding is not None:
-            raise RecipeError("`optimizer`: states in 8 bit and `rounding` need `model.dtype` bfloat16 or float32.")
-        in_8_bit = self.eight_bit and not group.get(IS_EMBEDDING, False) and parameter.numel() >= FEWEST_IN_8_BIT
+            raise RecipeError(
+                "`optimizer`: states in 8 bit and `rounding` need `model.dtype` bfloat16 or float32."
+            )
+        in_8_bit = (
+            self.eight_bit
+            and not group.get(IS_EMBEDDING, False)
+            and parameter.numel() >= FEWEST_IN_8_BIT
+        )
         found = dict.fromkeys(DECADES, torch.uint8 if in_8_bit else torch.float32)
         if in_8_bit:
             found |= {f"{name}_scale": torch.float32 for name in DECADES}
@@ -242,11 +272,17 @@ class OneKernelAdamW(torch.optim.Optimizer):
             return {dtype: host_memory(size, device) for dtype, size in sizes.items()}
         except (torch.cuda.CudaError, OSError) as problem:
             what = f"{sizes.total() / 2**30:.1f} GiB of host memory could not be page-locked ({problem})"
-            raise ResourceError(f"`optimizer.name`: {what}. Free some, or use adamw_8bit.") from problem
+            raise ResourceError(
+                f"`optimizer.name`: {what}. Free some, or use adamw_8bit."
+            ) from problem
 
     def shape_of(self, parameter: torch.Tensor, name: str) -> torch.Size:
         """Scales have one number per block, other states one per weight."""
-        return torch.Size([-(-parameter.numel() // BLOCK)]) if name.endswith("_scale") else parameter.shape
+        return (
+            torch.Size([-(-parameter.numel() // BLOCK)])
+            if name.endswith("_scale")
+            else parameter.shape
+        )
 
     def is_on_host(self, parameter: torch.Tensor) -> bool:
         return self.paged and parameter.numel() >= FEWEST_ON_HOST
@@ -265,11 +301,19 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self.used.clear()
         super().load_state_dict({**state_dict, "state": {}})
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        by_number = dict(zip(saved, chain.from_iterable(group["params"] for group in self.param_groups), strict=True))
+        by_number = dict(
+            zip(
+                saved,
+                chain.from_iterable(group["params"] for group in self.param_groups),
+                strict=True,
+            )
+        )
         for number, kept in state_dict["state"].items():
             if kept.keys() != (names := {"step", *self.layouts[parameter := by_number[number]]}):
                 what = f"{', '.join(sorted(kept))} for a parameter, not {', '.join(sorted(names))}"
-                raise CheckpointError(f"`optimizer`: the checkpoint has {what}. Use its recipe, or start with --new.")
+                raise CheckpointError(
+                    f"`optimizer`: the checkpoint has {what}. Use its recipe, or start with --new."
+                )
             for name, value in self.state_of(parameter).items():
                 value.copy_(kept[name])
 
@@ -322,7 +366,9 @@ class Pages:
 
     def __init__(self, device: torch.device, streams: Any = None) -> None:
         self.streams: Any = Streams(device) if streams is None else streams
-        self.buffers = [torch.empty(BUFFER, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
+        self.buffers = [
+            torch.empty(BUFFER, dtype=torch.uint8, device=device) for _ in range(BUFFERS)
+        ]
         self.free = [self.streams.current().record_event()] * BUFFERS
         self.back: dict[Key, Any] = {}  # event: the piece is back on the host
         self.hosts: dict[Key, Arrays] = {}
@@ -338,7 +384,9 @@ class Pages:
         size = int((BUFFER - len(arrays) * ALIGNED) / bytes_each) // PIECES_OF * PIECES_OF
         for first, end in pairwise([*range(0, numbers, size), numbers]):
             key = parameter, first
-            self.hosts[key] = {name: part(name, array, first, end) for name, array in arrays.items()}
+            self.hosts[key] = {
+                name: part(name, array, first, end) for name, array in arrays.items()
+            }
             if self.coming is None or self.coming.key != key:
                 self.coming = self.fetch(key)
             here = self.coming

@@ -16,7 +16,10 @@ def decode(rank, decades: tl.constexpr):
     """Decode ranks to values, as shares of the scale; see `cpt.optim.adamw_update.value_of`."""
     value = rank * 0.0
     for e in tl.static_range(decades):
-        factor, offset = 0.9 * 10.0 ** (e + 1 - decades) / 2**e, (0.45 / 2**e - 0.8) * 10.0 ** (e + 1 - decades)
+        factor, offset = (
+            0.9 * 10.0 ** (e + 1 - decades) / 2**e,
+            (0.45 / 2**e - 0.8) * 10.0 ** (e + 1 - decades),
+        )
         value = tl.where(rank >= 2.0**e, rank * factor + offset, value)
     return value
 
@@ -57,7 +60,9 @@ def one_minus_exp(x):
 def rounded(x, noise):
     """Round to bfloat16, kept in fp32: add `noise` to the lower half of the bits, and keep the upper half."""
     upper = (x.to(tl.int32, bitcast=True) + noise) & -65536
-    return tl.where(x == x, upper.to(tl.float32, bitcast=True), x)  # the bits of a NaN would overflow
+    return tl.where(
+        x == x, upper.to(tl.float32, bitcast=True), x
+    )  # the bits of a NaN would overflow
 
 
 @triton.jit
@@ -91,7 +96,9 @@ def adamw_kernel(
     block: tl.constexpr,
 ):
     """Update some blocks of a parameter, as `cpt.optim.adamw_update.update_in_torch` does."""
-    first = tl.program_id(0).to(tl.int64) * (rows * block)  # a parameter may have more than 2^31 bytes
+    first = tl.program_id(0).to(tl.int64) * (
+        rows * block
+    )  # a parameter may have more than 2^31 bytes
     number = tl.arange(0, rows)[:, None] * block + tl.arange(0, block)[None, :]
     row = tl.program_id(0) * rows + tl.arange(0, rows)
     left = numbers - first
@@ -103,13 +110,18 @@ def adamw_kernel(
     gradient = tl.load(gradients + first + number, inside, other=0).to(tl.float32)
     if grad_scale is not None:
         gradient *= 1 / tl.load(grad_scale)
-    weight = tl.load((beside if rounding == "master" else weights) + first + number, inside, other=0).to(tl.float32)
+    weight = tl.load(
+        (beside if rounding == "master" else weights) + first + number, inside, other=0
+    ).to(tl.float32)
     if rounding == "kahan":
         weight += tl.load(beside + first + number, inside, other=0).to(tl.float32)
     m = tl.load(exp_avg + first + number, inside, other=0)
     v = tl.load(exp_avg_sq + first + number, inside, other=0)
     if exp_avg_scale is not None:
-        size = decode((m & 127).to(tl.float32), 7) * tl.load(exp_avg_scale + row, has_row, other=0)[:, None]
+        size = (
+            decode((m & 127).to(tl.float32), 7)
+            * tl.load(exp_avg_scale + row, has_row, other=0)[:, None]
+        )
         m = tl.where(m > 127, -size, size)
         v = decode(v.to(tl.float32), 8) * tl.load(exp_avg_sq_scale + row, has_row, other=0)[:, None]
 
@@ -117,17 +129,24 @@ def adamw_kernel(
     m += one_minus_exp(log_beta1) * (gradient - m)
     v += one_minus_exp(log_beta2) * (gradient * gradient - v)
     root = tl.sqrt(v) / tl.sqrt(one_minus_exp(steps * log_beta2)) + eps
-    weight = weight * (1 - learning_rate * decay) - learning_rate / one_minus_exp(steps * log_beta1) * m / root
+    weight = (
+        weight * (1 - learning_rate * decay)
+        - learning_rate / one_minus_exp(steps * log_beta1) * m / root
+    )
 
     if exp_avg_scale is not None:
         scale, inverse = scales(tl.abs(m), 7)
         tl.store(exp_avg_scale + row, scale, has_row)
         tl.store(
-            exp_avg + first + number, (encode(tl.abs(m) * inverse, 7) + tl.where(m < 0, 128, 0)).to(tl.uint8), inside
+            exp_avg + first + number,
+            (encode(tl.abs(m) * inverse, 7) + tl.where(m < 0, 128, 0)).to(tl.uint8),
+            inside,
         )
         scale, inverse = scales(v, 8)
         tl.store(exp_avg_sq_scale + row, scale, has_row)
-        rank = tl.where(v > 0, tl.maximum(encode(v * inverse, 8), 1.0), 0.0)  # m / sqrt(0) would be a huge update
+        rank = tl.where(
+            v > 0, tl.maximum(encode(v * inverse, 8), 1.0), 0.0
+        )  # m / sqrt(0) would be a huge update
         tl.store(exp_avg_sq + first + number, rank.to(tl.uint8), inside)
     else:
         tl.store(exp_avg + first + number, m, inside)
@@ -152,5 +171,11 @@ def launch(tensors: dict[str, Any], options: dict[str, Any], *, rounding: str, b
     rows = ROWS[tensors["exp_avg_scale"] is not None]
     size = tensors["weights"].numel()
     adamw_kernel[(triton.cdiv(size, rows * block),)](
-        **tensors, numbers=size, **options, rounding=rounding, rows=rows, block=block, num_warps=WARPS
+        **tensors,
+        numbers=size,
+        **options,
+        rounding=rounding,
+        rows=rows,
+        block=block,
+        num_warps=WARPS,
     )

@@ -59,8 +59,17 @@ def update_directly(
         "exp_avg_sq_scale": exp_avg_sq_scale,
         "beside": beside,
     }
-    options = {"before": before, "seed": seed, "learning_rate": learning_rate, "decay": decay, "eps": eps}
-    options |= {name: math.log(beta) if beta else -1e9 for name, beta in (("log_beta1", beta1), ("log_beta2", beta2))}
+    options = {
+        "before": before,
+        "seed": seed,
+        "learning_rate": learning_rate,
+        "decay": decay,
+        "eps": eps,
+    }
+    options |= {
+        name: math.log(beta) if beta else -1e9
+        for name, beta in (("log_beta1", beta1), ("log_beta2", beta2))
+    }
     if weights.is_cuda:
         from cpt.optim.adamw_kernel import launch  # only torch's CUDA builds include Triton
 
@@ -75,7 +84,9 @@ def update_directly(
             name: tensor if tensor is None else part(name, tensor, start, start + AT_ONCE)
             for name, tensor in tensors.items()
         }
-        update_in_torch(piece, {**options, "before": before + start}, float(step), grad_scale, rounding)
+        update_in_torch(
+            piece, {**options, "before": before + start}, float(step), grad_scale, rounding
+        )
 
 
 # For tensors without values, and in compiled code. Otherwise torch's checks of an operator with 18 arguments take the
@@ -83,7 +94,14 @@ def update_directly(
 adamw_update = torch.library.custom_op(
     "cpt::adamw_update",
     update_directly,
-    mutates_args=("weights", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "beside"),
+    mutates_args=(
+        "weights",
+        "exp_avg",
+        "exp_avg_sq",
+        "exp_avg_scale",
+        "exp_avg_sq_scale",
+        "beside",
+    ),
 )
 
 
@@ -99,7 +117,9 @@ def _(*arguments: object) -> None:
 
 def part(name: str, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
     """Slice a parameter, or one of its states, from `start`, the beginning of a block."""
-    return tensor[start // BLOCK : -(-end // BLOCK)] if name.endswith("_scale") else tensor[start:end]
+    return (
+        tensor[start // BLOCK : -(-end // BLOCK)] if name.endswith("_scale") else tensor[start:end]
+    )
 
 
 def update_in_torch(
@@ -109,14 +129,25 @@ def update_in_torch(
     grad_scale: torch.Tensor | None,
     rounding: str,
 ) -> None:
-    weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, beside = tensors.values()
-    assert weights is not None and gradients is not None and exp_avg is not None and exp_avg_sq is not None
+    weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, beside = (
+        tensors.values()
+    )
+    assert (
+        weights is not None
+        and gradients is not None
+        and exp_avg is not None
+        and exp_avg_sq is not None
+    )
     gradient = gradients.float() if grad_scale is None else gradients.float() * (1 / grad_scale)
     weight = beside if rounding == "master" and beside is not None else weights.float()
     if rounding == "kahan" and beside is not None:
         weight = weight + beside.float()
     m = exp_avg if exp_avg_scale is None else dequantize(exp_avg, exp_avg_scale, "exp_avg")
-    v = exp_avg_sq if exp_avg_sq_scale is None else dequantize(exp_avg_sq, exp_avg_sq_scale, "exp_avg_sq")
+    v = (
+        exp_avg_sq
+        if exp_avg_sq_scale is None
+        else dequantize(exp_avg_sq, exp_avg_sq_scale, "exp_avg_sq")
+    )
     m.add_(gradient - m, alpha=-math.expm1(options["log_beta1"]))
     v.add_(gradient.square() - v, alpha=-math.expm1(options["log_beta2"]))
     rate = options["learning_rate"]
@@ -147,16 +178,26 @@ def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, nam
     rank = torch.zeros_like(shares)
     for e in range(decades):
         decade = 10.0 ** (e + 1 - decades)
-        rank = torch.where(shares >= 0.1 * decade, shares * (2**e / (0.9 * decade)) + 2**e * 0.8 / 0.9, rank)
+        rank = torch.where(
+            shares >= 0.1 * decade, shares * (2**e / (0.9 * decade)) + 2**e * 0.8 / 0.9, rank
+        )
     rank.clamp_(max=2**decades - 0.5)  # the copy truncates it to an integer
-    codes.copy_(rank + (values < 0) * 128 if name == "exp_avg" else torch.where(values > 0, rank.clamp(min=1), 0.0))
+    codes.copy_(
+        rank + (values < 0) * 128
+        if name == "exp_avg"
+        else torch.where(values > 0, rank.clamp(min=1), 0.0)
+    )
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Tensor:
     of_each = scale.repeat_interleave(BLOCK)[: len(codes)]
     if name == "exp_avg_sq":
         return value_of(codes.float(), DECADES[name]) * of_each
-    return value_of((codes & 127).float(), DECADES[name]) * of_each * torch.where(codes > 127, -1.0, 1.0)
+    return (
+        value_of((codes & 127).float(), DECADES[name])
+        * of_each
+        * torch.where(codes > 127, -1.0, 1.0)
+    )
 
 
 def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch.Tensor:

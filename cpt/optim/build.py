@@ -12,7 +12,14 @@ from torch import nn
 from cpt.distributed import is_main_process
 from cpt.errors import RecipeError, ResourceError, install_line
 from cpt.hardware import announce_compiling, require_triton
-from cpt.optim.adamw import OneKernelAdamW, adamw, adamw_8bit, fused_by_torch, paged_adamw_8bit, trains_half
+from cpt.optim.adamw import (
+    OneKernelAdamW,
+    adamw,
+    adamw_8bit,
+    fused_by_torch,
+    paged_adamw_8bit,
+    trains_half,
+)
 from cpt.optim.gradients import RELEASING
 from cpt.optim.groups import MATRICES, ParameterGroups, parameter_groups
 from cpt.plugins import check_options, find
@@ -35,10 +42,14 @@ def build_optimizer(
     if partitioned:
         check_partitioned(section)
     if offloaded and section.name != "adamw":
-        raise RecipeError(f"`optimizer.name`: DeepSpeed cannot offload `{section.name}`. Use adamw.")
+        raise RecipeError(
+            f"`optimizer.name`: DeepSpeed cannot offload `{section.name}`. Use adamw."
+        )
     if partitioned and section.name == "adamw":
         build = partial(adamw, of_engine=offloaded_adamw if offloaded else fused_by_torch)
-    options = {name: value for name, value in section.options.items() if name != "release_gradients"}
+    options = {
+        name: value for name, value in section.options.items() if name != "release_gradients"
+    }
     groups = parameter_groups(
         model,
         embedding_learning_rate=options.pop("embedding_learning_rate", None),
@@ -46,7 +57,9 @@ def build_optimizer(
         embeddings_apart=section.name in IN_LITTLE_MEMORY,
     )
     if section.name not in RELEASING and not partitioned and trains_half(groups):
-        log.warning(f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw.")
+        log.warning(
+            f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw."
+        )
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
     if isinstance(optimizer, OneKernelAdamW):
         instead = "`optimizer.name: adamw` and `model.dtype: auto`"
@@ -56,20 +69,34 @@ def build_optimizer(
 
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return a function of groups, learning rate and options, also if the name is that of a class."""
-    of_torch = {other.lower(): other for other, value in vars(torch.optim).items() if isinstance(value, type)}
+    of_torch = {
+        other.lower(): other
+        for other, value in vars(torch.optim).items()
+        if isinstance(value, type)
+    }
     if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
-        raise RecipeError(f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options.")
+        raise RecipeError(
+            f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options."
+        )
     found: Any = find("optimizer", name, OPTIMIZERS)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         return found
     kind: Callable[..., torch.optim.Optimizer] = found
 
-    def build(groups: list[dict[str, Any]], learning_rate: float, **options: Any) -> torch.optim.Optimizer:
-        tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    def build(
+        groups: list[dict[str, Any]], learning_rate: float, **options: Any
+    ) -> torch.optim.Optimizer:
+        tuples = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in options.items()
+        }
         return kind(groups, lr=learning_rate, **tuples)
 
     # `check_options` reads the signature.
-    taken = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("groups", "learning_rate")]
+    taken = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        for name in ("groups", "learning_rate")
+    ]
     for name, parameter in inspect.signature(found.__init__).parameters.items():
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if is_named and name not in ("self", "params", "lr"):
@@ -89,9 +116,13 @@ def check_partitioned(section: Optimizer) -> None:
         why = "DeepSpeed's Muon clips updates, not gradients (github.com/deepspeedai/DeepSpeed/issues/8439)"
         raise RecipeError(f"`optimizer.name`: {why}. Use adamw, or no DeepSpeed.")
     if section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
-        raise RecipeError(f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed.")
+        raise RecipeError(
+            f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed."
+        )
     if section.options.get("rounding") is not None:
-        raise RecipeError("`optimizer.rounding`: DeepSpeed keeps fp32 weights, which need no rounding. Remove it.")
+        raise RecipeError(
+            "`optimizer.rounding`: DeepSpeed keeps fp32 weights, which need no rounding. Remove it."
+        )
 
 
 def check_rounding(recipe: Recipe) -> None:
@@ -99,13 +130,21 @@ def check_rounding(recipe: Recipe) -> None:
     if rounding is None:
         return
     if model.lora is not None:
-        raise RecipeError("`optimizer.rounding` has no effect: adapters are always fp32. Remove it.")
+        raise RecipeError(
+            "`optimizer.rounding` has no effect: adapters are always fp32. Remove it."
+        )
     if model.dtype != "bfloat16" and recipe.training.get("deepspeed") is None:
-        raise RecipeError("`optimizer.rounding` needs bfloat16 weights. Write `model.dtype: bfloat16`, or remove it.")
+        raise RecipeError(
+            "`optimizer.rounding` needs bfloat16 weights. Write `model.dtype: bfloat16`, or remove it."
+        )
 
 
 def sgd(
-    groups: ParameterGroups, learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0
+    groups: ParameterGroups,
+    learning_rate: float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent, optionally with momentum."""
     return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, weight_decay=weight_decay)
@@ -114,7 +153,9 @@ def sgd(
 class MuonWithAdamW(torch.optim.Optimizer):
     """Two torch optimizers that share its groups and states, so that it is saved and scheduled as one."""
 
-    def __init__(self, groups: ParameterGroups, *, muon: dict[str, Any], adamw: dict[str, Any]) -> None:
+    def __init__(
+        self, groups: ParameterGroups, *, muon: dict[str, Any], adamw: dict[str, Any]
+    ) -> None:
         for group in groups:
             for name, value in (muon if group[MATRICES] else adamw).items():
                 group.setdefault(name, value)
@@ -162,9 +203,16 @@ def muon(
         betas: for AdamW, which updates embeddings, head, norms and biases.
     """
     both = {"lr": learning_rate, "weight_decay": weight_decay}
-    scaled = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "adjust_lr_fn": "match_rms_adamw"}
+    scaled = {
+        "momentum": momentum,
+        "nesterov": nesterov,
+        "ns_steps": ns_steps,
+        "adjust_lr_fn": "match_rms_adamw",
+    }
     others = {"betas": (betas[0], betas[1]), "eps": eps, "fused": True}
-    return cast(torch.optim.Optimizer, MuonWithAdamW(groups, muon=both | scaled, adamw=both | others))
+    return cast(
+        torch.optim.Optimizer, MuonWithAdamW(groups, muon=both | scaled, adamw=both | others)
+    )
 
 
 def soap(
@@ -183,8 +231,13 @@ def soap(
         precondition_frequency: steps between updates of the eigenbasis.
         max_precondition_dim: longer sides get no preconditioner.
     """
-    options = {"precondition_frequency": precondition_frequency, "max_precondition_dim": max_precondition_dim}
-    return from_pytorch_optimizer("SOAP", groups, learning_rate, betas, weight_decay=weight_decay, eps=eps, **options)
+    options = {
+        "precondition_frequency": precondition_frequency,
+        "max_precondition_dim": max_precondition_dim,
+    }
+    return from_pytorch_optimizer(
+        "SOAP", groups, learning_rate, betas, weight_decay=weight_decay, eps=eps, **options
+    )
 
 
 def shampoo(
@@ -202,9 +255,14 @@ def shampoo(
         preconditioning_compute_steps: steps between updates of the preconditioners' roots.
         block_size: matrices are split into squares of this size, each with its preconditioners.
     """
-    options = {"preconditioning_compute_steps": preconditioning_compute_steps, "block_size": block_size}
+    options = {
+        "preconditioning_compute_steps": preconditioning_compute_steps,
+        "block_size": block_size,
+    }
     decay = {"weight_decay": weight_decay, "decoupled_weight_decay": True}
-    return from_pytorch_optimizer("ScalableShampoo", groups, learning_rate, betas, **decay, **options)
+    return from_pytorch_optimizer(
+        "ScalableShampoo", groups, learning_rate, betas, **decay, **options
+    )
 
 
 def from_pytorch_optimizer(
@@ -213,9 +271,13 @@ def from_pytorch_optimizer(
     try:
         import pytorch_optimizer  # type: ignore[import-not-found, unused-ignore]  # an extra
     except ImportError as problem:
-        raise ResourceError(f"`optimizer.name`: install {name}: {install_line('optimizers')}") from problem
+        raise ResourceError(
+            f"`optimizer.name`: install {name}: {install_line('optimizers')}"
+        ) from problem
     kind: Any = vars(pytorch_optimizer)[name]
-    built: torch.optim.Optimizer = kind(groups, lr=learning_rate, betas=(betas[0], betas[1]), **options)
+    built: torch.optim.Optimizer = kind(
+        groups, lr=learning_rate, betas=(betas[0], betas[1]), **options
+    )
     return built
 
 
@@ -228,7 +290,9 @@ def offloaded_adamw(groups: ParameterGroups, **options: Any) -> torch.optim.Opti
     try:
         return DeepSpeedCPUAdam(groups, adamw_mode=True, **options)  # type: ignore[no-any-return]
     except RuntimeError as problem:
-        raise ResourceError(f"DeepSpeed's CPU AdamW needs g++: {problem.__cause__ or problem}") from problem
+        raise ResourceError(
+            f"DeepSpeed's CPU AdamW needs g++: {problem.__cause__ or problem}"
+        ) from problem
 
 
 def convert_adamw(optimizer: torch.optim.Optimizer) -> bool:
@@ -239,7 +303,9 @@ def convert_adamw(optimizer: torch.optim.Optimizer) -> bool:
         return False
     for group in optimizer.param_groups:
         group.pop("bias_correction", None)
-        group |= optimizer.defaults | {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        group |= optimizer.defaults | {
+            name: group[name] for name in ("lr", "betas", "eps", "weight_decay")
+        }
     for parameter, state in optimizer.state.items():
         step = torch.tensor(float(state["step"]), device=parameter.device)
         state["step"] = int(step) if on_host else step
@@ -264,7 +330,9 @@ def replay_step_counter(optimizer: torch.optim.Optimizer) -> None:
 
 
 BUILT_IN = (adamw, adamw_8bit, paged_adamw_8bit, sgd, muon, soap, shampoo)
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {function.__name__: function for function in BUILT_IN}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    function.__name__: function for function in BUILT_IN
+}
 IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
 FOR_MATRICES = {"muon", "soap", "shampoo"}
 FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "release_gradients": bool}

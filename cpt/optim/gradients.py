@@ -18,7 +18,11 @@ from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_multiply, foreach_norm
 
-RELEASING = ("adamw", "adamw_8bit", "paged_adamw_8bit")  # their update of a parameter needs no other parameter
+RELEASING = (
+    "adamw",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+)  # their update of a parameter needs no other parameter
 WHOLE = "an update needs the whole gradient"
 
 
@@ -27,8 +31,15 @@ class ReleasedGradients:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
-        self.group_of = {one: number for number, group in enumerate(optimizer.param_groups) for one in group["params"]}
-        self.hooks = [parameter.register_post_accumulate_grad_hook(self.step_one) for parameter in self.group_of]
+        self.group_of = {
+            one: number
+            for number, group in enumerate(optimizer.param_groups)
+            for one in group["params"]
+        }
+        self.hooks = [
+            parameter.register_post_accumulate_grad_hook(self.step_one)
+            for parameter in self.group_of
+        ]
         self.skip: torch.Tensor | None = None
         self.squares: torch.Tensor | None = None
 
@@ -72,12 +83,16 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
     is_budget = recipe.budget.global_batch_tokens is not None
     key = "budget.global_batch_tokens" if is_budget else "training.gradient_accumulation_steps"
     reasons = {
-        f"{WHOLE} with `{name}`. Use one of {', '.join(RELEASING)}, or write false.": name not in RELEASING,
+        f"{WHOLE} with `{name}`. Use one of {', '.join(RELEASING)}, or write false.": name
+        not in RELEASING,
         "DeepSpeed manages the gradients. Write false, or remove `training.deepspeed`.": deepspeed,
         f"it supports one GPU, not {number}. Write false, and use DeepSpeed's ZeRO-2.": number > 1,
-        f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get("fp16"),
+        f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get(
+            "fp16"
+        ),
         "the norm is only known after the updates, too late for clipping. Write `training.max_grad_norm: 0`.": clips,
-        f"`{key}` means {steps} micro-batches per step. Write `training.gradient_accumulation_steps: 1`.": steps != 1,
+        f"`{key}` means {steps} micro-batches per step. Write `training.gradient_accumulation_steps: 1`.": steps
+        != 1,
     }
     for reason, applies in reasons.items():
         if applies:
@@ -109,4 +124,6 @@ def clip_gradients(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.
 
 
 def parts_here(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
+    return [
+        gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients
+    ]

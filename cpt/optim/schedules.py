@@ -13,7 +13,9 @@ from cpt.errors import RecipeError
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Data, Phase, Recipe, Schedule
 
-POINTS = 10_000  # of a run at which the schedule is evaluated, to find where it crosses a learning rate
+POINTS = (
+    10_000  # of a run at which the schedule is evaluated, to find where it crosses a learning rate
+)
 
 
 def build_schedule(
@@ -22,30 +24,43 @@ def build_schedule(
     check_schedule(section.name, section.options, total_tokens)
     factor = find("schedule", section.name, SCHEDULES)
 
-    def at_step(step: int) -> float:  # from 0: after it, (step + 1) * tokens_per_step tokens are trained
+    def at_step(
+        step: int,
+    ) -> float:  # from 0: after it, (step + 1) * tokens_per_step tokens are trained
         return float(factor((step + 1) * tokens_per_step, total_tokens, **section.options))
 
     return LambdaLR(optimizer, at_step)
 
 
-def check_schedule(name: str, options: Mapping[str, Any], total_tokens: float, key: str = "schedule") -> None:
+def check_schedule(
+    name: str, options: Mapping[str, Any], total_tokens: float, key: str = "schedule"
+) -> None:
     """Refuse unknown options, and parts that do not fit into the run. A `continued` schedule contains another
     schedule, under another `key`."""
     factor = find("schedule", name, SCHEDULES)
     check_options(factor, options, key)
     for option, value in options.items() if name in SCHEDULES else ():
         if option in NOT_ZERO.get(name, ()) and value == 0:
-            raise RecipeError(f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0.")
+            raise RecipeError(
+                f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0."
+            )
     if options.get("warmup_tokens") and options.get("warmup_share"):
-        raise RecipeError(f"`{key}.warmup_tokens` and `{key}.warmup_share` set the same thing. Remove one of them.")
+        raise RecipeError(
+            f"`{key}.warmup_tokens` and `{key}.warmup_share` set the same thing. Remove one of them."
+        )
     parts = {part: options[part] for part in PARTS if options.get(part)}
     if share := options.get("warmup_share"):
         parts["warmup_share"] = share * total_tokens
     if sum(parts.values()) > total_tokens:
-        lengths = " and ".join(f"`{key}.{part}` is {tokens:,.0f} tokens" for part, tokens in parts.items())
+        lengths = " and ".join(
+            f"`{key}.{part}` is {tokens:,.0f} tokens" for part, tokens in parts.items()
+        )
         raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Lower them.")
     if factor is continued:
-        planned, inner = options.get("planned_tokens") or options["trained_tokens"] + total_tokens, options["schedule"]
+        planned, inner = (
+            options.get("planned_tokens") or options["trained_tokens"] + total_tokens,
+            options["schedule"],
+        )
         inner_options = {name: value for name, value in inner.items() if name != "name"}
         check_schedule(str(inner.get("name", "cosine")), inner_options, planned, f"{key}.schedule")
 
@@ -68,7 +83,9 @@ def phases_in_tokens(recipe: Recipe) -> Data:
                 raise RecipeError(f"{key}: the phase ends before it starts, at {ends:,} tokens.")
             phase = phase.model_copy(update={"until": ends, "until_learning_rate": None})
         elif phase.until is not None and phase.until <= begins:
-            raise RecipeError(f"`data.phases[{number}].until` {phase.until:,} ends before it starts, at {begins:,}.")
+            raise RecipeError(
+                f"`data.phases[{number}].until` {phase.until:,} ends before it starts, at {begins:,}."
+            )
         begins = phase.until or total
         phases.append(phase)
     return data.model_copy(update={"phases": phases})
@@ -85,15 +102,21 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     factors = [factor(at) for at in tokens]
     above = [point for point, value in enumerate(factors) if value > share]
     if not above:
-        raise RecipeError(f"{key}: the phase is empty: `{section.name}` is never above {share:g} of its peak.")
+        raise RecipeError(
+            f"{key}: the phase is empty: `{section.name}` is never above {share:g} of its peak."
+        )
     if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
         ending = f"`{section.name}` ends at {factors[-1]:.3g} of its peak"
-        raise RecipeError(f"{key} is {share:g}, but {ending}. Set a higher share, another schedule, or `until`.")
+        raise RecipeError(
+            f"{key} is {share:g}, but {ending}. Set a higher share, another schedule, or `until`."
+        )
     before, after = tokens[above[-1]], tokens[above[-1] + 1]
     return bisect_left(range(after), True, lo=before + 1, key=lambda at: factor(at) <= share)
 
 
-def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0) -> float:
+def constant(
+    tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0
+) -> float:
     """Warm up, then stay at the peak.
 
     Args:
@@ -103,7 +126,12 @@ def constant(tokens: float, total_tokens: float, *, warmup_tokens: float = 0, wa
 
 
 def linear(
-    tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.0
+    tokens: float,
+    total_tokens: float,
+    *,
+    warmup_tokens: float = 0,
+    warmup_share: float = 0.0,
+    floor: float = 0.0,
 ) -> float:
     """Warm up, then decay linearly to `floor` times the peak.
 
@@ -117,7 +145,12 @@ def linear(
 
 
 def cosine(
-    tokens: float, total_tokens: float, *, warmup_tokens: float = 0, warmup_share: float = 0.0, floor: float = 0.1
+    tokens: float,
+    total_tokens: float,
+    *,
+    warmup_tokens: float = 0,
+    warmup_share: float = 0.0,
+    floor: float = 0.1,
 ) -> float:
     """Warm up (for continued pre-training: re-warm, arXiv 2403.08763), then decay by half a cosine to `floor` times
     the peak.
@@ -128,11 +161,18 @@ def cosine(
     warmup_tokens = warmup_tokens or warmup_share * total_tokens
     if tokens < warmup_tokens:
         return warmup(tokens, warmup_tokens)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress(tokens, total_tokens, warmup_tokens)))
+    return floor + (1 - floor) * 0.5 * (
+        1 + math.cos(math.pi * progress(tokens, total_tokens, warmup_tokens))
+    )
 
 
 def rewarm_cosine(
-    tokens: float, total_tokens: float, *, warmup_tokens: float, start: float = 0.0, floor: float = 0.1
+    tokens: float,
+    total_tokens: float,
+    *,
+    warmup_tokens: float,
+    start: float = 0.0,
+    floor: float = 0.1,
 ) -> float:
     """For a base whose schedule had ended: rise from its last rate to the peak, then decay by half a cosine (arXiv
     2403.08763).
@@ -194,7 +234,9 @@ def infinite(
     annealed = (tokens - (total_tokens - anneal_tokens)) / anneal_tokens if anneal_tokens else 0.0
     if annealed > 0:
         return constant * (floor / constant) ** min(1.0, annealed)
-    return cosine(tokens, warmup_tokens + cooldown_tokens, warmup_tokens=warmup_tokens, floor=constant)
+    return cosine(
+        tokens, warmup_tokens + cooldown_tokens, warmup_tokens=warmup_tokens, floor=constant
+    )
 
 
 def continued(
@@ -214,7 +256,9 @@ def continued(
     """
     factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
     options = {name: value for name, value in schedule.items() if name != "name"}
-    return float(factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **options))
+    return float(
+        factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **options)
+    )
 
 
 def warmup(tokens: float, warmup_tokens: float) -> float:

@@ -73,7 +73,10 @@ class Activations:
         how, kept = setup.recomputing, float(self.kept)
         if setup.checkpointing:
             again = math.ceil(self.layers / how.every_n_layers) / self.layers
-            kept = again * (self.layer_inputs + (self.attention if how.selective else 0)) + (1 - again) * self.kept
+            kept = (
+                again * (self.layer_inputs + (self.attention if how.selective else 0))
+                + (1 - again) * self.kept
+            )
         return kept, kept * max(0.0, 1 - LAYERS_ON_THEIR_WAY / self.layers) if how.offload else 0.0
 
 
@@ -87,7 +90,9 @@ class ActivationCounts:
     def of_rows(self, rows: int) -> Activations:
         """Extrapolate; copies of weights and positions count once."""
         first, second = asdict(self.one), asdict(self.two)
-        sizes: dict[str, Any] = {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES}
+        sizes: dict[str, Any] = {
+            name: first[name] + (rows - 1) * (second[name] - first[name]) for name in SIZES
+        }
         return replace(self.one, **sizes)
 
 
@@ -125,7 +130,9 @@ class LayerCall:
         """Storages of its tensors, by position among all leaves of its arguments."""
         leaves = tree_leaves((self.given, self.options))
         return {
-            position: leaf.untyped_storage() for position, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)
+            position: leaf.untyped_storage()
+            for position, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor)
         }
 
 
@@ -137,7 +144,9 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
         # their code may process a row token by token
         short = min(setup.length, SHORT_ROW)
         tokens = setup.length / short
-        setup = replace(setup, sequence_length=short, needs=replace(setup.needs, completion=0), compiles=False)
+        setup = replace(
+            setup, sequence_length=short, needs=replace(setup.needs, completion=0), compiles=False
+        )
     else:
         tokens = 1.0
     with fake_tensors():
@@ -146,7 +155,9 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
         for one in (setup, replace(setup, packed=False)):
             # routers and their kernels raise these
             with suppress(RuntimeError):
-                return ActivationCounts(*(counted(model, one, rows).times(tokens) for rows in (1, 2)))
+                return ActivationCounts(
+                    *(counted(model, one, rows).times(tokens) for rows in (1, 2))
+                )
         return ActivationCounts(*(estimated(model, setup, rows).times(tokens) for rows in (1, 2)))
 
 
@@ -160,16 +171,23 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
     def after(layer: nn.Module, given: tuple[Any, ...], options: dict[str, Any], _: Any) -> None:
         total, known = started.pop()
-        calls.append(LayerCall(layer, given, options, saved.total - total, list(saved.known)[known:]))
+        calls.append(
+            LayerCall(layer, given, options, saved.total - total, list(saved.known)[known:])
+        )
 
     hooks = [
         hook
         for module in model.modules()
         if isinstance(module, GradientCheckpointingLayer)
-        for hook in (module.register_forward_pre_hook(before), module.register_forward_hook(after, with_kwargs=True))
+        for hook in (
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after, with_kwargs=True),
+        )
     ]
     quantized = quantization_of(setup.lora)
-    for name, module in model.named_modules() if quantized is not None and quantized.bits == 8 else ():
+    for name, module in (
+        model.named_modules() if quantized is not None and quantized.bits == 8 else ()
+    ):
         if name.endswith(BASE_LAYER):  # bitsandbytes keeps their inputs
             hooks.append(module.register_forward_pre_hook(saved.keep_inputs))
     try:
@@ -181,10 +199,17 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     if not calls:
         return Activations(saved.total, 0, 0, saved.total, forward=saved.total)
     largest = max(calls, key=lambda call: call.kept)
-    calls = [call for call in calls if call.kept]  # no backward pass reaches the layers below the first trained one
+    calls = [
+        call for call in calls if call.kept
+    ]  # no backward pass reaches the layers below the first trained one
     outside = saved.total - sum(call.kept for call in calls)
     known = saved.known.keys() - {storage for call in calls for storage in call.storages}
-    inputs = {id(each): each.nbytes() for call in calls for each in call.inputs.values() if id(each) not in known}
+    inputs = {
+        id(each): each.nbytes()
+        for call in calls
+        for each in call.inputs.values()
+        if id(each) not in known
+    }
     with PeakOfStorages() as storages, torch.no_grad(), computing_as(setup):
         for tensor in (*largest.layer.parameters(), *largest.layer.buffers()):
             storages.ignore(tensor.untyped_storage())
@@ -194,15 +219,23 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     if sizes is None:
         backward, again = peaks_of_layer(largest, setup) if calls else (0, 0)
         sizes = {"kept": saved.total, "backward": backward, "again": again}
-    fixed: dict[str, Any] = {"layer_inputs": outside + sum(inputs.values()), "layers": max(1, len(calls))}
+    fixed: dict[str, Any] = {
+        "layer_inputs": outside + sum(inputs.values()),
+        "layers": max(1, len(calls)),
+    }
     return Activations(**sizes, **fixed, attention=attention, forward=storages.peak)
 
 
-def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Setup) -> dict[str, Any] | None:
+def compiled_sizes(
+    calls: list[LayerCall], kept: int, known: Set[int], setup: Setup
+) -> dict[str, Any] | None:
     """Sizes that differ with compiled layers; None if torch cannot trace one, or compiles it in parts (experts)."""
     kinds: dict[tuple[Any, ...], CompiledLayer] = {}
     for call in calls:
-        kind = (type(call.layer), *((tensor.shape, tensor.requires_grad) for tensor in call.layer.parameters()))
+        kind = (
+            type(call.layer),
+            *((tensor.shape, tensor.requires_grad) for tensor in call.layer.parameters()),
+        )
         if kind not in kinds:
             if has_experts(call.layer):
                 return None
@@ -212,21 +245,35 @@ def compiled_sizes(calls: list[LayerCall], kept: int, known: Set[int], setup: Se
             except Exception as problem:  # tracing a model's code may raise anything
                 log.debug("torch cannot trace a layer", exc_info=problem)
                 return None
-        inputs = {id(storage := call.inputs[position]): storage.nbytes() for position in kinds[kind].saved_inputs}
-        kept += kinds[kind].kept + sum(size for storage, size in inputs.items() if storage not in known)
+        inputs = {
+            id(storage := call.inputs[position]): storage.nbytes()
+            for position in kinds[kind].saved_inputs
+        }
+        kept += kinds[kind].kept + sum(
+            size for storage, size in inputs.items() if storage not in known
+        )
         known |= inputs.keys()
     largest = max(kinds.values(), key=lambda found: found.kept)
-    peaks = {"backward": largest.backward, "again": largest.again, "layer_gradients": largest.gradients}
+    peaks = {
+        "backward": largest.backward,
+        "again": largest.again,
+        "layer_gradients": largest.gradients,
+    }
     return {"kept": kept, **peaks}
 
 
 def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
     """Return the peak bytes of a layer's backward pass beyond saved activations, and of both passes together."""
     inputs = [
-        t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in call.given
+        t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+        for t in call.given
     ]
     layer = call.layer
-    hooks = [p.register_post_accumulate_grad_hook(drop_gradient) for p in layer.parameters() if p.requires_grad]
+    hooks = [
+        p.register_post_accumulate_grad_hook(drop_gradient)
+        for p in layer.parameters()
+        if p.requires_grad
+    ]
     with PeakOfStorages() as storages:
         for tensor in (*layer.parameters(), *layer.buffers()):
             storages.ignore(tensor.untyped_storage())
@@ -246,7 +293,11 @@ def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
 def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     """Estimate: inputs of all linear layers (of experts, by their share of tokens), and two fp32 norms per layer."""
     config = model.config.get_text_config()
-    width, layers, each = int(config.hidden_size), int(config.num_hidden_layers), 2 if setup.half else 4
+    width, layers, each = (
+        int(config.hidden_size),
+        int(config.num_hidden_layers),
+        2 if setup.half else 4,
+    )
     values, numbers = config.to_dict(), 0.0
     chosen = int(values.get("num_experts_per_tok") or 1)
     names = ("num_local_experts", "num_experts", "n_routed_experts")
@@ -261,7 +312,14 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     inputs, again = tokens * layers * width * each, kept // layers + backward
     attention = attention_outputs(model, setup, rows)
     return Activations(
-        kept, inputs, backward, again, is_counted=False, attention=attention, layers=layers, forward=backward
+        kept,
+        inputs,
+        backward,
+        again,
+        is_counted=False,
+        attention=attention,
+        layers=layers,
+        forward=backward,
     )
 
 
@@ -270,7 +328,11 @@ def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
     if (heads := attention_heads(model.config)) == 0:
         return 0
     config = model.config.get_text_config()
-    each = int(config.to_dict().get("head_dim") or int(config.hidden_size) // heads) * (2 if setup.half else 4) + 4
+    each = (
+        int(config.to_dict().get("head_dim") or int(config.hidden_size) // heads)
+        * (2 if setup.half else 4)
+        + 4
+    )
     layers = sum(type(module).__name__.endswith("Attention") for module in model.modules())
     return rows * setup.length * heads * each * layers
 
@@ -296,15 +358,21 @@ def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
     module, positions = layer_call.layer, list(layer_call.inputs)
     given = (layer_call.given, layer_call.options)
     leaves = tree_leaves(given)
-    num_positional = len(tree_leaves(layer_call.given))  # rotary embeddings and masks are keywords without gradients
+    num_positional = len(
+        tree_leaves(layer_call.given)
+    )  # rotary embeddings and masks are keywords without gradients
     state: dict[str, torch.Tensor] = dict((*module.named_parameters(), *module.named_buffers()))
     num_outputs = 0
 
     def call(*flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal num_outputs
         inputs = dict(zip(positions, flat[len(state) :], strict=True))
-        arguments, keywords = with_leaves(given, [inputs.get(index, leaf) for index, leaf in enumerate(leaves)])
-        result = torch.func.functional_call(module, dict(zip(state, flat, strict=False)), arguments, keywords)
+        arguments, keywords = with_leaves(
+            given, [inputs.get(index, leaf) for index, leaf in enumerate(leaves)]
+        )
+        result = torch.func.functional_call(
+            module, dict(zip(state, flat, strict=False)), arguments, keywords
+        )
         outputs = tuple(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         num_outputs = len(outputs)
         return outputs
@@ -338,7 +406,10 @@ def split(
     for node in module.graph.nodes if recompute else ():
         if node.op == "call_function" and node.target is not getitem:
             # dynamo's marks on the body of a checkpoint
-            saves = selective and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE
+            saves = (
+                selective
+                and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE
+            )
             policy = CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
             node.meta |= {"recompute": policy, "ac_graph_id": 0}
     forward, backward = split_passes(module, num_outputs, num_state)
@@ -358,7 +429,11 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, stays: Storages) -
         if node.op == "call_function" and not is_fusible(node):
             written |= {
                 storage_of(node),
-                *(found for read in node.all_input_nodes if (found := storage_of(read)) != storage_of(node)),
+                *(
+                    found
+                    for read in node.all_input_nodes
+                    if (found := storage_of(read)) != storage_of(node)
+                ),
             }
     written -= {storage_of(node) for node in outputs[:num_state]} | stays
     last_use: dict[torch.UntypedStorage | None, int] = {}

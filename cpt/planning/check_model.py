@@ -8,7 +8,12 @@ from typing import Any
 
 from huggingface_hub.errors import GatedRepoError
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cpt.cache import TOKENIZER, WEIGHTS, hub_is_reachable, is_cached, refuse_unreachable
 from cpt.data.examples.chat_template import Refused
@@ -20,7 +25,12 @@ from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.models.adapters import check_lora, lora_options
-from cpt.models.attention import VARLEN, VARLEN_NAMES, check_documents_can_be_handed_over, choose_attention
+from cpt.models.attention import (
+    VARLEN,
+    VARLEN_NAMES,
+    check_documents_can_be_handed_over,
+    choose_attention,
+)
 from cpt.models.build import check_scoring
 from cpt.models.config import config_from, load_config, read_config
 from cpt.models.freezing import freeze_others
@@ -37,7 +47,11 @@ from cpt.stages.models import check_vocabulary
 from cpt.stages.rewards import check_columns
 from cpt.tokenizer.load import load_tokenizer
 
-POSITIONS = ("wpe", "embed_positions", "position_embeddings")  # names of learned position embeddings
+POSITIONS = (
+    "wpe",
+    "embed_positions",
+    "position_embeddings",
+)  # names of learned position embeddings
 
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
@@ -51,7 +65,9 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         if recipe.model.trust_remote_code:
             found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
         else:
-            found.refuse(f"`model.config.model_type`: {config.model_type} is not a causal language model. Choose one.")
+            found.refuse(
+                f"`model.config.model_type`: {config.model_type} is not a causal language model. Choose one."
+            )
         return None
     model = build_on_meta(config)
     found.run(check_attention, recipe, model)
@@ -61,8 +77,13 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
             " `packing: token_budget`, or `packing: none`."
         )
     length = recipe.data.sequence_length
-    tables = [module for name, module in model.named_modules() if name.rpartition(".")[2] in POSITIONS]
-    positions = min((table.num_embeddings for table in tables if isinstance(table, nn.Embedding)), default=length)
+    tables = [
+        module for name, module in model.named_modules() if name.rpartition(".")[2] in POSITIONS
+    ]
+    positions = min(
+        (table.num_embeddings for table in tables if isinstance(table, nn.Embedding)),
+        default=length,
+    )
     if positions < length:
         learned = f"the model has {positions} learned positions"
         found.refuse(f"`data.sequence_length` is {length}, but {learned}. Lower it to that.")
@@ -71,7 +92,9 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
     if recipe.model.lora is not None:
         found.run(check_adapters, recipe, model, recipe.model.lora)
     elif recipe.model.train_only is not None:
-        found.warnings += found.run(check_trained_parts, recipe, config, recipe.model.train_only) or ()
+        found.warnings += (
+            found.run(check_trained_parts, recipe, config, recipe.model.train_only) or ()
+        )
     return model
 
 
@@ -98,9 +121,14 @@ def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, An
         return
     options = lora_options(model, lora)
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in ends}
+    names = {
+        name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in ends
+    }
     targets = options.get("target_modules") or ()
-    touched = {*(options.get("modules_to_save") or ()), *(() if isinstance(targets, str) else targets)}
+    touched = {
+        *(options.get("modules_to_save") or ()),
+        *(() if isinstance(targets, str) else targets),
+    }
     if not names & touched:
         raise RecipeError(
             "`optimizer.embedding_learning_rate` is set, but these adapters train neither embeddings nor head."
@@ -108,17 +136,25 @@ def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, An
         )
 
 
-def check_trained_parts(recipe: Recipe, config: PreTrainedConfig, train_only: str | list[str]) -> list[str]:
+def check_trained_parts(
+    recipe: Recipe, config: PreTrainedConfig, train_only: str | list[str]
+) -> list[str]:
     """Check that the names exist, and that embeddings or head are trained if these have a learning rate."""
     model = build_on_meta(config)  # the other checks read the parameters of the whole model
     tied = freeze_others(model, train_only)
-    parameter_groups(model, embedding_learning_rate=recipe.optimizer.options.get("embedding_learning_rate"))
+    parameter_groups(
+        model, embedding_learning_rate=recipe.optimizer.options.get("embedding_learning_rate")
+    )
     return tied
 
 
 def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
     model = recipe.model
-    if model.path is None or is_local(model.path) or is_cached(model.path, "config.json", model.revision):
+    if (
+        model.path is None
+        or is_local(model.path)
+        or is_cached(model.path, "config.json", model.revision)
+    ):
         return load_config(model)
     if hub_is_reachable():
         try:
@@ -126,7 +162,11 @@ def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | No
         except ResourceError as problem:
             if isinstance(problem.__cause__, GatedRepoError):
                 raise
-    compared = ", and whether it has the shape of `model.config`" if model.config and not model.from_scratch else ""
+    compared = (
+        ", and whether it has the shape of `model.config`"
+        if model.config and not model.from_scratch
+        else ""
+    )
     found.unchecked.append(f"`model.path`: {model.path} (Hub){compared}")
     return config_from(model.config) if model.config and "model_type" in model.config else None
 
@@ -143,8 +183,12 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
 
 def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
     path = recipe.tokenizer.path or recipe.model.path
-    revision = recipe.tokenizer.revision or (recipe.model.revision if path == recipe.model.path else None)
-    if path and not (is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()):
+    revision = recipe.tokenizer.revision or (
+        recipe.model.revision if path == recipe.model.path else None
+    )
+    if path and not (
+        is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()
+    ):
         found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
         return
     tokenizer = found.run(load_tokenizer, recipe.tokenizer, recipe.model)
@@ -152,7 +196,11 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
         return
     with suppress(RecipeError):  # from `sections_of`; the check of documents reports it
         for key, source in keyed_sources(*sections_of(recipe)):
-            if source.chat is not None or isinstance(source, Source) and source.fill_in_the_middle is not None:
+            if (
+                source.chat is not None
+                or isinstance(source, Source)
+                and source.fill_in_the_middle is not None
+            ):
                 found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
         if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else unreadable
             check_first_examples(recipe, tokenizer, found)
@@ -167,7 +215,10 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
 
 
 def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    path, key = result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None, f"training.{TEACHER}"
+    path, key = (
+        result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None,
+        f"training.{TEACHER}",
+    )
     if path is None or not is_there(path, None, key, found) or model is None:
         return
     with suppress(CptError):  # already reported by the tokenizer's check
@@ -180,10 +231,15 @@ def is_there(path: str, revision: str | None, key: str, found: PreflightReport) 
     if not (is_local(path) or is_cached(path, "config.json", revision) or hub_is_reachable()):
         found.unchecked.append(f"`{key}`: {path} (Hub)")
         return False
-    return found.run(with_key, key, lambda: read_config(Model(path=path, revision=revision))) is not None
+    return (
+        found.run(with_key, key, lambda: read_config(Model(path=path, revision=revision)))
+        is not None
+    )
 
 
-def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport) -> None:
+def check_first_examples(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport
+) -> None:
     for key, source in keyed_sources(*sections_of(recipe)):
         if form_of_source(source) != "document" and kind_of(source.path) == "local":
             found.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))
@@ -191,7 +247,10 @@ def check_first_examples(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, fou
 
 def check_conversations(data: Data) -> None:
     keyed = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
-    if any(form_of_source(source) != "conversation" or kind_of(source.path) != "local" for _, source in keyed):
+    if any(
+        form_of_source(source) != "conversation" or kind_of(source.path) != "local"
+        for _, source in keyed
+    ):
         return
     texts = []
     for key, source in keyed:
@@ -210,7 +269,12 @@ def check_conversations(data: Data) -> None:
 
 def first_document(source: DocumentSource, key: str) -> Document | None:
     first = next(
-        (item for piece in islice(pieces_of(source, key), 1) for item in read_piece(source, piece, key)), None
+        (
+            item
+            for piece in islice(pieces_of(source, key), 1)
+            for item in read_piece(source, piece, key)
+        ),
+        None,
     )
     return first if isinstance(first, Document) else None
 

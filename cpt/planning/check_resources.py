@@ -26,7 +26,9 @@ from cpt.training.engine_profiles import Profile
 MISTAKES = 2
 NOT_READY = 3  # a blocker on this machine, or an incomplete check
 FIELDS = "|".join(Recipe.model_fields)
-KEY = re.compile(rf"`(?:{FIELDS})(?:\.\w+|\[\d+\])*`|\b(?:{FIELDS})(?:\.\w+|\[\d+\])+")  # `stage`, or model.path
+KEY = re.compile(
+    rf"`(?:{FIELDS})(?:\.\w+|\[\d+\])*`|\b(?:{FIELDS})(?:\.\w+|\[\d+\])+"
+)  # `stage`, or model.path
 LAST = 3  # for the rule `newest`
 
 
@@ -63,7 +65,9 @@ def placed(message: str, root: Node | None) -> str:
     key = KEY.search(message)
     if root is None or key is None:
         return message
-    location = tuple(int(step) if step.isdigit() else step for step in re.findall(r"\w+", key.group()))
+    location = tuple(
+        int(step) if step.isdigit() else step for step in re.findall(r"\w+", key.group())
+    )
     place = place_of(root, location)
     return message if message.startswith(f"{place.file}:") else f"{place}: {message}"
 
@@ -82,12 +86,20 @@ class DiskNeeds:
 
 
 def disk_needs(recipe: Recipe, facts: ModelSizes, setup: Setup) -> DiskNeeds:
-    weights = float(setup.weights_bytes * (facts.parameters if setup.lora is None else facts.trained))
+    weights = float(
+        setup.weights_bytes * (facts.parameters if setup.lora is None else facts.trained)
+    )
     is_known = setup.optimizer in (*MOMENTS, *IN_8_BIT)
-    checkpoint = checkpoint_bytes(facts, setup) if is_known else weights  # without states of unknown size
-    if setup.zero is not None and not setup.zero.is_fsdp:  # DeepSpeed saves the weights again with its states
+    checkpoint = (
+        checkpoint_bytes(facts, setup) if is_known else weights
+    )  # without states of unknown size
+    if (
+        setup.zero is not None and not setup.zero.is_fsdp
+    ):  # DeepSpeed saves the weights again with its states
         checkpoint += weights
-    return DiskNeeds(checkpoint, float(setup.weights_bytes * facts.parameters), checkpoints_at_once(recipe))
+    return DiskNeeds(
+        checkpoint, float(setup.weights_bytes * facts.parameters), checkpoints_at_once(recipe)
+    )
 
 
 def checkpoints_at_once(recipe: Recipe) -> int:
@@ -99,7 +111,9 @@ def checkpoints_at_once(recipe: Recipe) -> int:
     elif section.every_steps is not None and section.every_steps < 1:
         saves = math.ceil(1 / section.every_steps)
     elif budget.tokens is not None:
-        between = section.every_tokens or int(section.every_steps or 1) * (budget.global_batch_tokens or 0)
+        between = section.every_tokens or int(section.every_steps or 1) * (
+            budget.global_batch_tokens or 0
+        )
         saves = math.ceil(budget.tokens / between) if between else math.inf
     if section.kept is None:
         return 1 if saves == math.inf else int(saves)
@@ -109,7 +123,9 @@ def checkpoints_at_once(recipe: Recipe) -> int:
 
 def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
     folder = recipe.output_dir / recipe.name
-    there = sum(size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern))
+    there = sum(
+        size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern)
+    )
     free = free_disk_gib(folder) + (there + freed) / GIB
     if needs.total / GIB <= free:
         return
@@ -123,14 +139,21 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
 
 
 def check_resources(
-    recipe: Recipe, config: PreTrainedConfig, profile: Profile | None, found: PreflightReport, *, has_disk: bool = True
+    recipe: Recipe,
+    config: PreTrainedConfig,
+    profile: Profile | None,
+    found: PreflightReport,
+    *,
+    has_disk: bool = True,
 ) -> None:
     """Compare the run with this machine's GPUs, and its disk if `has_disk`; add the plan to `found`."""
     gpus = [] if recipe.training.get("use_cpu") else find_gpus()
     nodes = nodes_here()
     try:
         attention = attention_on_gpu(recipe, config)
-        setup = read_setup(recipe, world_size(), profile, attention=attention, on_cpu=not gpus, nodes=nodes)
+        setup = read_setup(
+            recipe, world_size(), profile, attention=attention, on_cpu=not gpus, nodes=nodes
+        )
         facts = sizes_for_stage(config, setup)
         if has_disk:
             found.run(check_disk, recipe, disk_needs(recipe, facts, setup))
@@ -162,11 +185,21 @@ def check_resources(
     pinned = sum(term.size for term in plan.host.terms if "pinned" in term.note) / GIB
     free = free_host_memory_gib()
     if pinned > free:
-        message = f"`training`: the run pins {pinned:.0f} GiB of host memory, and {free:.0f} are free"
-        found.blockers.append(ResourceError(f"{message}. Free some, or use a plan without them: `cpt plan`."))
+        message = (
+            f"`training`: the run pins {pinned:.0f} GiB of host memory, and {free:.0f} are free"
+        )
+        found.blockers.append(
+            ResourceError(f"{message}. Free some, or use a plan without them: `cpt plan`.")
+        )
     if not fits(plan, target, share):
-        limit = f", of which `safety.max_gpu_memory` allows {share * target.memory_gib:.0f}" if share < 1 else ""
-        gpu = f"{plan.peak.size / GIB:.1f} GiB of a {target.name} with {target.memory_gib:.0f}{limit}"
+        limit = (
+            f", of which `safety.max_gpu_memory` allows {share * target.memory_gib:.0f}"
+            if share < 1
+            else ""
+        )
+        gpu = (
+            f"{plan.peak.size / GIB:.1f} GiB of a {target.name} with {target.memory_gib:.0f}{limit}"
+        )
         host = f"{plan.host.size / GIB:.0f} GiB of a host with {target.host_memory_gib:.0f}"
         found.warnings.append(
             f"`training`: the plan needs {gpu}, and {host}. `cpt plan` shows the parts, and changes that fit"

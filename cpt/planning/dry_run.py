@@ -65,7 +65,9 @@ class PeakOfStorages(TorchDispatchMode):
         self.alive.pop(key, None)
         self.now -= size
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
         result = function(*arguments, **(options or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
@@ -100,18 +102,24 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
         if setup.checkpointing:
             keeps: dict[str, Any] = {"use_reentrant": False}
             if setup.recomputing.selective:
-                keeps["context_fn"] = partial(create_selective_checkpoint_contexts, keep_planned_attention)
+                keeps["context_fn"] = partial(
+                    create_selective_checkpoint_contexts, keep_planned_attention
+                )
             # the newer name is not in transformers 5.17
             with warnings.catch_warnings(action="ignore", category=FutureWarning):
                 every = setup.recomputing.every_n_layers
-                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=keeps, every_n_layers=every)
+                model.gradient_checkpointing_enable(
+                    gradient_checkpointing_kwargs=keeps, every_n_layers=every
+                )
             model.disable_input_require_grads()  # that of adapters stays
         if setup.fused_loss and why_not_fused(model) is None:
             FusedLoss(model)
         optimizer = None
         if setup.zero is None:
             options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
-            name = setup.optimizer if setup.optimizer in RELEASING else "adamw"  # the others need as much as AdamW
+            name = (
+                setup.optimizer if setup.optimizer in RELEASING else "adamw"
+            )  # the others need as much as AdamW
             optimizer = build_optimizer(Optimizer(name=name, **options), model)
             if setup.releases:
                 ReleasedGradients(optimizer)
@@ -168,7 +176,9 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
             # a replacement that saves the same as GPU kernels, which cannot run on fake tensors
             attention, with_mask = STAND_IN, attention == "sdpa" and setup.packed
             AttentionInterface.register(STAND_IN, planned_attention)
-            AttentionMaskInterface.register(STAND_IN, sdpa_mask if with_mask else flash_attention_mask)
+            AttentionMaskInterface.register(
+                STAND_IN, sdpa_mask if with_mask else flash_attention_mask
+            )
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         if setup.lora is not None:
             add_lora(model, setup.lora)  # puts the adapters into the model's own layers
@@ -183,10 +193,16 @@ def move_from_meta(model: nn.Module) -> None:
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            fake = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad)
-            setattr(module, name, moved.setdefault(id(parameter), fake))  # torch's LSTM updates its own list
+            fake = nn.Parameter(
+                torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad
+            )
+            setattr(
+                module, name, moved.setdefault(id(parameter), fake)
+            )  # torch's LSTM updates its own list
         for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
-            setattr(module, name, moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu")))
+            setattr(
+                module, name, moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
+            )
 
 
 def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
@@ -197,7 +213,9 @@ def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
 
 def computing_as(setup: Setup) -> torch.autocast:
     """Return autocast, enabled if fp32 weights or adapters compute in half precision."""
-    mixed = setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
+    mixed = (
+        setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
+    )
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed)
 
 
@@ -208,7 +226,9 @@ def empty_attention(
 
     Queries, keys and values are [rows, heads, tokens, head dimension].
     """
-    output = queries.new_empty(queries.shape[0], queries.shape[2], queries.shape[1], values.shape[-1])
+    output = queries.new_empty(
+        queries.shape[0], queries.shape[2], queries.shape[1], values.shape[-1]
+    )
     return output, queries.new_empty(queries.shape[:-1], dtype=torch.float32)
 
 
@@ -216,7 +236,9 @@ def empty_gradients(gradient: torch.Tensor, *saved: torch.Tensor) -> tuple[torch
     return tuple(torch.empty_like(tensor) for tensor in saved[:3])
 
 
-def differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def differentiate(
+    ctx: Any, gradient: torch.Tensor, _: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
     queries, keys, values, _, output, sums = ctx.saved_tensors
     return *stand_in_backward(gradient, queries, keys, values, output, sums), None
 
@@ -254,7 +276,9 @@ def planned_attention(
     return stand_in(query, key, value, attention_mask)[0], None
 
 
-def keep_planned_attention(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+def keep_planned_attention(
+    context: Any, operation: Any, *arguments: Any, **options: Any
+) -> CheckpointPolicy:
     """The checkpoint policy of `selective`, extended to the replacement."""
     if operation is torch.ops.cpt.planned_attention.default:
         return CheckpointPolicy.MUST_SAVE

@@ -30,8 +30,23 @@ from cpt.planning.memory import MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import IN_8_BIT, trains_half
 from cpt.planning.model_sizes import KINDS, WHOLE, ModelSizes
 from cpt.planning.speed import Target, assumed_mfu, planned_speed
-from cpt.planning.workload import Setup, Sharding, attention_on_gpu, compiles, read_deepspeed_sharding, read_setup
-from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, LOADING, MICRO_BATCH, automatic_keys
+from cpt.planning.workload import (
+    Setup,
+    Sharding,
+    attention_on_gpu,
+    compiles,
+    read_deepspeed_sharding,
+    read_setup,
+)
+from cpt.recipe.keys import (
+    ACCUMULATION,
+    AUTO,
+    CHECKPOINTING,
+    COMPILING,
+    LOADING,
+    MICRO_BATCH,
+    automatic_keys,
+)
 from cpt.recipe.load import REPOSITORY
 from cpt.recipe.schema import Recipe
 from cpt.training.engine_profiles import Profile, read_profile, zero_section
@@ -83,12 +98,19 @@ def with_chosen_values(
     number, machines = processes or world_size(), nodes or nodes_here()
     engine = deepspeed or recipe.training.get("deepspeed")
     if target is None:
-        on_cpu, where = bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available(), "here"
+        on_cpu, where = (
+            bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available(),
+            "here",
+        )
     else:
         on_cpu, where = target.on_cpu, "there"
-    if recipe.training.get(COMPILING, AUTO) == AUTO and (COMPILING in recipe.training or not on_cpu):
+    if recipe.training.get(COMPILING, AUTO) == AUTO and (
+        COMPILING in recipe.training or not on_cpu
+    ):
         is_on, reason = main_process_decides(
-            lambda: choose_compiling(recipe, engine, config, target=target, processes=number, on_cpu=on_cpu)
+            lambda: choose_compiling(
+                recipe, engine, config, target=target, processes=number, on_cpu=on_cpu
+            )
         )
         if not on_cpu and reason:
             print_once(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
@@ -100,13 +122,18 @@ def with_chosen_values(
     asked = automatic_keys(recipe.training)
     if not asked:
         return recipe
-    values: dict[str, Any] = dict.fromkeys(asked)  # None removes a key: accumulation follows from the global batch
+    values: dict[str, Any] = dict.fromkeys(
+        asked
+    )  # None removes a key: accumulation follows from the global batch
     if LOADING[0] in asked:
         values[LOADING[0]] = 0  # the measured wait decides the number of loader threads
     if any(key in asked for key in (MICRO_BATCH, *CHECKPOINTING)):
 
         def choose() -> Setup:
-            shape, machine = config or load_config(recipe.model), target or this_machine(number, on_cpu=on_cpu)
+            shape, machine = (
+                config or load_config(recipe.model),
+                target or this_machine(number, on_cpu=on_cpu),
+            )
             return choose_batch(recipe, engine, shape, machine, number, nodes=machines)[0]
 
         best = main_process_decides(choose)
@@ -168,33 +195,47 @@ def choose_batch(
     nodes: int = 1,
 ) -> tuple[Setup, Counts]:
     """Choose the fastest micro-batch and checkpointing that fit, else the smallest; also return model sizes."""
-    filled, asked, on_cpu = with_placeholders(recipe), automatic_keys(recipe.training), target.on_cpu
+    filled, asked, on_cpu = (
+        with_placeholders(recipe),
+        automatic_keys(recipe.training),
+        target.on_cpu,
+    )
     share = target.usable_share(recipe.safety.max_gpu_memory)
     if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
             f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it sets how many completions are sampled"
             " at the same time. Write a number, or `generation_batch_size` instead of `steps_per_generation`."
         )
-    attention = "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
+    attention = (
+        "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
+    )
     profile = read_profile(deepspeed) if deepspeed else None
     setup = read_setup(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
     readers = groups_of_rows(recipe.training, processes)
-    rows = max(1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers))
+    rows = max(
+        1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers)
+    )
     most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
     sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
     sizes = sizes if MICRO_BATCH in asked else [setup.micro_batch]
-    switches = [False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing]
+    switches = (
+        [False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing]
+    )
     found: list[tuple[float, int, Setup]] = []
     try:
         facts, activations = count_model(config, setup)
         for size, again in product(sizes, switches):
             candidate = replace(setup, micro_batch=size, checkpointing=again)
             if setup.sampled:  # a step's completions are sampled together, for any micro-batch
-                candidate = replace(candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // size))
+                candidate = replace(
+                    candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // size)
+                )
             if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
                 idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
                 # The start of a run does not know link speeds, and must choose as `cpt plan` did.
-                speed = planned_speed(facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate))
+                speed = planned_speed(
+                    facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate)
+                )
                 found.append((speed.tokens_per_second / idle, -size, candidate))
     except Exception as problem:  # errors in custom model code
         raise RecipeError(
@@ -209,7 +250,9 @@ def choose_batch(
 def with_placeholders(recipe: Recipe) -> Recipe:
     """Return the recipe with arbitrary numbers instead of `auto`, to check its other keys."""
     asked = automatic_keys(recipe.training)
-    training = {key: PLACEHOLDERS[key] if key in asked else value for key, value in recipe.training.items()}
+    training = {
+        key: PLACEHOLDERS[key] if key in asked else value for key, value in recipe.training.items()
+    }
     return recipe.model_copy(update={"training": training})
 
 
@@ -253,7 +296,12 @@ def host_room(plan: MemoryPlan, target: Target) -> float:
 
 
 def cheapest_that_fits(
-    setup: Setup, target: Target, count: Callable[[Setup], Counts], *, mfu: float, share: float = 1.0
+    setup: Setup,
+    target: Target,
+    count: Callable[[Setup], Counts],
+    *,
+    mfu: float,
+    share: float = 1.0,
 ) -> FittingPlan | None:
     """Find the fastest plan for all parameters with the recipe's optimizer; each change counts as 3 % of the time.
 
@@ -264,12 +312,20 @@ def cheapest_that_fits(
 
     def counted(candidate: Setup) -> Counts:
         lora = tuple((candidate.lora or {}).items())
-        what = (candidate.as_computed.weights_bytes, candidate.compiles, candidate.zero is None, lora)
+        what = (
+            candidate.as_computed.weights_bytes,
+            candidate.compiles,
+            candidate.zero is None,
+            lora,
+        )
         if what not in known:
             known[what] = count(candidate)
         return known[what]
 
-    own_seconds = setup.tokens_per_step / planned_speed(counted(setup)[0], setup, target, mfu).tokens_per_second
+    own_seconds = (
+        setup.tokens_per_step
+        / planned_speed(counted(setup)[0], setup, target, mfu).tokens_per_second
+    )
 
     def evaluated(candidate: Setup, changes: Changes) -> tuple[float, FittingPlan] | None:
         facts, activations = counted(candidate)
@@ -277,9 +333,14 @@ def cheapest_that_fits(
         if not fits(plan, target, share * (CAREFUL if changes else 1)):
             return None
         reached = mfu * assumed_mfu(candidate) / assumed_mfu(setup)
-        seconds = setup.tokens_per_step / planned_speed(facts, candidate, target, reached).tokens_per_second
+        seconds = (
+            setup.tokens_per_step
+            / planned_speed(facts, candidate, target, reached).tokens_per_second
+        )
         halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
-        number = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})  # these follow from other changes
+        number = len(
+            changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS}
+        )  # these follow from other changes
         needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
         unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
         cost = seconds * CHANGE**number * HALVED**halvings * unsure
@@ -303,22 +364,49 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
     for path, shipped in shipped_profiles() if not target.on_cpu else ():
         if shipped != setup.zero and (setup.gpus > 1 or shipped.offload_optimizer):
             engines.append(({"training.deepspeed": path}, shipped))
-    is_divided, is_own_loss = setup.zero is not None and setup.zero.is_fsdp, setup.needs.stage not in KINDS
-    is_plain = setup.optimizer == "adamw" and setup.rounding is None and setup.lora is None and not setup.releases
+    is_divided, is_own_loss = (
+        setup.zero is not None and setup.zero.is_fsdp,
+        setup.needs.stage not in KINDS,
+    )
+    is_plain = (
+        setup.optimizer == "adamw"
+        and setup.rounding is None
+        and setup.lora is None
+        and not setup.releases
+    )
     # same check as in `cpt.training.engine_profiles`
-    if setup.gpus > 1 and not target.on_cpu and not is_divided and is_own_loss and is_plain and not setup.scales_loss:
+    if (
+        setup.gpus > 1
+        and not target.on_cpu
+        and not is_divided
+        and is_own_loss
+        and is_plain
+        and not setup.scales_loss
+    ):
         engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
     micro_batches = [setup.micro_batch]
     while micro_batches[-1] % 2 == 0:
         micro_batches.append(micro_batches[-1] // 2)
-    fused = (setup.fused_loss,) if target.on_cpu or setup.needs.logits != WHOLE else (setup.fused_loss, True)
+    fused = (
+        (setup.fused_loss,)
+        if target.on_cpu or setup.needs.logits != WHOLE
+        else (setup.fused_loss, True)
+    )
     choices = product(micro_batches, (setup.checkpointing, True), fused, engines)
     for micro_batch, checkpointing, fused_loss, (engine, zero) in choices:
         recomputes_hooks = checkpointing and CHECKPOINTS_AROUND_CALLS
-        breaks_graphs = zero is not None and zero.stage == 3 and (recomputes_hooks or not zero.is_fsdp)
+        breaks_graphs = (
+            zero is not None and zero.stage == 3 and (recomputes_hooks or not zero.is_fsdp)
+        )
         compiles = setup.compiles and not breaks_graphs
-        changed = replace(setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles)
-        changes: Changes = {"training.gradient_checkpointing": True} if checkpointing != setup.checkpointing else {}
+        changed = replace(
+            setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles
+        )
+        changes: Changes = (
+            {"training.gradient_checkpointing": True}
+            if checkpointing != setup.checkpointing
+            else {}
+        )
         changes |= {"model.fused_loss": fused_loss} if fused_loss != setup.fused_loss else {}
         changes |= engine | ({COMPILING_KEY: False} if compiles != setup.compiles else {})
         if engine:
@@ -330,24 +418,38 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
             if is_cast and trains_half(setup):
                 changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
         if micro_batch != setup.micro_batch:  # the same rows per step, in smaller micro-batches
-            needs, accumulation = changed.needs, setup.accumulation * setup.micro_batch // micro_batch
+            needs, accumulation = (
+                changed.needs,
+                setup.accumulation * setup.micro_batch // micro_batch,
+            )
             changes["training.per_device_train_batch_size"] = micro_batch
             if not setup.batch_is_given:
                 changes[ACCUMULATION_KEY] = accumulation
-            if needs.steps_per_generation is not None:  # to sample the same number of completions at once
+            if (
+                needs.steps_per_generation is not None
+            ):  # to sample the same number of completions at once
                 steps = needs.steps_per_generation * setup.micro_batch // micro_batch
                 changes["training.steps_per_generation"] = steps
                 needs = replace(needs, steps_per_generation=steps)
-            changed = replace(changed, micro_batch=micro_batch, accumulation=accumulation, needs=needs)
+            changed = replace(
+                changed, micro_batch=micro_batch, accumulation=accumulation, needs=needs
+            )
         yield changed, changes
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
     """Yield plans with all parameters in bfloat16, 8-bit states, and no fp32 copy; on one GPU, released gradients."""
-    if setup.lora is not None or target.on_cpu or setup.scales_loss or setup.optimizer not in ("adamw", *IN_8_BIT):
+    if (
+        setup.lora is not None
+        or target.on_cpu
+        or setup.scales_loss
+        or setup.optimizer not in ("adamw", *IN_8_BIT)
+    ):
         return
     small = replace(setup, weights_bytes=2, zero=None, half=True)
-    is_written = trains_half(setup) and setup.optimizer in IN_8_BIT  # with adamw, `auto` may be bfloat16
+    is_written = (
+        trains_half(setup) and setup.optimizer in IN_8_BIT
+    )  # with adamw, `auto` may be bfloat16
     first: Changes = {} if is_written else {"model.dtype": "bfloat16"}
     last = without_engine(setup) | ({} if setup.half else {"training.bf16": True})
     for optimizer, (candidate, changes) in product(IN_8_BIT, with_all_parameters(small, target)):
@@ -359,8 +461,19 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Cha
         if setup.gpus == 1 and setup.needs.stage not in KINDS and not setup.releases:
             is_one_portion = changed.accumulation == 1 and ACCUMULATION_KEY not in changes
             tokens = {"budget.global_batch_tokens": changed.micro_batch * changed.sequence_length}
-            step = {} if is_one_portion else tokens if changed.batch_is_given else {ACCUMULATION_KEY: 1}
-            released = {"optimizer.release_gradients": True} | changes | step | {"training.max_grad_norm": 0}
+            step = (
+                {}
+                if is_one_portion
+                else tokens
+                if changed.batch_is_given
+                else {ACCUMULATION_KEY: 1}
+            )
+            released = (
+                {"optimizer.release_gradients": True}
+                | changes
+                | step
+                | {"training.max_grad_norm": 0}
+            )
             yield replace(changed, releases=True, accumulation=1), first | name | released | last
 
 
@@ -384,6 +497,9 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes
 
 
 def shipped_profiles() -> list[tuple[str, Sharding]]:
-    files = {f"{PROFILES.name}/{file.name}": json.loads(file.read_text()) for file in sorted(PROFILES.glob("*.json"))}
+    files = {
+        f"{PROFILES.name}/{file.name}": json.loads(file.read_text())
+        for file in sorted(PROFILES.glob("*.json"))
+    }
     read = [(name, read_deepspeed_sharding(profile)) for name, profile in files.items()]
     return [(name, zero) for name, zero in read if zero is not None]

@@ -37,10 +37,22 @@ from cpt.models.build import DTYPES
 from cpt.models.inventory import count_model_parameters, longest_row
 from cpt.models.known_bases import KnownBase, known_base
 from cpt.models.layers import check_compiling, has_experts, read_recomputing, wanted_compiling
-from cpt.optim.build import build_optimizer, check_optimizer, check_partitioned, check_rounding, find_optimizer
+from cpt.optim.build import (
+    build_optimizer,
+    check_optimizer,
+    check_partitioned,
+    check_rounding,
+    find_optimizer,
+)
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
-from cpt.planning.check_model import check_conversations, check_model, check_teacher, check_tokenizer, is_there
+from cpt.planning.check_model import (
+    check_conversations,
+    check_model,
+    check_teacher,
+    check_tokenizer,
+    is_there,
+)
 from cpt.planning.check_resources import PreflightReport, check_resources, placed
 from cpt.planning.fitting import capability_of, with_chosen_values, with_placeholders
 from cpt.planning.model_sizes import TEACHER
@@ -70,7 +82,10 @@ HIDDEN_GPUS = ("", "-1")  # by CUDA_VISIBLE_DEVICES
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")
 LEAST_LEARNING_RATE, HIGHEST_FOR_ADAMW = 1e-6, 1e-2
 LORA_BAND = (1e-5, 5e-4)  # the sweep of arXiv 2405.09673
-LARGEST_PEAKS = {1_000_000_000: (3e-3, "SmolLM 135M, huggingface/smollm"), None: (6e-4, "Falcon 7B, its card")}
+LARGEST_PEAKS = {
+    1_000_000_000: (3e-3, "SmolLM 135M, huggingface/smollm"),
+    None: (6e-4, "Falcon 7B, its card"),
+}
 MOST_WARMUP, STRONG_REPLAY = 0.1, 0.5
 LONG_RUN = 10_000_000  # tokens
 REWARMING = "arXiv 2403.08763"
@@ -102,14 +117,22 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
         ask_triton()
     found = found_in(recipe)
     lines = [f"warning: {placed(warning, root)}." for warning in found.warnings]
-    for group, problems in {"error": found.mistakes, "blocker on this machine": found.blockers}.items():
-        lines += [f"{group}: {type(problem).__name__}: {placed(str(problem), root)}" for problem in problems]
+    for group, problems in {
+        "error": found.mistakes,
+        "blocker on this machine": found.blockers,
+    }.items():
+        lines += [
+            f"{group}: {type(problem).__name__}: {placed(str(problem), root)}"
+            for problem in problems
+        ]
     lines += [f"not checked: {placed(unchecked, root)}" for unchecked in found.unchecked]
     counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine"
     for line in lines:
         print_once(line)
     print_once(
-        f"{path}: {counts}, {len(found.unchecked)} not checked." if found.exit_code else f"{path}: no mistakes."
+        f"{path}: {counts}, {len(found.unchecked)} not checked."
+        if found.exit_code
+        else f"{path}: no mistakes."
     )
     return found
 
@@ -127,7 +150,9 @@ def found_in(recipe: Recipe) -> PreflightReport:
         found.warnings += found.run(lambda: size_warnings(*sections_of(chosen), few=FEW)) or []
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
-        found.unchecked.append(f"{keys}: chosen at the start of the run, since the model's config cannot be read here")
+        found.unchecked.append(
+            f"{keys}: chosen at the start of the run, since the model's config cannot be read here"
+        )
     elif unchosen is not None and not found.mistakes:
         found.mistakes.append(unchosen)
     return found
@@ -153,14 +178,22 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
         path, revision = reward.options.get("path"), reward.options.get("revision")
         if reward.name == "reward_model" and isinstance(path, str):
             is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
-    found.run(read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model))
+    found.run(
+        read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model)
+    )
     even_rows = recipe.data.packing != "token_budget"
     found.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
-    if wanted_compiling(training) is not None and is_wrong_under_autocast(recipe, capability_of(None)):
+    if wanted_compiling(training) is not None and is_wrong_under_autocast(
+        recipe, capability_of(None)
+    ):
         found.warnings.append(f"`training.torch_compile`: {WRONG_UNDER_AUTOCAST}. Remove it")
-    found.run(check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere)
+    found.run(
+        check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere
+    )
     parameters = None if model is None else count_model_parameters(model).total
-    found.warnings += craft_warnings(recipe, parameters, None if model is None else longest_row(model.config))
+    found.warnings += craft_warnings(
+        recipe, parameters, None if model is None else longest_row(model.config)
+    )
     if recipe.safety.max_gpu_memory is not None and (training.get("use_cpu") or not has_gpu):
         found.warnings.append("`safety.max_gpu_memory` has no effect on a CPU")
     if elsewhere and not training.get("use_cpu"):
@@ -177,7 +210,11 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
 def check_gpus(training: Mapping[str, Any]) -> None:
     """Refuse half precision, which is for a GPU, if torch cannot use this machine's: the run would be on the CPU."""
     is_for_gpu = training.get("bf16") or training.get("fp16") or torch.cuda.is_available()
-    if not is_for_gpu or training.get("use_cpu") or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN_GPUS:
+    if (
+        not is_for_gpu
+        or training.get("use_cpu")
+        or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN_GPUS
+    ):
         return
     problem = torch_problem(find_gpus())
     if problem is not None:
@@ -197,13 +234,18 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
     data, evaluation = sections
     found.run(check_conversations, data)
     # a model and its base are compared document by document
-    for key, held_out, count in found.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ():
+    for key, held_out, count in (
+        found.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ()
+    ):
         holds = f"`{key}.path`: {held_out.path} has {count} document(s)"
         if count < FEWEST:
             needed = f"A model and its base are compared document by document: at least {FEWEST}, ideally {FEW}"
             remedy = "Add some, or make each line of a text a document: `text_documents: line`."
             found.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
-        elif reported_name(held_out) not in recipe.evaluation.retain and not recipe.model.from_scratch:
+        elif (
+            reported_name(held_out) not in recipe.evaluation.retain
+            and not recipe.model.from_scratch
+        ):
             needed = f"an interval needs {FEW} or more, and with fewer than {TOO_FEW} the verdict is always unknown"
             if form_of_source(held_out) == "document":
                 needed += f"; the domain test needs {FEWEST_QUESTIONS}"
@@ -214,8 +256,18 @@ def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
     """Files missing under `output_dir` are blockers, not mistakes, if another run still has to make them."""
     documents = [source.path for source in (*recipe.data.sources, *recipe.evaluation.perplexity)]
     reward_models = [reward.options.get("path") for reward in recipe.rewards]
-    read = [recipe.model.path, recipe.tokenizer.path, recipe.training.get(TEACHER), *reward_models, *documents]
-    under = [path for path in read if isinstance(path, str) and path and recipe.output_dir in Path(path).parents]
+    read = [
+        recipe.model.path,
+        recipe.tokenizer.path,
+        recipe.training.get(TEACHER),
+        *reward_models,
+        *documents,
+    ]
+    under = [
+        path
+        for path in read
+        if isinstance(path, str) and path and recipe.output_dir in Path(path).parents
+    ]
     awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
     for mistake in list(found.mistakes):
         if any(path in str(mistake) for path in awaited):
@@ -225,10 +277,14 @@ def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
         # `output_dir` does not exist yet, so the path looks like a Hub id
         if any(f": {path} (" in unchecked for path in awaited):
             found.unchecked.remove(unchecked)
-            found.blockers.append(DataError(f"{unchecked.rpartition(' (')[0]} does not exist yet. Make it first."))
+            found.blockers.append(
+                DataError(f"{unchecked.rpartition(' (')[0]} does not exist yet. Make it first.")
+            )
 
 
-def check_names(recipe: Recipe, found: PreflightReport, profile: Profile | None, *, zero3: bool) -> None:
+def check_names(
+    recipe: Recipe, found: PreflightReport, profile: Profile | None, *, zero3: bool
+) -> None:
     found.run(find_stage, recipe.stage)
     found.run(try_optimizer, recipe, profile)
     found.run(check_release, recipe, deepspeed=profile is not None)
@@ -261,18 +317,29 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
     if recipe.model.dtype != "auto" and recipe.model.lora is None:  # adapters are fp32
         layers.to(DTYPES[recipe.model.dtype])
     try:
-        build_optimizer(recipe.optimizer, layers, offloaded=offloaded, partitioned=profile is not None)
+        build_optimizer(
+            recipe.optimizer, layers, offloaded=offloaded, partitioned=profile is not None
+        )
     except (TypeError, ValueError, IndexError) as problem:
-        raise RecipeError(f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}") from problem
+        raise RecipeError(
+            f"`optimizer.name`: {recipe.optimizer.name} refuses its options: {problem}"
+        ) from problem
 
 
 def try_schedule(recipe: Recipe) -> None:
     with_key("schedule.name", lambda: find("schedule", recipe.schedule.name, SCHEDULES))
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     try:
-        build_schedule(recipe.schedule, optimizer, tokens_per_step=1, total_tokens=recipe.budget.tokens or 10**18)
+        build_schedule(
+            recipe.schedule,
+            optimizer,
+            tokens_per_step=1,
+            total_tokens=recipe.budget.tokens or 10**18,
+        )
     except (TypeError, ValueError, ZeroDivisionError) as problem:
-        raise RecipeError(f"`schedule.name`: {recipe.schedule.name} refuses its options: {problem}") from problem
+        raise RecipeError(
+            f"`schedule.name`: {recipe.schedule.name} refuses its options: {problem}"
+        ) from problem
     phases_in_tokens(recipe)
 
 
@@ -287,24 +354,42 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
             found.blockers.append(ResourceError(missing))
     # `optimizer` and `torch_compile` are checked with their other requirements
     if recipe.training.get("use_liger_kernel"):
-        found.run(require_triton, "`training.use_liger_kernel`", instead="`training.use_liger_kernel: false`")
+        found.run(
+            require_triton,
+            "`training.use_liger_kernel`",
+            instead="`training.use_liger_kernel: false`",
+        )
     if recipe.model.attention == "flex_attention":
-        found.run(require_triton, "`model.attention`: flex_attention", instead="`model.attention: auto`")
+        found.run(
+            require_triton, "`model.attention`: flex_attention", instead="`model.attention: auto`"
+        )
     # without a GPU, cpt's chunked loss replaces Liger's kernels
-    if recipe.training.get("use_liger_kernel") and has_gpu and importlib.util.find_spec("liger_kernel") is None:
+    if (
+        recipe.training.get("use_liger_kernel")
+        and has_gpu
+        and importlib.util.find_spec("liger_kernel") is None
+    ):
         missing = "`training.use_liger_kernel`: not installed. Install it: pip install liger-kernel"
         found.blockers.append(ResourceError(missing))
 
 
-def check_deepspeed(recipe: Recipe, given: str | Profile | None, found: PreflightReport) -> Profile | None:
+def check_deepspeed(
+    recipe: Recipe, given: str | Profile | None, found: PreflightReport
+) -> Profile | None:
     if not given:
         return None
     if not find_gpus():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # DeepSpeed detects its device when it is imported
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # DeepSpeed detects its device when it is imported
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
     found.warnings += profile_warnings(given, recipe)
-    reason = "`training.deepspeed`: offload_optimizer compiles its optimizer" if offloads(profile, "optimizer") else ""
+    reason = (
+        "`training.deepspeed`: offload_optimizer compiles its optimizer"
+        if offloads(profile, "optimizer")
+        else ""
+    )
     if not torch.accelerator.is_available():
         reason = "`training.deepspeed`: DeepSpeed on a CPU compiles its communication"
     if reason:
@@ -319,14 +404,18 @@ def probe(key: str, folder: Path) -> bool:
         with tempfile.TemporaryFile(dir=existing):
             return True
     except OSError as problem:
-        raise RecipeError(f"`{key}`: cannot write to {existing} ({problem.strerror}). Choose another.") from problem
+        raise RecipeError(
+            f"`{key}`: cannot write to {existing} ({problem.strerror}). Choose another."
+        ) from problem
 
 
 def check_archive(place: str) -> None:
     try:
         files, path = fsspec.core.url_to_fs(place)
     except ImportError as problem:
-        raise ResourceError(f"`checkpoints.archive`: {place} needs a package: {problem}") from problem
+        raise ResourceError(
+            f"`checkpoints.archive`: {place} needs a package: {problem}"
+        ) from problem
     except ValueError as problem:
         raise RecipeError(f"`checkpoints.archive`: {place}: {problem}") from problem
     if isinstance(files, LocalFileSystem):
@@ -337,15 +426,25 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
     """List settings outside published ranges, with sources; `parameters` is None if only the Hub has the number."""
     rate, name = recipe.optimizer.learning_rate, recipe.optimizer.name
     if rate > HIGHEST_FOR_ADAMW and "adamw" in name.lower():
-        return [f"`optimizer.learning_rate` is {rate:g}: {name} usually diverges at such rates. 1e-5 to 1e-3 is usual"]
+        return [
+            f"`optimizer.learning_rate` is {rate:g}: {name} usually diverges at such rates. 1e-5 to 1e-3 is usual"
+        ]
     if recipe.stage != "cpt":
         return []
     base = known_base(recipe.model.path) if recipe.model.path else None
     found = [*rate_warnings(recipe, parameters, base), *replay_warnings(recipe.data)]
     schedule, total = recipe.schedule, recipe.budget.tokens
     share = schedule.options.get("warmup_share")
-    warmup = share * (total or 1) if isinstance(share, float) else schedule.options.get("warmup_tokens", 0)
-    if ":" not in schedule.name and schedule.name != "continued" and isinstance(warmup, int | float):
+    warmup = (
+        share * (total or 1)
+        if isinstance(share, float)
+        else schedule.options.get("warmup_tokens", 0)
+    )
+    if (
+        ":" not in schedule.name
+        and schedule.name != "continued"
+        and isinstance(warmup, int | float)
+    ):
         if not warmup:
             found.append(
                 "`schedule.warmup_tokens` is missing: the first steps at full rate cause a loss spike. About 1 % of"
@@ -353,8 +452,13 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
             )
         elif total is not None and warmup > MOST_WARMUP * total:
             key = f"`schedule.{'warmup_share' if share else 'warmup_tokens'}`"
-            found.append(f"{key} is {100 * warmup / total:.0f} % of the budget: 0.5 to 2 % is usual ({REWARMING})")
-    if recipe.checkpoints.every_tokens is recipe.checkpoints.every_steps is None and (total or 0) >= LONG_RUN:
+            found.append(
+                f"{key} is {100 * warmup / total:.0f} % of the budget: 0.5 to 2 % is usual ({REWARMING})"
+            )
+    if (
+        recipe.checkpoints.every_tokens is recipe.checkpoints.every_steps is None
+        and (total or 0) >= LONG_RUN
+    ):
         found.append(
             "`checkpoints` has no interval, so a crash loses the whole run: with `every_steps: 0.1` it saves ten times"
         )
@@ -386,7 +490,9 @@ def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None
             known = f"{base.peak_learning_rate:g} ({base.source})"
             yield f"{key}, above the peak of the base's pre-training, {known}: expect forgetting"
     elif lora is None and parameters is not None:
-        peak, whose = next(peak for limit, peak in LARGEST_PEAKS.items() if limit is None or parameters < limit)
+        peak, whose = next(
+            peak for limit, peak in LARGEST_PEAKS.items() if limit is None or parameters < limit
+        )
         if rate > peak:
             yield f"{key}, above the largest peak published for {parameters / 1e9:.2g}B parameters, {peak:g} ({whose})"
     # embeddings trained together with adapters need a lower rate
@@ -412,7 +518,11 @@ def replay_warnings(data: Data) -> Iterator[str]:
         )
     if data.phases or data.temperature is not None:
         return
-    replays = [source for source in data.sources if any(word in reported_name(source).lower() for word in REPLAYED)]
+    replays = [
+        source
+        for source in data.sources
+        if any(word in reported_name(source).lower() for word in REPLAYED)
+    ]
     share = sum(source.weight for source in replays) / sum(source.weight for source in data.sources)
     if replays and share < 0.01:
         yield f"`data.sources`: {100 * share:.1f} % is replayed; 1 to 5 %, or 25 %, is usual ({REWARMING})"

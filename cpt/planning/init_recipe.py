@@ -44,7 +44,17 @@ READ_BYTES = 64 * 2**20  # of files; larger files are sampled
 PIECE_BYTES = 4 * 2**20
 TOKENISED = 400  # documents
 LONGEST_TOKENISED = 100_000  # characters of one document
-TEXT_COLUMNS = ("text", "content", "body", "document", "article", "raw_content", "page_content", "markdown", "code")
+TEXT_COLUMNS = (
+    "text",
+    "content",
+    "body",
+    "document",
+    "article",
+    "raw_content",
+    "page_content",
+    "markdown",
+    "code",
+)
 FEWEST_DOCUMENTS = 50  # a fifth of them, 10, can be held out
 MOST_BAD = 0.05
 ENGLISH = (
@@ -56,20 +66,40 @@ Shift = Literal["weak", "strong"]
 LONGEST_ROW, LONGEST_ROW_ON_CPU = 4096, 512
 SHIFT_BELOW = 0.75  # of English's bytes per token
 WEAK_REPLAY, STRONG_REPLAY = 0.05, 0.25  # arXiv 2403.08763
-EPOCHS = ((500_000_000, 1), (50_000_000, 2), (0, 4))  # up to 4 are nearly as good as new text: arXiv 2305.16264
+EPOCHS = (
+    (500_000_000, 1),
+    (50_000_000, 2),
+    (0, 4),
+)  # up to 4 are nearly as good as new text: arXiv 2305.16264
 STEPS_WANTED, FEWEST_STEPS_ON_GPU, FEWEST_STEPS = 400, 100, 10
 LARGEST_BATCH = 524_288
 # Adam's second moment forgets by tokens, not by steps (arXiv 2507.07101): as beta2 0.95 does at LARGEST_BATCH.
 HALF_LIFE_TOKENS, SHORTEST_BETA2 = 7_100_000, 0.95
-REPEATED_DECAY, MEAN_OF_SCHEDULE = 3.0, 0.55  # 30 times the usual decay: arXiv 2509.14786; of the peak rate
-FEW_TOKENS, TOO_FEW_FOR_FACTS = 50_000_000, 10_000_000  # of the documents; our choice, above what was measured
+REPEATED_DECAY, MEAN_OF_SCHEDULE = (
+    3.0,
+    0.55,
+)  # 30 times the usual decay: arXiv 2509.14786; of the peak rate
+FEW_TOKENS, TOO_FEW_FOR_FACTS = (
+    50_000_000,
+    10_000_000,
+)  # of the documents; our choice, above what was measured
 BITS_OF_PARAMETER = 2  # that it can store (arXiv 2404.05405); we assume a bit of news in each token
-RATES_BY_SIZE = ((200_000_000, 1e-4), (1_000_000_000, 5e-5), (5_000_000_000, 2e-5), (math.inf, 1e-5))
+RATES_BY_SIZE = (
+    (200_000_000, 1e-4),
+    (1_000_000_000, 5e-5),
+    (5_000_000_000, 2e-5),
+    (math.inf, 1e-5),
+)
 REWARMED_TO = 0.3  # of the base's peak, for a strong shift: between the usual end, 0.1, and arXiv 2403.08763's 1
 LORA_FACTOR, LARGEST_LORA_RATE, LEAST_RATE = 10, 5e-4, 1e-6
 ADAPTERS_ONLY = {"r": 64, "lora_alpha": 16, "use_rslora": True}
 # In order of preference; above MOST_FOR_ZERO2 parameters, ZeRO-2 leaves too little of 24 GB.
-PROFILES = ("ds_config_zero1.json", "ds_config_production.json", "ds_config_prototype.json", "ds_config_8b_24gb.json")
+PROFILES = (
+    "ds_config_zero1.json",
+    "ds_config_production.json",
+    "ds_config_prototype.json",
+    "ds_config_8b_24gb.json",
+)
 MOST_FOR_ZERO2 = 4_000_000_000
 HELD_OUT_DOCUMENTS, MOST_HELD_OUT, LEAST_HELD_OUT = 100, 0.2, 0.005
 MOST_EVALUATIONS, EVALUATION_SHARE = 5, 0.1
@@ -102,7 +132,9 @@ class DocumentStatistics:
         return self.bad_rows / max(1, self.bad_rows + self.documents_read)
 
 
-def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder) -> DocumentStatistics:
+def read_documents(
+    path: str, text_column: str | None, encoder: DocumentEncoder
+) -> DocumentStatistics:
     """Read the documents of a file, folder or glob, or a random 64 MiB of them, and tokenize a sample.
 
     Raises:
@@ -110,7 +142,9 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
     """
     source, encode = find_source(path, text_column), encoder.encode
     files = files_of(source, "DOCUMENTS")
-    facts = DocumentStatistics(source, Counter(format_of(file.name).removeprefix(".") for file in files))
+    facts = DocumentStatistics(
+        source, Counter(format_of(file.name).removeprefix(".") for file in files)
+    )
     draw, seen, done_bytes = random.Random(0), set[int](), 0
     pieces = list(pieces_of(source, "DOCUMENTS", PIECE_BYTES))
     for piece in draw.sample(pieces, len(pieces)):
@@ -135,15 +169,24 @@ def read_documents(path: str, text_column: str | None, encoder: DocumentEncoder)
                 facts.sample[place] = item.text
         done_bytes += (piece.stop or Path(piece.path).stat().st_size) - piece.start
     scale = 1.0 if facts.is_whole else sum(file.size for file in files) / done_bytes
-    facts.documents, facts.text_bytes = round(facts.documents_read * scale), round(facts.text_bytes * scale)
+    facts.documents, facts.text_bytes = (
+        round(facts.documents_read * scale),
+        round(facts.text_bytes * scale),
+    )
     refuse_unusable(facts)
     if importlib.util.find_spec("py3langid") is not None:
         identifier = language_identifier()
-        facts.languages = Counter(identifier.classify(text[:2000])[0] for text in facts.sample[:200])
+        facts.languages = Counter(
+            identifier.classify(text[:2000])[0] for text in facts.sample[:200]
+        )
     texts = [text[:LONGEST_TOKENISED] for text in facts.sample]
-    facts.bytes_per_token = sum(len(text.encode()) for text in texts) / max(1, int(encode(texts)[1].sum()))
+    facts.bytes_per_token = sum(len(text.encode()) for text in texts) / max(
+        1, int(encode(texts)[1].sum())
+    )
     facts.tokens = round(facts.text_bytes / facts.bytes_per_token)
-    facts.compared_with_english = facts.bytes_per_token * int(encode([ENGLISH])[1].sum()) / len(ENGLISH.encode())
+    facts.compared_with_english = (
+        facts.bytes_per_token * int(encode([ENGLISH])[1].sum()) / len(ENGLISH.encode())
+    )
     return facts
 
 
@@ -163,7 +206,9 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
         if not isinstance(item, BadRow) or item.reason != "missing column":
             return source
         missing.append(item)
-    raise DataError(f"{missing[0].where}: {missing[0].detail}. Set the column with the text: --text-column NAME.")
+    raise DataError(
+        f"{missing[0].where}: {missing[0].detail}. Set the column with the text: --text-column NAME."
+    )
 
 
 def to_convert(path: str) -> str:
@@ -184,7 +229,11 @@ def refuse_unusable(facts: DocumentStatistics) -> None:
             f" or remove these files. {converted}"
         )
     if facts.documents < FEWEST_DOCUMENTS:
-        split = "A txt or md file is one document: split long ones. " if facts.formats.keys() & {"txt", "md"} else ""
+        split = (
+            "A txt or md file is one document: split long ones. "
+            if facts.formats.keys() & {"txt", "md"}
+            else ""
+        )
         raise DataError(
             f"{path}: {facts.documents:,} document(s), but {FEWEST_DOCUMENTS} are needed, since some are held out for"
             f" the evaluation. {split}{converted or 'Add more.'}"
@@ -242,7 +291,12 @@ class RecipeChoices:
     @property
     def beta2(self) -> float:
         """A half-life in tokens, at most a tenth of the run."""
-        return round(max(SHORTEST_BETA2, 0.5 ** (self.batch_tokens / min(HALF_LIFE_TOKENS, self.tokens / 10))), 4)
+        return round(
+            max(
+                SHORTEST_BETA2, 0.5 ** (self.batch_tokens / min(HALF_LIFE_TOKENS, self.tokens / 10))
+            ),
+            4,
+        )
 
     @property
     def shrinking(self) -> float:
@@ -271,14 +325,27 @@ def read_base(path: str) -> BaseModel:
         )
     model = build_on_meta(config)
     known, packs = own_run(path) or known_base(path), isolates_documents(config)
-    return BaseModel(path, model, tokenizer, count_model_parameters(model).total, longest_row(config), packs, known)
+    return BaseModel(
+        path,
+        model,
+        tokenizer,
+        count_model_parameters(model).total,
+        longest_row(config),
+        packs,
+        known,
+    )
 
 
 def own_run(path: str) -> KnownBase | None:
     """Training details of an exported model, if this folder is the export of a cpt run."""
     run = Path(path).expanduser().parent
     metrics, recipe = run / "metrics.jsonl", run / RECIPE
-    if not is_local(path) or Path(path).name != EXPORT or not metrics.is_file() or not recipe.is_file():
+    if (
+        not is_local(path)
+        or Path(path).name != EXPORT
+        or not metrics.is_file()
+        or not recipe.is_file()
+    ):
         return None
     rates = [row["learning_rate"] for row in read_objects(metrics) if "learning_rate" in row]
     made, last = load_recipe(recipe), float(rates[-1]) if rates else None
@@ -305,7 +372,9 @@ def choose(
     known, gpus = base.known, max(1, target.gpus)
     longest = LONGEST_ROW_ON_CPU if target.on_cpu else LONGEST_ROW
     length = min(longest, (known and known.sequence_length) or longest, base.longest_row or longest)
-    is_strong, reason = (shift == "strong", "as requested") if shift is not None else measured_shift(facts)
+    is_strong, reason = (
+        (shift == "strong", "as requested") if shift is not None else measured_shift(facts)
+    )
     replay = (STRONG_REPLAY if is_strong else WEAK_REPLAY) if with_replay else 0.0
     share = min(MOST_HELD_OUT, max(LEAST_HELD_OUT, HELD_OUT_DOCUMENTS / facts.documents))
     held_out = math.ceil(share * 1000) / 1000
@@ -316,7 +385,9 @@ def choose(
     else:
         epochs = tokens * (1 - replay) / domain_tokens
     # give a GPU enough tokens at once to be busy, in fewer steps
-    wanted = max(tokens / STEPS_WANTED, min(BUSY_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU))
+    wanted = max(
+        tokens / STEPS_WANTED, min(BUSY_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU)
+    )
     most = min(LARGEST_BATCH, (known and known.batch_tokens) or LARGEST_BATCH, wanted)
     batch = length * gpus * 2 ** max(0, math.floor(math.log2(max(1.0, most / (length * gpus)))))
     if tokens < FEWEST_STEPS * batch:
@@ -330,7 +401,18 @@ def choose(
     often = int(3 * EVALUATION_SHARE * tokens / max(1.0, held_out * facts.tokens))
     often, warmup = min(MOST_EVALUATIONS, max(1, often)), max(batch, round_down(0.01 * tokens))
     return RecipeChoices(
-        way, length, reason, replay, epochs, tokens, batch, rate, rate_reason, warmup, held_out, evaluations=often
+        way,
+        length,
+        reason,
+        replay,
+        epochs,
+        tokens,
+        batch,
+        rate,
+        rate_reason,
+        warmup,
+        held_out,
+        evaluations=often,
     )
 
 
@@ -343,14 +425,18 @@ def measured_shift(facts: DocumentStatistics) -> tuple[bool, str]:
     return facts.compared_with_english < SHIFT_BELOW, fit
 
 
-def training_methods(base: BaseModel, target: Target) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
+def training_methods(
+    base: BaseModel, target: Target
+) -> Iterator[tuple[str, str | None, dict[str, Any] | None]]:
     """Yield name, DeepSpeed profile and adapters: full training before adapters, on the GPU before offloading."""
     if target.gpus < 2:
         yield "full", None, None
     shipped = {path.rpartition("/")[2]: zero for path, zero in shipped_profiles()}
     for profile in PROFILES if not target.on_cpu else ():
         zero = shipped[profile]
-        if (target.gpus > 1 or zero.offload_optimizer) and (zero.stage != 2 or base.parameters <= MOST_FOR_ZERO2):
+        if (target.gpus > 1 or zero.offload_optimizer) and (
+            zero.stage != 2 or base.parameters <= MOST_FOR_ZERO2
+        ):
             yield "full", f"deepspeed_configs/{profile}", None
     if next(adaptable(base.model), None) is None:
         return
@@ -370,8 +456,13 @@ def first_method_that_fits(
     for name, profile, lora in training_methods(base, target):
         if full is not None and full != (name == "full"):
             continue
-        training: dict[str, Any] = {"bf16": not target.on_cpu, CHECKPOINTING[0]: False if target.on_cpu else AUTO}
-        training[MICRO_BATCH] = AUTO if base.packs_documents else 1  # otherwise a row is a whole batch
+        training: dict[str, Any] = {
+            "bf16": not target.on_cpu,
+            CHECKPOINTING[0]: False if target.on_cpu else AUTO,
+        }
+        training[MICRO_BATCH] = (
+            AUTO if base.packs_documents else 1
+        )  # otherwise a row is a whole batch
         sections = {
             "name": "draft",
             "model": {"path": base.path, "lora": lora},
@@ -392,11 +483,17 @@ def first_method_that_fits(
         has_host = not needs_host or plan.host.size / GIB <= target.host_memory_gib
         if fits(plan, target) and has_host:
             shares = (assumed_mfu(setup), MFU_RANGE[1], MFU_RANGE[0])
-            expected, least, most = (planned_speed(facts, setup, target, mfu).hours(tokens) for mfu in shares)
+            expected, least, most = (
+                planned_speed(facts, setup, target, mfu).hours(tokens) for mfu in shares
+            )
             memory, hours = plan.peak.size / GIB, (expected, least, most)
             batch_and_memory = (setup.micro_batch, setup.checkpointing, memory)
             return TrainingMethod(name, profile, *batch_and_memory, facts.trained, hours, refused)
-        what = {"full": "all parameters", "lora": "LoRA with embeddings and head", "adapters": "LoRA"}[name]
+        what = {
+            "full": "all parameters",
+            "lora": "LoRA with embeddings and head",
+            "adapters": "LoRA",
+        }[name]
         needs = f"{plan.peak.size / GIB:.1f} GiB of {target.memory_gib:.0f} on the GPU"
         if not has_host or fits(plan, target):
             needs = f"{plan.host.size / GIB:.0f} GiB of host memory of {target.host_memory_gib:.0f}"
@@ -416,7 +513,10 @@ def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> t
     peak, last = (known.peak_learning_rate, known.final_learning_rate) if known else (None, None)
     whose = f"the base's peak, {peak:g} ({known.source})" if known and peak else ""
     if peak and is_strong_shift:
-        value, reason = peak * REWARMED_TO, f"{REWARMED_TO:g} of {whose}: the text is far from the base's data"
+        value, reason = (
+            peak * REWARMED_TO,
+            f"{REWARMED_TO:g} of {whose}: the text is far from the base's data",
+        )
     elif known and last and last >= LEAST_RATE:
         value, reason = last, f"the final learning rate of the base's training ({known.source})"
     elif peak:

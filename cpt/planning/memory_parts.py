@@ -5,12 +5,25 @@ from dataclasses import dataclass
 from cpt.models.fused_loss import chunk_of
 from cpt.optim.adamw import DEFAULT_ROUNDING
 from cpt.optim.adamw_update import BLOCK
-from cpt.planning.model_sizes import KL, PAIRS, SCORE, TAUGHT, TAUGHT_IN_TILES, TAUGHT_WHOLE, TILES, WHOLE, ModelSizes
+from cpt.planning.model_sizes import (
+    KL,
+    PAIRS,
+    SCORE,
+    TAUGHT,
+    TAUGHT_IN_TILES,
+    TAUGHT_WHOLE,
+    TILES,
+    WHOLE,
+    ModelSizes,
+)
 from cpt.planning.workload import Setup
 
 REDUCED = 4  # bytes of a gradient that FSDP2 reduces
 MASTER = 4  # bytes of an fp32 copy of a weight
-MOMENTS = {"adamw": 2, "sgd": 0}  # per trained weight, in its dtype; unknown optimizers count like AdamW
+MOMENTS = {
+    "adamw": 2,
+    "sgd": 0,
+}  # per trained weight, in its dtype; unknown optimizers count like AdamW
 IN_8_BIT, PAGED = ("adamw_8bit", "paged_adamw_8bit"), "paged_adamw_8bit"
 FULL_MOMENTS, COMPENSATION = 8, 2
 MOMENTS_IN_8_BIT = 2 + 2 * 4 / BLOCK  # per weight, including its share of two scales
@@ -74,7 +87,9 @@ def state_bytes(facts: ModelSizes, setup: Setup) -> float:
         return FULL_MOMENTS * in_full + MOMENTS_IN_8_BIT * (trained - in_full) + compensation
     if setup.optimizer == "adamw" and trains_half(setup):
         return FULL_MOMENTS * trained + (MASTER * trained if rounding is None else compensation)
-    each = setup.weights_bytes if trains_half(setup) else 4  # adapters and an engine's weights are fp32
+    each = (
+        setup.weights_bytes if trains_half(setup) else 4
+    )  # adapters and an engine's weights are fp32
     moments = each * MOMENTS.get(setup.optimizer, MOMENTS["adamw"]) * trained
     return float(moments if setup.zero is None else moments + MASTER * trained)
 
@@ -92,7 +107,9 @@ def update_traffic(setup: Setup) -> float:
 def checkpoint_bytes(facts: ModelSizes, setup: Setup) -> float:
     """All weights, or the adapters, and optimizer states; under ZeRO and FSDP2 weights are saved whole and sharded."""
     each = 4 if setup.lora is not None and setup.zero is None else setup.weights_bytes
-    return each * (facts.parameters if setup.lora is None else facts.trained) + state_bytes(facts, setup)
+    return each * (facts.parameters if setup.lora is None else facts.trained) + state_bytes(
+        facts, setup
+    )
 
 
 def computed_bytes(setup: Setup) -> int:
@@ -119,10 +136,14 @@ def head_gradient(facts: ModelSizes, setup: Setup) -> float:
 
 def half_head(facts: ModelSizes, setup: Setup) -> Term:
     """The copy of the head that autocast makes."""
-    return Term("half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0)
+    return Term(
+        "half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0
+    )
 
 
-def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple[Term, ...], tuple[Term, ...]]:
+def loss_terms(
+    facts: ModelSizes, setup: Setup
+) -> tuple[tuple[Term, ...], tuple[Term, ...], tuple[Term, ...]]:
     """Terms before the gradients; with the gradients; gradients computed in a fused loss's forward pass."""
     kind, tokens, vocabulary = setup.needs.logits, setup.tokens_at_once, facts.vocabulary
     if kind == SCORE:
@@ -130,7 +151,9 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple
     if kind in (TILES, TAUGHT_IN_TILES):
         # TRL's kernels: logits of some tokens and some of the vocabulary at once, of two models with a teacher
         is_taught, completion = kind == TAUGHT_IN_TILES, setup.needs.completion
-        if is_taught or completion and not setup.on_cpu:  # TRL on a CPU computes the logits of all tokens
+        if (
+            is_taught or completion and not setup.on_cpu
+        ):  # TRL on a CPU computes the logits of all tokens
             tokens = setup.sequences * completion
         tile = min(tokens, TILE_TOKENS)
         buffer = (8 if is_taught else 2 if setup.half else 4) * tile * TILE_WORDS
@@ -146,11 +169,19 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple
         each = BYTES_OF_KIND[kind][setup.half] * tokens
         each += CHUNK_BYTES * min(tokens, CHUNK_TOKENS) if kind in (TAUGHT, KL) else 0
         what = "with their log-probabilities" if kind == PAIRS else "of both models"
-        logits = Term("logits", each * vocabulary + of_head, f"{vocabulary:,} for each token, {what}")
+        logits = Term(
+            "logits", each * vocabulary + of_head, f"{vocabulary:,} for each token, {what}"
+        )
         return (Term("logits", BEFORE * logits.size, "before their gradient"),), (logits, half), ()
     if not fuses(facts, setup):
-        before = Term("logits", float((LOGIT_BYTES - 2) * tokens * vocabulary), "before their gradient")
-        logits = Term("logits", float(LOGIT_BYTES * tokens * vocabulary), f"{vocabulary:,} for each token, in fp32")
+        before = Term(
+            "logits", float((LOGIT_BYTES - 2) * tokens * vocabulary), "before their gradient"
+        )
+        logits = Term(
+            "logits",
+            float(LOGIT_BYTES * tokens * vocabulary),
+            f"{vocabulary:,} for each token, in fp32",
+        )
         is_alone = trains_head(facts, setup) and facts.trained == facts.head and not facts.is_tied
         return (before,), (logits,) if is_alone else (logits, half), ()
     accumulates = trains_head(facts, setup) and setup.weights_bytes == 2
@@ -159,7 +190,9 @@ def loss_terms(facts: ModelSizes, setup: Setup) -> tuple[tuple[Term, ...], tuple
     fused_gradient = 4.0 * facts.head if is_added_up else of_head
     computed = computed_bytes(setup)
     note = f"of {chunk:,} tokens at once, with the gradients of the head and its inputs"
-    logits = Term("logits", computed * (chunk * vocabulary + tokens * facts.hidden) + fused_gradient, note)
+    logits = Term(
+        "logits", computed * (chunk * vocabulary + tokens * facts.hidden) + fused_gradient, note
+    )
     rounded = of_head if is_added_up and setup.weights_bytes == 2 else 0.0
     inputs = 2.0 * tokens * facts.hidden
     ready = Term("gradient of the head", fused_gradient + rounded + inputs, "computed early")

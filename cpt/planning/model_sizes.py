@@ -15,7 +15,12 @@ from cpt.models.adapters import adaptable, count_lora_parameters
 from cpt.models.config import load_config
 from cpt.models.freezing import freeze_base
 from cpt.models.fused_loss import why_not_fused
-from cpt.models.inventory import attention_heads, build_on_meta, count_model_parameters, flops_per_token
+from cpt.models.inventory import (
+    attention_heads,
+    build_on_meta,
+    count_model_parameters,
+    flops_per_token,
+)
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.schema import Model, Recipe
 
@@ -74,17 +79,27 @@ def sizes_of_model(
     embedding = model.get_input_embeddings().get_parameter("weight")
     count = count_model_parameters(model)
     by_layer: dict[str, int] = defaultdict(int)
-    layers = [f"{name}." for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [
+        f"{name}."
+        for name, module in model.named_modules()
+        if isinstance(module, GradientCheckpointingLayer)
+    ]
     for name, parameter in model.named_parameters():
-        by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += parameter.numel()
-    in_layers = [one.numel() for one in model.parameters() if one is not head and one is not embedding]
+        by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += (
+            parameter.numel()
+        )
+    in_layers = [
+        one.numel() for one in model.parameters() if one is not head and one is not embedding
+    ]
     # keys and values of all layers for one token, as transformers caches them: latent attention uncompressed
     cached, heads, text = 0, attention_heads(config), config.get_text_config()
     if heads:
         values = text.to_dict()
         cached = sum(type(module).__name__.endswith("Attention") for module in model.modules())
         if values.get("kv_lora_rank"):
-            cached *= heads * int(values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"])
+            cached *= heads * int(
+                values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"]
+            )
         else:
             width = int(values.get("head_dim") or int(text.hidden_size) // heads)
             cached *= 2 * int(values.get("num_key_value_heads") or heads) * width
@@ -104,7 +119,9 @@ def sizes_of_model(
         is_tied=embedding is head,
         flops_per_token=flops_per_token(model, sequence_length),
         has_fused_loss=why_not_fused(model) is None,
-        in_linear_layers=sum(layer.get_parameter("weight").numel() for _, layer in adaptable(model)),
+        in_linear_layers=sum(
+            layer.get_parameter("weight").numel() for _, layer in adaptable(model)
+        ),
         largest_in_layers=max(in_layers, default=0),
         cached=cached,
         trains_head=head.requires_grad,
@@ -176,26 +193,40 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
     training, stage = recipe.training, recipe.stage
     near_base = recipe.data.share_near_base
     kind = StageKind(KL, reference=True) if near_base else KINDS.get(stage, StageKind(WHOLE))
-    reference = kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
+    reference = (
+        kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
+    )
     teacher = None
     if kind.taught:
         path = result_of_run(training.get(TEACHER))
         if path is None:
-            raise RecipeError(f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME).")
+            raise RecipeError(
+                f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME)."
+            )
         config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
-        teacher = replace(sizes_of_model(config, None, 1), weights_bytes=2 if training.get("bf16") else 4)
-    reward_models: list[ModelSizes] = []  # reward models, unsharded on each GPU in their saved dtype
+        teacher = replace(
+            sizes_of_model(config, None, 1), weights_bytes=2 if training.get("bf16") else 4
+        )
+    reward_models: list[
+        ModelSizes
+    ] = []  # reward models, unsharded on each GPU in their saved dtype
     uncounted: list[str] = []
     for reward in recipe.rewards:
         if reward.name != JUDGE:
             continue
         path = str(reward.options.get("path"))
         try:
-            config = load_config(Model(path=result_of_run(path), revision=reward.options.get("revision")))
+            config = load_config(
+                Model(path=result_of_run(path), revision=reward.options.get("revision"))
+            )
         except CptError as problem:
             uncounted.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
-        saved_as, text, sizes = config.dtype, config.get_text_config(), sizes_of_model(config, None, 1)
+        saved_as, text, sizes = (
+            config.dtype,
+            config.get_text_config(),
+            sizes_of_model(config, None, 1),
+        )
         each = saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4
         head = 0 if text.tie_word_embeddings else text.vocab_size * sizes.hidden
         reward_models.append(replace(sizes, parameters=sizes.parameters - head, weights_bytes=each))
@@ -229,7 +260,11 @@ def with_own_head(facts: ModelSizes, needs: StageNeeds, *, adapters: bool) -> Mo
     """Adapt sizes to the stage: one score instead of the language model's head, or an added value head."""
     if needs.stage == "ppo":
         head = facts.hidden + 1
-        return replace(facts, parameters=facts.parameters + (0 if adapters else head), trained=facts.trained + head)
+        return replace(
+            facts,
+            parameters=facts.parameters + (0 if adapters else head),
+            trained=facts.trained + head,
+        )
     if needs.logits != SCORE:
         return facts
     gone = 0 if facts.is_tied else facts.head

@@ -40,7 +40,9 @@ LINKS = {
 LINKS_OF_OTHERS = (24.0, 1.0)
 # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
 ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)
-ASSUMED_MFU_NOT_COMPILED = 0.30  # torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
+ASSUMED_MFU_NOT_COMPILED = (
+    0.30  # torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
+)
 COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes per weight
 HOST_BANDWIDTH = 40e9  # bytes/s, of two channels of DDR5; servers have more
@@ -83,14 +85,20 @@ class Target:
         return 1.0 if self.on_cpu else limit or 1.0
 
 
-def named_gpus(gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gpu]) -> tuple[str, int]:
+def named_gpus(
+    gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gpu]
+) -> tuple[str, int]:
     """Name and total number of GPUs to plan for: as given, else this machine's."""
     if gpu is None and not found:
-        raise ResourceError('no GPU on this machine. Name one, such as --gpu "RTX 4090", or --gpu cpu.')
+        raise ResourceError(
+            'no GPU on this machine. Name one, such as --gpu "RTX 4090", or --gpu cpu.'
+        )
     if gpu is not None and gpu.strip().lower() == "cpu" and nodes > 1:
         raise ResourceError("--gpu cpu: only one machine is supported. Remove --nodes.")
     if gpus is None and gpu is not None and nodes > 1:
-        raise ResourceError(f"--nodes {nodes}: set the total number of GPUs, such as --gpus {8 * nodes}.")
+        raise ResourceError(
+            f"--nodes {nodes}: set the total number of GPUs, such as --gpus {8 * nodes}."
+        )
     number = gpus or (1 if gpu is not None else nodes * len(found))
     if number % nodes:
         raise ResourceError(f"--gpus {number} cannot be divided evenly over --nodes {nodes}.")
@@ -209,16 +217,25 @@ def planned_speed(facts: ModelSizes, setup: Setup, target: Target, mfu: float) -
     waiting = waiting_seconds(facts, setup, target, computing=computing, backward=backward)
     step = setup.accumulation * max(computing, moving) + updating + waiting
     slow |= {
-        "moving weights and gradients over PCIe: larger micro-batches": setup.accumulation * (moving - computing),
+        "moving weights and gradients over PCIe: larger micro-batches": setup.accumulation
+        * (moving - computing),
         "waiting for other GPUs: larger micro-batches": waiting,
     }
     what, seconds = max(slow.items(), key=lambda one: one[1])
-    waits = f"{seconds / step:.0%} of a step is spent on {what} reduce this" if seconds > NOTED * step else ""
-    source = f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
+    waits = (
+        f"{seconds / step:.0%} of a step is spent on {what} reduce this"
+        if seconds > NOTED * step
+        else ""
+    )
+    source = (
+        f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
+    )
     return Speed(setup.tokens_per_step / step, source, waits)
 
 
-def waiting_seconds(facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float) -> float:
+def waiting_seconds(
+    facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float
+) -> float:
     """Return the seconds per step of communication that does not overlap with compute."""
     if not target.gpu_link or setup.gpus == 1:
         return 0.0

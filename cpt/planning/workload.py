@@ -24,7 +24,14 @@ from cpt.models.layers import (
 )
 from cpt.optim.adamw import automatic_dtype
 from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
-from cpt.recipe.keys import ACCUMULATION, AUTO, CHECKPOINTING, COMPILING, DEFAULT_MICRO_BATCH, MICRO_BATCH
+from cpt.recipe.keys import (
+    ACCUMULATION,
+    AUTO,
+    CHECKPOINTING,
+    COMPILING,
+    DEFAULT_MICRO_BATCH,
+    MICRO_BATCH,
+)
 from cpt.recipe.schema import Recipe
 
 WRONG_UNDER_AUTOCAST = "compiled norms under autocast may be wrong on an RTX 50 (pytorch#191433)"
@@ -164,7 +171,9 @@ def read_setup(
     micro_batch = int(training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH))
     accumulation = int(training.get(ACCUMULATION, 1))
     if recipe.budget.global_batch_tokens is not None:
-        accumulation = max(1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length)))
+        accumulation = max(
+            1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length))
+        )
     zero = read_deepspeed_sharding(profile) if profile is not None else read_fsdp_sharding(training)
     written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
     on_gpu = not on_cpu and not triton_failure()
@@ -178,8 +187,13 @@ def read_setup(
             "tensor and context parallelism (`training.parallelism_config`): processes are counted as whole"
         )
     elif parallelism.sharing_rows > 1:
-        uncounted.append("communication of processes that share a row (`training.parallelism_config`)")
-    if profile is not None and (profile.get("zero_optimization") or {}).get("zero_hpz_partition_size", 1) != 1:
+        uncounted.append(
+            "communication of processes that share a row (`training.parallelism_config`)"
+        )
+    if (
+        profile is not None
+        and (profile.get("zero_optimization") or {}).get("zero_hpz_partition_size", 1) != 1
+    ):
         uncounted.append("second copies of the weights (`zero_hpz_partition_size`)")
     return Setup(
         gpus=gpus,
@@ -189,8 +203,12 @@ def read_setup(
         accumulation=accumulation,
         half=bool(training.get("bf16") or training.get("fp16")),
         weights_bytes=written or automatic,
-        checkpointing=bool(training.get("gradient_checkpointing") or training.get("activation_checkpointing")),
-        fused_loss=recipe.model.fused_loss is True or recipe.model.fused_loss == "auto" and not on_cpu,
+        checkpointing=bool(
+            training.get("gradient_checkpointing") or training.get("activation_checkpointing")
+        ),
+        fused_loss=recipe.model.fused_loss is True
+        or recipe.model.fused_loss == "auto"
+        and not on_cpu,
         packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window")
         or form_of_stage(recipe.stage) in MASKED_FORMS,
         attention=attention,
@@ -205,7 +223,9 @@ def read_setup(
         nodes=nodes,
         batch_is_given=recipe.budget.global_batch_tokens is not None,
         scales_loss=bool(training.get("fp16")),
-        compiles=compiles(recipe, zero3=zero is not None and zero.stage == 3 and not zero.is_fsdp, on_cpu=on_cpu)[0],
+        compiles=compiles(
+            recipe, zero3=zero is not None and zero.stage == 3 and not zero.is_fsdp, on_cpu=on_cpu
+        )[0],
         from_scratch=recipe.model.from_scratch,
         train_only=recipe.model.train_only,
     )
@@ -216,7 +236,11 @@ def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
     wanted, training = recipe.model.attention, recipe.training
     if wanted != "auto":
         return "sdpa" if ":" in wanted else wanted
-    half = training.get("bf16") or training.get("fp16") or recipe.model.dtype in ("bfloat16", "float16")
+    half = (
+        training.get("bf16")
+        or training.get("fp16")
+        or recipe.model.dtype in ("bfloat16", "float16")
+    )
     padded = recipe.data.packing == "token_budget" or form_of_stage(recipe.stage) in MASKED_FORMS
     if not half or padded or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "sdpa"
@@ -233,7 +257,9 @@ def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
     values = {key.removeprefix("stage3_"): value for key, value in section.items()}
     names = {one.name for one in fields(Sharding) if type(one.default) is int}
     sizes: dict[str, Any] = {
-        name: int(value) for name, value in values.items() if name in names and isinstance(value, int | float)
+        name: int(value)
+        for name, value in values.items()
+        if name in names and isinstance(value, int | float)
     }
     parts = {key: part for key, part in section.items() if isinstance(part, Mapping)}
     on_host = {key for key, part in parts.items() if part.get("device", "none") != "none"}
@@ -253,7 +279,9 @@ def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
     written, config = training.get("fsdp_config"), training.get("accelerator_config")
     written = written if isinstance(written, Mapping) else {}
     options = {str(key).removeprefix("fsdp_"): value for key, value in written.items()}
-    accumulation = (config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None) or {}
+    accumulation = (
+        config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None
+    ) or {}
     return Sharding(
         3,
         is_fsdp=True,
@@ -268,7 +296,10 @@ def is_wrong_under_autocast(recipe: Recipe, capability: str | None) -> bool:
     is_half = training.get("bf16") or training.get("fp16")
     if not (capability or "").startswith("12.") or not is_half:
         return False
-    becomes_half = model.dtype == "auto" and automatic_dtype(recipe, deepspeed=False, on_gpu=True).itemsize == 2
+    becomes_half = (
+        model.dtype == "auto"
+        and automatic_dtype(recipe, deepspeed=False, on_gpu=True).itemsize == 2
+    )
     return model.lora is not None or not (becomes_half or model.dtype == "bfloat16")
 
 
@@ -294,7 +325,9 @@ def compiles(
     options = [training.get(f"{name}_kwargs") or {} for name in CHECKPOINTING]
     selective = any(one.get("selective") for one in options)
     writes = stage in KINDS and KINDS[stage].written is not None
-    is_uneven = writes or recipe.data.packing == "token_budget" or form_of_stage(stage) in MASKED_FORMS
+    is_uneven = (
+        writes or recipe.data.packing == "token_budget" or form_of_stage(stage) in MASKED_FORMS
+    )
     tokens, each_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
     is_short = tokens is not None and each_step is not None and tokens < FEWEST_STEPS * each_step
     reasons = {
@@ -307,13 +340,18 @@ def compiles(
         f"the run has fewer than {FEWEST_STEPS} steps": is_short,
         "it is not tested with quantized weights": bool((recipe.model.lora or {}).get("quantize")),
         "it is not tested with custom model code": recipe.model.trust_remote_code,
-        "checkpoints are of torch's older kind (`use_reentrant`)": any(one.get("use_reentrant") for one in options),
+        "checkpoints are of torch's older kind (`use_reentrant`)": any(
+            one.get("use_reentrant") for one in options
+        ),
     }
     if model is not None:
         reasons |= {
-            f"transformers does not mark decoder layers in {type(model).__name__}": not decoder_layers(model),
+            f"transformers does not mark decoder layers in {type(model).__name__}": not decoder_layers(
+                model
+            ),
             "the model has recurrent layers": runs_along_the_row(model),
-            "`selective` does not work in compiled parts of layers with experts": selective and has_experts(model),
+            "`selective` does not work in compiled parts of layers with experts": selective
+            and has_experts(model),
         }
     why_not = next((reason for reason, applies in reasons.items() if applies), None)
     return why_not is None, why_not or "the run is on a GPU"

@@ -103,7 +103,9 @@ def keys_of_class(source: ModuleSource, node: ast.ClassDef) -> dict[str, Key]:
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         for statement in node.body:
             match statement:
-                case ast.AnnAssign(target=ast.Name(id=name)) if key := key_of(statement, source.module):
+                case ast.AnnAssign(target=ast.Name(id=name)) if key := key_of(
+                    statement, source.module
+                ):
                     keys[name] = key
     return keys
 
@@ -113,12 +115,16 @@ def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     given: dict[Any, ast.expr] = {} if field.value is None else {"default": field.value}
     if isinstance(field.value, ast.Call) and last_name(field.value.func) == "field":
         given = {keyword.arg: keyword.value for keyword in field.value.keywords}
-    hint = field.annotation.value if isinstance(field.annotation, ast.Subscript) else field.annotation
+    hint = (
+        field.annotation.value if isinstance(field.annotation, ast.Subscript) else field.annotation
+    )
     if last_name(hint) == "ClassVar" or literal(given.get("init")) is False:
         return None
     about, metadata = given.get("metadata"), {}
     if isinstance(about, ast.Dict):
-        metadata = {literal(key): value for key, value in zip(about.keys, about.values, strict=True)}
+        metadata = {
+            literal(key): value for key, value in zip(about.keys, about.values, strict=True)
+        }
     names: set[str] = set()
     kinds = kinds_in(field.annotation, names)
     # Annotations omit types: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
@@ -183,7 +189,11 @@ def enum_values(module: str, name: str) -> tuple[str, ...]:
     if found is None or not any("Enum" in last_name(base) for base in found[1].bases):
         return ()
     values = [node.value for node in found[1].body if isinstance(node, ast.Assign)]
-    return tuple(node.value for node in values if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return tuple(
+        node.value
+        for node in values
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 @lru_cache(maxsize=128)
@@ -206,12 +216,20 @@ def find_class(module: str, name: str) -> tuple[ModuleSource, ast.ClassDef] | No
 
 def last_name(node: ast.expr) -> str:
     """`TrainingArguments` for both `TrainingArguments` and `transformers.TrainingArguments`."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
     """Return the full name of the module in `from ..module import name`."""
-    package = source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
+    package = (
+        source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
+    )
     return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
 
@@ -254,7 +272,9 @@ def columns_of_stage(stage: str) -> tuple[str, ...]:
         raise RecipeError(f"`stage`: {problem}") from problem
     if columns is None:
         example = 'COLUMNS = ("prompt", "chosen", "rejected")'
-        raise RecipeError(f"`stage`: `{stage}` must define the columns of its examples, such as {example}.")
+        raise RecipeError(
+            f"`stage`: `{stage}` must define the columns of its examples, such as {example}."
+        )
     return columns
 
 
@@ -263,10 +283,15 @@ def columns_in(module: str) -> tuple[str, ...] | None:
     source = parse_module(module)
     for node in source.tree.body if source else ():
         match node:
-            case ast.Assign(targets=[ast.Name(id="COLUMNS")], value=ast.Tuple(elts=words) | ast.List(elts=words)):
+            case ast.Assign(
+                targets=[ast.Name(id="COLUMNS")], value=ast.Tuple(elts=words) | ast.List(elts=words)
+            ):
                 if all(isinstance(word, ast.Constant) for word in words):
                     return tuple(map(str, ast.literal_eval(node.value)))
             case ast.ImportFrom(names=names) if source is not None:
-                if any((alias.name, alias.asname or "COLUMNS") == ("COLUMNS", "COLUMNS") for alias in names):
+                if any(
+                    (alias.name, alias.asname or "COLUMNS") == ("COLUMNS", "COLUMNS")
+                    for alias in names
+                ):
                     return columns_in(imported_module(source, node))
     return None

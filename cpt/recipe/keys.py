@@ -199,7 +199,9 @@ NO_EFFECT_ON_EXAMPLES = by_word(
         "stage `sft` always trains on the completion only": "completion_only_loss",
         "`data.packing` already avoids padding": "padding_free",
         "`data.sources[].text_column` and `chat` name the columns": "dataset_text_field",
-        "cpt tokenizes the data in its own worker processes": ("dataset_kwargs dataset_num_proc pad_to_multiple_of"),
+        "cpt tokenizes the data in its own worker processes": (
+            "dataset_kwargs dataset_num_proc pad_to_multiple_of"
+        ),
         "the template of `tokenizer.path` is used": "chat_template_path",
         "the tokenizer defines it": "eos_token pad_token",
         "the seed fixes the order of rows, so that a run resumes exactly": "shuffle_dataset",
@@ -237,13 +239,18 @@ def refuse_automatic(recipe: Recipe) -> Recipe:
     """Return the recipe; RecipeError if a key is still `auto`."""
     if keys := automatic_keys(recipe.training):
         names = ", ".join(f"`training.{key}`" for key in keys)
-        raise RecipeError(f"{names}: auto. Write a value, use `cpt train`, or call `resolve_recipe(recipe)` first.")
+        raise RecipeError(
+            f"{names}: auto. Write a value, use `cpt train`, or call `resolve_recipe(recipe)` first."
+        )
     return recipe
 
 
 def accumulation(recipe: Recipe) -> int:
     """Micro-batches per step of one process; 1 if the recipe does not set it."""
-    rows, steps = recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH), recipe.training.get(ACCUMULATION, 1)
+    rows, steps = (
+        recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH),
+        recipe.training.get(ACCUMULATION, 1),
+    )
     if not isinstance(rows, int) or not isinstance(steps, int):
         return 1
     if recipe.budget.global_batch_tokens is None:

@@ -64,12 +64,20 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool =
     return load_with_places(path, overrides, lora=lora)[0]
 
 
-def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False) -> tuple[Recipe, Node]:
+def load_with_places(
+    path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False
+) -> tuple[Recipe, Node]:
     """Return the recipe, and its tree: `tree.place_of(root, ("data", "sources", 0))` is its file and line."""
     path, mistakes = Path(path), Mistakes()
     root = read_or_raise(path, mistakes)
     keys = root.value.keys()
-    if keys & {"steps", "base_model", "model_name_or_path", "dataset", "train_dataset"} and not keys & {
+    if keys & {
+        "steps",
+        "base_model",
+        "model_name_or_path",
+        "dataset",
+        "train_dataset",
+    } and not keys & {
         "data",
         "budget",
         "base",
@@ -88,16 +96,24 @@ def load_with_places(path: str | Path, overrides: Sequence[str] = (), *, lora: b
     return check_tree(root, mistakes), root
 
 
-def load_section(path: str | Path, key: Literal["data", "model"], overrides: Sequence[str] = ()) -> Recipe:
+def load_section(
+    path: str | Path, key: Literal["data", "model"], overrides: Sequence[str] = ()
+) -> Recipe:
     """Load a recipe, or a mixture's or a model's file, which contains only this section; the others are then
     placeholders. Overrides are `data.key=value`."""
     mistakes = Mistakes()
     root = read_or_raise(Path(path), mistakes)
     if root.value.keys() & keys_of(Recipe).keys():
         return load_recipe(path, overrides)
-    required = {"model": {"path": "none"}, "data": {"sources": [{"path": "none"}]}, "budget": {"epochs": 1}}
+    required = {
+        "model": {"path": "none"},
+        "data": {"sources": [{"path": "none"}]},
+        "budget": {"epochs": 1},
+    }
     around = {"name": key, "stage": "pretrain", **required, key: str(Path(path).resolve())}
-    root = resolve_references(read_text(json.dumps(around).encode(), str(path), mistakes), Recipe, mistakes, trail=())
+    root = resolve_references(
+        read_text(json.dumps(around).encode(), str(path), mistakes), Recipe, mistakes, trail=()
+    )
     own = ("data", "evaluation") if key == "data" else ("model",)
     return check_tree(apply_overrides(root, overrides, mistakes), mistakes, own)
 
@@ -107,19 +123,29 @@ def check_tree(root: Node, mistakes: Mistakes, own: Collection[str] = ()) -> Rec
     check_passed_on_keys(root, mistakes)
     add_retain_presets(root, mistakes)
     deepspeed = node_at(root, ("training", "deepspeed"))
-    if deepspeed is not None and isinstance(deepspeed.value, str) and not deepspeed.value.lstrip().startswith("{"):
+    if (
+        deepspeed is not None
+        and isinstance(deepspeed.value, str)
+        and not deepspeed.value.lstrip().startswith("{")
+    ):
         path = find_file(deepspeed, mistakes)
-        deepspeed.value = deepspeed.value if path is None else shown_path(path)  # relative to the current folder
+        deepspeed.value = (
+            deepspeed.value if path is None else shown_path(path)
+        )  # relative to the current folder
     read_option_numbers(root, mistakes)
     values = plain(root)
     recipe, faulty = check_shape(root, values, mistakes)
     faulty |= {key for key, child in root.value.items() if holds_broken(child)}
-    if not root.broken:  # the rules between sections without mistakes are checked along with the rest
+    if (
+        not root.broken
+    ):  # the rules between sections without mistakes are checked along with the rest
         sections = {}
         for key, field in keys_of(Recipe).items():
             if key not in faulty and (not own or key in own):
                 adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
-                sections[key] = adapter.validate_python(values[key]) if key in values else field.get_default()
+                sections[key] = (
+                    adapter.validate_python(values[key]) if key in values else field.get_default()
+                )
         check_rules(sections, root, mistakes)
     mistakes.raise_if_any()
     assert recipe is not None, "a recipe without mistakes has a shape"
@@ -135,16 +161,29 @@ def add_retain_presets(root: Node, mistakes: Mistakes) -> None:
     if retain is None or not isinstance(retain.value, dict):
         return
     lists = [node_at(root, at) for at in (("data", "sources"), ("evaluation", "perplexity"))]
-    sources = [plain(one) for found in lists if found and isinstance(found.value, list) for one in found.value]
-    known = {str(one.get("name") or name_of_path(str(one.get("path")))) for one in sources if isinstance(one, dict)}
+    sources = [
+        plain(one)
+        for found in lists
+        if found and isinstance(found.value, list)
+        for one in found.value
+    ]
+    known = {
+        str(one.get("name") or name_of_path(str(one.get("path"))))
+        for one in sources
+        if isinstance(one, dict)
+    }
     evaluation = root.value["evaluation"].value
     for word in [word for word in RETAIN_PRESETS if word in retain.value and word not in known]:
         for key, added in read_yaml(RETAIN_FILES / f"{word}.yaml", mistakes).value.items():
             before = evaluation.get(key, Node([], retain.place))
             if isinstance(before.value, list):  # otherwise a mistake, which is reported later
-                names = [one.get("name") for one in map(plain, before.value) if isinstance(one, dict)]
+                names = [
+                    one.get("name") for one in map(plain, before.value) if isinstance(one, dict)
+                ]
                 new = [one for one in added.value if one.value["name"].value not in names]
-                evaluation[key] = Node([*before.value, *new], before.place, before.own_file, before.broken)
+                evaluation[key] = Node(
+                    [*before.value, *new], before.place, before.own_file, before.broken
+                )
             if key == "tasks" and retain.value.pop(word).value is not None:
                 text = "must be null: tasks are evaluated after the run, so a score cannot stop it"
                 mistakes.add(retain.place, f"`evaluation.retain.{word}`: {text}")
@@ -160,15 +199,23 @@ RETAIN_FILES = SHIPPED_FILES / "recipes" / "presets" / "retain"
 REPOSITORY = SHIPPED_FILES  # in an installed package, the files that recipes refer to
 
 
-def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
+def resolve_references(
+    node: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]
+) -> Node:
     """Replace every reference below `node` by the content of its file. `trail`: the files that led here, to detect
     circular references."""
     section, value = section_in(annotation), node.value
     is_word = isinstance(value, str) and not value.endswith((".yaml", ".yml"))
-    if annotation == Evaluation.model_fields["retain"].annotation and (is_word or isinstance(value, list)):
+    if annotation == Evaluation.model_fields["retain"].annotation and (
+        is_word or isinstance(value, list)
+    ):
         entries = dict[str, Node]()  # `general` is short for `{general: null}`
         for one in value if isinstance(value, list) else [node]:
-            entries |= one.value if isinstance(one.value, dict) else {str(plain(one)): Node(None, one.place)}
+            entries |= (
+                one.value
+                if isinstance(one.value, dict)
+                else {str(plain(one)): Node(None, one.place)}
+            )
         return Node(entries, node.place, node.own_file)
     if isinstance(value, list) and item_in(annotation) is not None:
         items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in value]
@@ -183,7 +230,10 @@ def resolve_references(node: Node, annotation: Any, mistakes: Mistakes, trail: t
             return Node(base.value, node.place, own_file=True, broken=base.broken)
         if section is not None and issubclass(section, Component):
             return Node({"name": Node(value, node.place)}, node.place, node.own_file)
-        mistakes.add(node.place, f'expected keys and values or the path of a .yaml file, got the text "{value}"')
+        mistakes.add(
+            node.place,
+            f'expected keys and values or the path of a .yaml file, got the text "{value}"',
+        )
         return Node({}, node.place, own_file=True, broken=True)
     entries = {
         key: resolve_references(child, child_annotation(annotation, key), mistakes, trail)
@@ -205,11 +255,15 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
     """Return the section in the file that `written` names, with its references resolved."""
     path = find_file(written, mistakes)
     if path is not None and path.resolve() in trail:
-        circle = " -> ".join(shown_path(file) for file in (*trail[trail.index(path.resolve()) :], path.resolve()))
+        circle = " -> ".join(
+            shown_path(file) for file in (*trail[trail.index(path.resolve()) :], path.resolve())
+        )
         mistakes.add(written.place, f"circular reference: {circle}")
     elif path is not None:
         with suppress(UnreadableError):
-            return resolve_references(read_yaml(path, mistakes), annotation, mistakes, (*trail, path.resolve()))
+            return resolve_references(
+                read_yaml(path, mistakes), annotation, mistakes, (*trail, path.resolve())
+            )
     return Node({}, written.place, broken=True)
 
 
@@ -278,17 +332,48 @@ UNSET = object()
 
 CLASSES_IN_TRAINING = {
     "free": (  # logging, launching, and ways to compute the same step
-        *("logging_*", "log_*", "report_to", "project", "trackio_*", "include_num_input_tokens_seen"),
-        *("push_to_hub*", "hub_*", "skip_memory_metrics", "disable_tqdm", "per_device_eval_batch_size"),
-        *("dataloader_*", "ddp_timeout", "parallelism_config", "deepspeed", "fsdp", "fsdp_config", "vllm_server_*"),
-        *("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing*", "torch_compile*"),
+        *(
+            "logging_*",
+            "log_*",
+            "report_to",
+            "project",
+            "trackio_*",
+            "include_num_input_tokens_seen",
+        ),
+        *(
+            "push_to_hub*",
+            "hub_*",
+            "skip_memory_metrics",
+            "disable_tqdm",
+            "per_device_eval_batch_size",
+        ),
+        *(
+            "dataloader_*",
+            "ddp_timeout",
+            "parallelism_config",
+            "deepspeed",
+            "fsdp",
+            "fsdp_config",
+            "vllm_server_*",
+        ),
+        *(
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "gradient_checkpointing*",
+            "torch_compile*",
+        ),
         *("use_liger_kernel", "use_cpu", "full_determinism", "torch_empty_cache_steps"),
     ),
     "fixed": (
         *("bf16", "fp16"),  # the optimizer's state has the type of the weights
         *("loss_type", "loss_weights", "trust_remote_code"),  # the loss defines the objective
         *("teacher_*", "ref_*"),  # so do teacher and reference
-        *("num_generations", "num_iterations", "steps_per_generation", "generation_batch_size"),  # rows of a step
+        *(
+            "num_generations",
+            "num_iterations",
+            "steps_per_generation",
+            "generation_batch_size",
+        ),  # rows of a step
     ),
 }
 """Class -> keys of `training:`. All others may change from a step on, such as `max_grad_norm`: the config object is
@@ -305,7 +390,11 @@ def class_of_change(key: str) -> str:
     """
     first, *below = (step for step in re.sub(r"\[.*?\]", "", key).split(".") if not step.isdigit())
     if first == "training" and below:
-        classes = [one for one, patterns in CLASSES_IN_TRAINING.items() if any(fnmatch(below[0], p) for p in patterns)]
+        classes = [
+            one
+            for one, patterns in CLASSES_IN_TRAINING.items()
+            if any(fnmatch(below[0], p) for p in patterns)
+        ]
         return classes[0] if classes else "from_step"
     field = keys_of(Recipe)[first]
     found, annotation = own_class_of_change(field), field.annotation
@@ -315,7 +404,11 @@ def class_of_change(key: str) -> str:
             found = own_class_of_change(below_it) or found
         annotation = child_annotation(section, step)
     assert found is not None, "every top-level key has a class"
-    return "from_step" if first == "optimizer" and below and below[-1].endswith("learning_rate") else found
+    return (
+        "from_step"
+        if first == "optimizer" and below and below[-1].endswith("learning_rate")
+        else found
+    )
 
 
 def own_class_of_change(field: FieldInfo) -> str | None:
@@ -337,7 +430,8 @@ class Change:
 
     def __str__(self) -> str:
         old, new = (
-            "not set" if value is UNSET else in_yaml(without_defaults(value)) for value in (self.before, self.after)
+            "not set" if value is UNSET else in_yaml(without_defaults(value))
+            for value in (self.before, self.after)
         )
         return f"{self.key}: {old} -> {new}"
 
@@ -347,7 +441,11 @@ def without_defaults(value: Any) -> Any:
     if not isinstance(value, dict) or "path" not in value:
         return value
     fields = keys_of(Source)
-    return {key: one for key, one in value.items() if key not in fields or one != fields[key].get_default()}
+    return {
+        key: one
+        for key, one in value.items()
+        if key not in fields or one != fields[key].get_default()
+    }
 
 
 def changes_between(before: Recipe, after: Recipe) -> list[Change]:
@@ -375,7 +473,10 @@ def differing_values(values: Sequence[Any], above: str = "") -> Iterator[tuple[s
             orders = [list(tree) for tree in trees]
             if any(order != orders[0] for order in orders):
                 yield f"{above}.order", orders
-    elif any(value != values[0] or isinstance(value, bool) != isinstance(values[0], bool) for value in values):
+    elif any(
+        value != values[0] or isinstance(value, bool) != isinstance(values[0], bool)
+        for value in values
+    ):
         yield above, list(values)
 
 

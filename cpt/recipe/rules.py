@@ -13,8 +13,22 @@ from typing import Any
 
 from cpt.plugins import did_you_mean
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
-from cpt.recipe.keys import ACCUMULATION, AUTO, DEFAULT_MICRO_BATCH, MICRO_BATCH, PLACES, format_new_key
-from cpt.recipe.paths import COMPRESSED_FILES, DOCUMENT_FILES, TEXT_FILES, document_suffix, is_function, is_local
+from cpt.recipe.keys import (
+    ACCUMULATION,
+    AUTO,
+    DEFAULT_MICRO_BATCH,
+    MICRO_BATCH,
+    PLACES,
+    format_new_key,
+)
+from cpt.recipe.paths import (
+    COMPRESSED_FILES,
+    DOCUMENT_FILES,
+    TEXT_FILES,
+    document_suffix,
+    is_function,
+    is_local,
+)
 from cpt.recipe.schema import (
     NEW_ROWS,
     RETAIN_PRESETS,
@@ -62,10 +76,14 @@ def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
         if not all(name in sections for name in needed):
             continue
         for found in rule(*(sections[name] for name in needed)):
-            location = steps_of(found.location) if isinstance(found.location, str) else found.location
+            location = (
+                steps_of(found.location) if isinstance(found.location, str) else found.location
+            )
             here = place_of(root, location)
             other = node_at(root, steps_of(found.other)) if found.other else None
-            where = f" (`{found.other}`: {other.place.seen_from(here)})" if other is not None else ""
+            where = (
+                f" (`{found.other}`: {other.place.seen_from(here)})" if other is not None else ""
+            )
             mistakes.add(here, f"`{dotted(location)}`: {found.text}{where}")
 
 
@@ -79,7 +97,10 @@ def no_effect(location: str, why: str, other: str | None = None) -> Violation:
 
 def check_budget(budget: Budget) -> Violations:
     if budget.tokens is None and budget.epochs is None:
-        yield Violation("budget", "the length of the training is missing: set `budget.tokens` or `budget.epochs`")
+        yield Violation(
+            "budget",
+            "the length of the training is missing: set `budget.tokens` or `budget.epochs`",
+        )
     if budget.tokens is not None and budget.epochs is not None:
         yield not_both("budget.epochs", "budget.tokens")
 
@@ -99,7 +120,11 @@ def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> 
 def check_accumulation(budget: Budget, training: dict[str, Any]) -> Violations:
     """Gradient accumulation follows from the global batch: the tokens per step must not depend on memory."""
     if budget.global_batch_tokens is not None and training.get(ACCUMULATION, AUTO) != AUTO:
-        yield Violation(f"training.{ACCUMULATION}", "sets the same thing: remove one", "budget.global_batch_tokens")
+        yield Violation(
+            f"training.{ACCUMULATION}",
+            "sets the same thing: remove one",
+            "budget.global_batch_tokens",
+        )
     for key in (MICRO_BATCH, ACCUMULATION):
         if training.get(key) == AUTO and budget.global_batch_tokens is None:
             yield Violation(f"training.{key}", "auto needs `budget.global_batch_tokens`", "budget")
@@ -115,16 +140,26 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
         here = f"data.phases[{index}]"
         until, rate = f"{here}.until", f"{here}.until_learning_rate"
         if index and budget.tokens is not None and begins >= budget.tokens:
-            yield Violation(here, f"never begins: the previous phase ends at {begins:,} tokens", "budget.tokens")
-        if phase.until is None and phase.until_learning_rate is None and index < len(data.phases) - 1:
+            yield Violation(
+                here, f"never begins: the previous phase ends at {begins:,} tokens", "budget.tokens"
+            )
+        if (
+            phase.until is None
+            and phase.until_learning_rate is None
+            and index < len(data.phases) - 1
+        ):
             yield Violation(until, "missing: only the last phase may run to the end without it")
             return
         if phase.until is not None and phase.until <= begins:
-            yield Violation(until, f"the phase starts at {begins:,} tokens", f"data.phases[{index - 1}].until")
+            yield Violation(
+                until, f"the phase starts at {begins:,} tokens", f"data.phases[{index - 1}].until"
+            )
         if phase.until is not None and phase.until_learning_rate is not None:
             yield not_both(rate, until)
         elif phase.until_learning_rate is not None and budget.tokens is None:
-            yield Violation(rate, "needs a recipe with `budget.tokens` and a schedule", "budget.epochs")
+            yield Violation(
+                rate, "needs a recipe with `budget.tokens` and a schedule", "budget.epochs"
+            )
         elif phase.until_learning_rate is not None and phase.until_learning_rate >= lowest:
             yield Violation(rate, f"an earlier phase ends at {lowest:g}")
         begins = max(begins, phase.until or 0)
@@ -146,22 +181,37 @@ def check_phases(data: Data) -> Violations:
             yield Violation(f"{here}.weights", "at least one source needs a weight above 0")
         length = f"{here}.context_length"
         if phase.context_length is not None and phase.context_length > data.sequence_length:
-            yield Violation(length, f"rows have {data.sequence_length:,} tokens", "data.sequence_length")
+            yield Violation(
+                length, f"rows have {data.sequence_length:,} tokens", "data.sequence_length"
+            )
         if phase.context_length is not None and data.packing == "token_budget":
-            yield Violation(length, "`packing: token_budget` does not cut documents: use best_fit", "data.packing")
+            yield Violation(
+                length,
+                "`packing: token_budget` does not cut documents: use best_fit",
+                "data.packing",
+            )
         if phase.change == "linear" and index == 0:
             yield Violation(f"{here}.change", "the first phase cannot change from a previous one")
         elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
-            yield Violation(f"{here}.change", "a linear change needs the phase's `until` or `until_learning_rate`")
+            yield Violation(
+                f"{here}.change",
+                "a linear change needs the phase's `until` or `until_learning_rate`",
+            )
     for index, name in enumerate(names):
         if data.phases and not any(phase.weights.get(name) for phase in data.phases):
-            yield Violation(f"data.sources[{index}]", f"`{name}` needs a weight in at least one phase", "data.phases")
+            yield Violation(
+                f"data.sources[{index}]",
+                f"`{name}` needs a weight in at least one phase",
+                "data.phases",
+            )
 
 
 def check_stride(data: Data) -> Violations:
     """Only sliding windows have a stride, which must not skip tokens."""
     if data.packing == "sliding_window" and data.stride is None:
-        yield Violation("data.packing", f"needs `data.stride`, such as {max(1, data.sequence_length // 2)}")
+        yield Violation(
+            "data.packing", f"needs `data.stride`, such as {max(1, data.sequence_length // 2)}"
+        )
     if data.packing != "sliding_window" and data.stride is not None:
         yield no_effect("data.stride", " without `packing: sliding_window`", "data.packing")
     if data.stride is not None and data.stride > data.sequence_length:
@@ -184,13 +234,18 @@ def check_names(data: Data, evaluation: Evaluation) -> Violations:
             first = {}  # reports of held-out sets do not list sources
         name = reported_name(entry)
         if name in first:
-            yield Violation(location, f"duplicate name `{name}`: set another `name` here", first[name])
+            yield Violation(
+                location, f"duplicate name `{name}`: set another `name` here", first[name]
+            )
         first.setdefault(name, location)
 
 
 def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
     yield from ((f"data.sources[{index}]", source) for index, source in enumerate(data.sources))
-    yield from ((f"evaluation.perplexity[{index}]", entry) for index, entry in enumerate(evaluation.perplexity))
+    yield from (
+        (f"evaluation.perplexity[{index}]", entry)
+        for index, entry in enumerate(evaluation.perplexity)
+    )
 
 
 def reported_name(entry: DocumentSource) -> str:
@@ -211,20 +266,36 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
     for location, entry in keyed_sources(data, evaluation):
         if is_local(entry.path) or ":" in entry.path:
             given: dict[str, Any] = {"subset": entry.subset, "revision": entry.revision}
-            given |= {"split": entry.split != "train", "data_files": entry.data_files, "streaming": entry.streaming}
+            given |= {
+                "split": entry.split != "train",
+                "data_files": entry.data_files,
+                "streaming": entry.streaming,
+            }
             for key, value in given.items():
                 if value not in (None, False, []):
-                    yield no_effect(f"{location}.{key}", f": `{entry.path}` is not a dataset on the Hub")
+                    yield no_effect(
+                        f"{location}.{key}", f": `{entry.path}` is not a dataset on the Hub"
+                    )
         if entry.options and not is_function(entry.path):
-            yield no_effect(f"{location}.options", f": `{entry.path}` is not a `package.module:function`")
-        *others, last = [key for key, is_given in ways_to_make_text(entry).items() if is_given] or [""]
+            yield no_effect(
+                f"{location}.options", f": `{entry.path}` is not a `package.module:function`"
+            )
+        *others, last = [key for key, is_given in ways_to_make_text(entry).items() if is_given] or [
+            ""
+        ]
         for other in others:
             yield not_both(f"{location}.{last}", f"{location}.{other}")
         for name in entry.chat if isinstance(entry.chat, dict) else ():
             if name not in PARTS_OF_EXAMPLES:
                 text = f"not a part of an example.{did_you_mean(name, PARTS_OF_EXAMPLES)} Parts:"
-                yield Violation((*steps_of(location), "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}")
-        if entry.chat is not None and isinstance(entry, Source) and entry.fill_in_the_middle is not None:
+                yield Violation(
+                    (*steps_of(location), "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}"
+                )
+        if (
+            entry.chat is not None
+            and isinstance(entry, Source)
+            and entry.fill_in_the_middle is not None
+        ):
             yield not_both(f"{location}.fill_in_the_middle", f"{location}.chat")
         if suffix := document_suffix(entry.path):  # for folders, known after listing their files
             for key in options_without_effect(entry, {suffix}):
@@ -234,7 +305,11 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
 def ways_to_make_text(entry: DocumentSource) -> dict[str, bool]:
     """The keys that define a row's text, and whether each is set."""
     chat = entry.chat is not None
-    return {"text_column": entry.text_column != "text", "template": entry.template is not None, "chat": chat}
+    return {
+        "text_column": entry.text_column != "text",
+        "template": entry.template is not None,
+        "chat": chat,
+    }
 
 
 def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> list[str]:
@@ -242,12 +317,20 @@ def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> 
     separator between documents."""
     if TEXT_FILES.issuperset(suffixes):
         return [key for key, is_given in ways_to_make_text(entry).items() if is_given]
-    return ["text_documents"] if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes) else []
+    return (
+        ["text_documents"]
+        if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes)
+        else []
+    )
 
 
 DOMAIN_TEST = "domain_test"  # not an lm-eval task, but listed with them in `evaluation.tasks`
 REWARDED = ("grpo", "rloo", "ppo", "spo")  # stages that learn from rewards
-PAIRED = ("dpo", "kto", "cpo")  # stages whose loss compares answers at the temperature `training.beta`
+PAIRED = (
+    "dpo",
+    "kto",
+    "cpo",
+)  # stages whose loss compares answers at the temperature `training.beta`
 OWN_LOSS = ("pretrain", "cpt", "sft")  # stages with next-token loss on rows of tokens
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")  # stages with a teacher
 
@@ -275,9 +358,13 @@ def check_rewards(stage: str, rewards: list[Reward]) -> Violations:
 def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
     """Distillation needs a teacher; with beta 0 all answers have the same loss, and the gradient is 0."""
     if stage in TAUGHT and training.get("teacher_model_name_or_path") is None:
-        yield Violation("stage", f"stage `{stage}` needs a teacher: `training.teacher_model_name_or_path`")
+        yield Violation(
+            "stage", f"stage `{stage}` needs a teacher: `training.teacher_model_name_or_path`"
+        )
     if stage in PAIRED and training.get("beta") == 0:
-        yield Violation("training.beta", f"stage `{stage}` has zero gradients with `training.beta` 0", "stage")
+        yield Violation(
+            "training.beta", f"stage `{stage}` has zero gradients with `training.beta` 0", "stage"
+        )
 
 
 def check_replay_kl(stage: str, data: Data, model: Model, training: dict[str, Any]) -> Violations:
@@ -286,10 +373,19 @@ def check_replay_kl(stage: str, data: Data, model: Model, training: dict[str, An
         reasons = {
             "stage": (f"is for {', '.join(OWN_LOSS)}: remove it", stage not in OWN_LOSS),
             "model.from_scratch": ("new weights have no base: remove it", model.from_scratch),
-            "model.resize_embeddings": ("the base lacks the added tokens: remove it", model.resize_embeddings),
-            "model.train_only": ("the base does not know the new rows: remove it", model.train_only == NEW_ROWS),
+            "model.resize_embeddings": (
+                "the base lacks the added tokens: remove it",
+                model.resize_embeddings,
+            ),
+            "model.train_only": (
+                "the base does not know the new rows: remove it",
+                model.train_only == NEW_ROWS,
+            ),
             "model.fused_loss": ("needs all logits: remove one", model.fused_loss is True),
-            "training.parallelism_config": ("needs whole rows: remove one", bool(training.get("parallelism_config"))),
+            "training.parallelism_config": (
+                "needs whole rows: remove one",
+                bool(training.get("parallelism_config")),
+            ),
         }
         for other, (text, is_wrong) in reasons.items():
             if source.replay_kl and is_wrong:
@@ -300,28 +396,42 @@ def check_weights(model: Model) -> Violations:
     """A model is loaded from a path or initialized from a config; `train_only` is for models without LoRA."""
     from_scratch, train_only = "model.from_scratch", "model.train_only"
     if not model.from_scratch and model.path is None:
-        yield Violation("model.path", "missing; for new weights write `from_scratch: true` and `config`")
+        yield Violation(
+            "model.path", "missing; for new weights write `from_scratch: true` and `config`"
+        )
     if model.from_scratch and model.path is None and model.config is None:
-        yield Violation(from_scratch, "new weights need an architecture: set `model.config` or `model.path`")
+        yield Violation(
+            from_scratch, "new weights need an architecture: set `model.config` or `model.path`"
+        )
     if model.config is not None and "model_type" not in model.config:
         yield Violation("model.config.model_type", "missing: llama, qwen3, gpt2, ...")
     if model.lora is not None and model.from_scratch:
-        yield Violation("model.lora", "LoRA needs trained weights: remove it, or set `model.path`", from_scratch)
+        yield Violation(
+            "model.lora", "LoRA needs trained weights: remove it, or set `model.path`", from_scratch
+        )
     if model.trust_remote_code and re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is None:
         text = "needs a full commit hash (40 hex digits) as `model.revision`"
         yield Violation("model.trust_remote_code", text, "model.revision")
     if model.train_only is not None and model.lora is not None:
-        yield Violation(train_only, "LoRA freezes what `train_only` trains: remove one", "model.lora")
+        yield Violation(
+            train_only, "LoRA freezes what `train_only` trains: remove one", "model.lora"
+        )
     if model.train_only == NEW_ROWS and model.from_scratch:
         yield no_effect(train_only, ": `new_rows` needs trained weights", from_scratch)
 
 
 def check_frozen(model: Model, training: dict[str, Any]) -> Violations:
     if model.train_only == NEW_ROWS and training.get("fsdp"):
-        yield Violation("model.train_only", "FSDP cannot freeze single rows: use DeepSpeed", "training.fsdp")
+        yield Violation(
+            "model.train_only", "FSDP cannot freeze single rows: use DeepSpeed", "training.fsdp"
+        )
     for key in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
         options = training.get(key)
-        if isinstance(options, dict) and options.get("use_reentrant") and model.train_only not in (None, NEW_ROWS):
+        if (
+            isinstance(options, dict)
+            and options.get("use_reentrant")
+            and model.train_only not in (None, NEW_ROWS)
+        ):
             text = "layers with frozen inputs would get no gradient from `use_reentrant: true`: remove that"
             yield Violation("model.train_only", text, f"training.{key}")
 
@@ -333,8 +443,15 @@ def check_safety(safety: Safety) -> Violations:
 
 def check_tokenizer(model: Model, tokenizer: Tokenizer) -> Violations:
     """There must be a tokenizer, and each path and revision must have an effect."""
-    if model.from_scratch and model.config is not None and tokenizer.path is not None and model.path is not None:
-        yield no_effect("model.path", ": `model.config` defines the shape. Write `path: null`", "model.config")
+    if (
+        model.from_scratch
+        and model.config is not None
+        and tokenizer.path is not None
+        and model.path is not None
+    ):
+        yield no_effect(
+            "model.path", ": `model.config` defines the shape. Write `path: null`", "model.config"
+        )
     if model.path is None and model.from_scratch and tokenizer.path is None:
         yield Violation("tokenizer.path", "missing: a model from scratch needs a tokenizer")
     if model.revision is not None and model.path is None:
@@ -348,7 +465,11 @@ def check_saving(checkpoints: Checkpoints) -> Violations:
     if checkpoints.every_tokens is not None and checkpoints.every_steps is not None:
         yield not_both("checkpoints.every_steps", "checkpoints.every_tokens")
     saves = checkpoints.every_tokens is not None or checkpoints.every_steps is not None
-    if checkpoints.keep != Checkpoints().keep and not saves and checkpoints.weights_every_steps is None:
+    if (
+        checkpoints.keep != Checkpoints().keep
+        and not saves
+        and checkpoints.weights_every_steps is None
+    ):
         yield no_effect("checkpoints.keep", " without `checkpoints.every_tokens` or `every_steps`")
 
 
@@ -361,9 +482,13 @@ def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
         yield Violation(here, "needs `checkpoints.every_tokens` or `every_steps`")
     last = kept.options.get("last", 3) if kept is not None and kept.name == "newest" else None
     if isinstance(last, int) and last < checkpoints.average:
-        yield Violation(here, f"only {last} checkpoints are kept: raise `checkpoints.keep`", "checkpoints.keep")
+        yield Violation(
+            here, f"only {last} checkpoints are kept: raise `checkpoints.keep`", "checkpoints.keep"
+        )
     if model.lora is not None:
-        yield Violation(here, "the mean of LoRA's factors is not the mean of the models", "model.lora")
+        yield Violation(
+            here, "the mean of LoRA's factors is not the mean of the models", "model.lora"
+        )
 
 
 def check_evaluation(evaluation: Evaluation) -> Violations:
@@ -373,15 +498,29 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
         yield not_both("evaluation.every_steps", "evaluation.every_tokens")
     for key, interval in {"every_tokens": every_tokens, "every_steps": every_steps}.items():
         if interval is not None and evaluation.held_out_share is None and not evaluation.perplexity:
-            yield no_effect(f"evaluation.{key}", " without `evaluation.held_out_share` or `evaluation.perplexity`")
-    if evaluation.tasks_every_tokens is not None and all(task.name == DOMAIN_TEST for task in evaluation.tasks):
-        yield no_effect("evaluation.tasks_every_tokens", " without a task in `evaluation.tasks`", "evaluation.tasks")
-    if evaluation.tasks_device != Evaluation().tasks_device and evaluation.tasks_every_tokens is None:
+            yield no_effect(
+                f"evaluation.{key}",
+                " without `evaluation.held_out_share` or `evaluation.perplexity`",
+            )
+    if evaluation.tasks_every_tokens is not None and all(
+        task.name == DOMAIN_TEST for task in evaluation.tasks
+    ):
+        yield no_effect(
+            "evaluation.tasks_every_tokens",
+            " without a task in `evaluation.tasks`",
+            "evaluation.tasks",
+        )
+    if (
+        evaluation.tasks_device != Evaluation().tasks_device
+        and evaluation.tasks_every_tokens is None
+    ):
         yield no_effect("evaluation.tasks_device", " without `evaluation.tasks_every_tokens`")
     for name, rise in evaluation.retain.items():
         if rise is not None and every_steps is None and every_tokens is None:
             here = ("evaluation", "retain", name)
-            yield Violation(here, "never stops the run without `evaluation.every_tokens`: set it, or write null")
+            yield Violation(
+                here, "never stops the run without `evaluation.every_tokens`: set it, or write null"
+            )
 
 
 def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
@@ -416,8 +555,30 @@ def check_training(training: dict[str, Any]) -> Violations:
 
 
 RULES: tuple[Callable[..., Violations], ...] = (
-    *(check_stage, check_start, check_rewards, check_stage_options, check_replay_kl, check_weights, check_frozen),
-    *(check_safety, check_tokenizer, check_saving, check_average, check_evaluation, check_retained_sets),
-    *(check_option_names, check_training, check_budget, check_global_batch, check_accumulation, check_phase_ends),
+    *(
+        check_stage,
+        check_start,
+        check_rewards,
+        check_stage_options,
+        check_replay_kl,
+        check_weights,
+        check_frozen,
+    ),
+    *(
+        check_safety,
+        check_tokenizer,
+        check_saving,
+        check_average,
+        check_evaluation,
+        check_retained_sets,
+    ),
+    *(
+        check_option_names,
+        check_training,
+        check_budget,
+        check_global_batch,
+        check_accumulation,
+        check_phase_ends,
+    ),
     *(check_phases, check_stride, check_token_budget, check_names, check_source_options),
 )

@@ -45,7 +45,11 @@ class Section(BaseModel):
     def without_removed_keys(cls, values: object) -> object:
         """Null was their default."""
         if isinstance(values, dict):
-            return {key: value for key, value in values.items() if key not in REMOVED or value is not None}
+            return {
+                key: value
+                for key, value in values.items()
+                if key not in REMOVED or value is not None
+            }
         return values
 
 
@@ -170,7 +174,9 @@ class Data(Section):
     sets."""
     filters: Fixed[list[Component]] = []
     """Functions that return the reason to drop a document, or None to keep it; for all sources."""
-    deduplicate: Fixed[Literal["exact", "near", "exact_across_sources", "near_across_sources"] | None] = None
+    deduplicate: Fixed[
+        Literal["exact", "near", "exact_across_sources", "near_across_sources"] | None
+    ] = None
     """Drop documents whose text occurred before in the same source (exact), or nearly the same text (near, by MinHash;
     needs the extra `dedup`). Across sources: of equal documents, the one of the first source is kept."""
     on_bad_row: Free[Literal["error", "skip"]] = "error"
@@ -178,7 +184,9 @@ class Data(Section):
     stored tokens (skip)."""
     max_bad_share: Free[float] = Field(default=0.001, ge=0, le=1)
     """With `on_bad_row: skip`, a larger share of malformed rows in a source is an error."""
-    packing: Fixed[Literal["best_fit", "concatenate", "sliding_window", "none", "token_budget"]] = "best_fit"
+    packing: Fixed[Literal["best_fit", "concatenate", "sliding_window", "none", "token_budget"]] = (
+        "best_fit"
+    )
     """best_fit: several whole documents in a row. concatenate: documents end to end, cut where a row is full.
     sliding_window: rows that start every `stride` tokens of a document. none: one document in a row, padded.
     token_budget: a row is a batch of documents of similar length, padded to the longest, of `sequence_length` tokens
@@ -190,7 +198,9 @@ class Data(Section):
     @property
     def share_near_base(self) -> float:
         """Share of the sources with `replay_kl`, by their weights; 0 if there is none."""
-        return sum(one.weight for one in self.sources if one.replay_kl) / sum(one.weight for one in self.sources)
+        return sum(one.weight for one in self.sources if one.replay_kl) / sum(
+            one.weight for one in self.sources
+        )
 
 
 LORA_PRESETS = ("cpt",)

@@ -9,7 +9,14 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from cpt.plugins import closest, did_you_mean, fits, simplified
-from cpt.recipe.huggingface_keys import LORA, PEFT_METHODS, STAGE_CONFIGS, TAKES_QUANTIZED, keys_of_config, method_of
+from cpt.recipe.huggingface_keys import (
+    LORA,
+    PEFT_METHODS,
+    STAGE_CONFIGS,
+    TAKES_QUANTIZED,
+    keys_of_config,
+    method_of,
+)
 from cpt.recipe.keys import (
     AUTO,
     AUTOMATIC,
@@ -37,13 +44,21 @@ COMPARISONS = {
     "less_than_equal": "at most {le}",
     "finite_number": "a finite number",
 }
-KINDS = {"bool_type": bool, "int_type": int, "float_type": float, "string_type": str, "path_type": str}
+KINDS = {
+    "bool_type": bool,
+    "int_type": int,
+    "float_type": float,
+    "string_type": str,
+    "path_type": str,
+}
 KINDS |= {"list_type": list, "dict_type": dict, "model_type": dict}
 """pydantic's problem -> the expected value."""
 MOST_LISTED = 30  # keys in a message
 
 
-def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes) -> tuple[Recipe | None, set[str]]:
+def check_shape(
+    root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes
+) -> tuple[Recipe | None, set[str]]:
     """Return the recipe if its shape is right, else None; and the top-level keys with mistakes."""
     try:
         return Recipe.model_validate(plain_recipe), set()
@@ -56,7 +71,9 @@ def check_shape(root: Node, plain_recipe: Mapping[str, Any], mistakes: Mistakes)
     return None, {str(problem["loc"][0]) for problem in problems}
 
 
-def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe, location: Location = ()) -> None:
+def read_option_numbers(
+    node: Node, mistakes: Mistakes, annotation: Any = Recipe, location: Location = ()
+) -> None:
     """Read the units of numbers in options (`schedule: {warmup_tokens: 20M}`), and check their bounds.
 
     Options are written next to a name, and the schema does not list them.
@@ -64,7 +81,9 @@ def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe
     if isinstance(node.value, list):
         for index, child in enumerate(node.value):
             read_option_numbers(child, mistakes, item_in(annotation), (*location, index))
-    section = section_in(annotation) or next((part for part in map(section_in, get_args(annotation)) if part), None)
+    section = section_in(annotation) or next(
+        (part for part in map(section_in, get_args(annotation)) if part), None
+    )
     if section is None or not isinstance(node.value, dict):
         return
     name = node.value["name"].value if "name" in node.value else None
@@ -73,30 +92,42 @@ def read_option_numbers(node: Node, mistakes: Mistakes, annotation: Any = Recipe
         here = (*location, key)
         if not issubclass(section, Component) or key in keys_of(section):
             read_option_numbers(child, mistakes, child_annotation(annotation, key), here)
-        elif section is Schedule and key == "schedule":  # of `continued`: the schedule of the previous run
+        elif (
+            section is Schedule and key == "schedule"
+        ):  # of `continued`: the schedule of the previous run
             read_option_numbers(child, mistakes, Schedule, here)
         elif child.value is not None and not child.broken:
             bounds = None if is_own or not location else OPTIONS.get(str(location[-1]), {}).get(key)
-            by_ending = next((kind for end, kind in OF_ANY_FUNCTION.items() if key.endswith(end)), Any)
+            by_ending = next(
+                (kind for end, kind in OF_ANY_FUNCTION.items() if key.endswith(end)), Any
+            )
             read_option(child, here, bounds or by_ending, mistakes)
 
 
 def read_option(node: Node, location: Location, annotation: Any, mistakes: Mistakes) -> None:
     """Replace a text with a unit by its number; add a mistake if it is out of bounds."""
-    adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+    adapter: TypeAdapter[Any] = TypeAdapter(
+        annotation, config=ConfigDict(strict=True, allow_inf_nan=False)
+    )
     try:
         value = adapter.validate_python(plain(node))
     except ValidationError as found:
         for problem in found.errors(include_url=False):
-            mistakes.add(node.place, f"`{dotted((*location, *problem['loc']))}`: {wrong_value(problem)}")
+            mistakes.add(
+                node.place, f"`{dotted((*location, *problem['loc']))}`: {wrong_value(problem)}"
+            )
         return
     if isinstance(node.value, str):
         node.value = value
     if isinstance(value, float) and not math.isfinite(value):
-        mistakes.add(node.place, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}")
+        mistakes.add(
+            node.place, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}"
+        )
 
 
-def sentences(problems: Iterable[ErrorDetails], written: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def sentences(
+    problems: Iterable[ErrorDetails], written: Mapping[str, Any]
+) -> Iterator[tuple[Location, str]]:
     """Yield mistakes and their locations; pydantic reports a problem for each type that a key may have."""
     by_key: dict[Location, list[ErrorDetails]] = {}
     for problem in problems:
@@ -109,7 +140,9 @@ def sentences(problems: Iterable[ErrorDetails], written: Mapping[str, Any]) -> I
         others = [problem for problem in found if problem["type"] not in {*KINDS, "literal_error"}]
         for problem in others:
             yield location, sentence(problem, location)
-        if not others and not any(other != location and other[: len(location)] == location for other in by_key):
+        if not others and not any(
+            other != location and other[: len(location)] == location for other in by_key
+        ):
             yield location, f"`{dotted(location)}`: {wrong_type(found)}"
 
 
@@ -117,7 +150,11 @@ def location_of(problem: ErrorDetails, written: Any) -> Location:
     """Return the steps to a key without those that pydantic adds: names of types, and "[key]" for a mapping's key."""
     location: Location = ()
     for step in problem["loc"]:
-        if step in written if isinstance(written, dict) else isinstance(written, list) and isinstance(step, int):
+        if (
+            step in written
+            if isinstance(written, dict)
+            else isinstance(written, list) and isinstance(step, int)
+        ):
             location, written = (*location, step), written[step]
     return (*location, problem["loc"][-1]) if problem["type"] == "missing" else location
 
@@ -163,7 +200,9 @@ def suggestion(name: str, beside: Collection[str], above: Location) -> str:
 def wrong_value(problem: ErrorDetails) -> str:
     kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
     if kind in COMPARISONS:
-        limits = {name: int(limit) if limit == int(limit) else limit for name, limit in context.items()}
+        limits = {
+            name: int(limit) if limit == int(limit) else limit for name, limit in context.items()
+        }
         return f"must be {COMPARISONS[kind].format(**limits)}, got {in_yaml(got)}"
     if kind == "value_error":
         return f"{context['error']}, got {in_words(got)}"
@@ -176,9 +215,16 @@ def wrong_value(problem: ErrorDetails) -> str:
 
 def wrong_type(problems: Sequence[ErrorDetails]) -> str:
     """Describe a value that has none of the types that the key allows."""
-    got, kinds = problems[0]["input"], [KINDS[problem["type"]] for problem in problems if problem["type"] in KINDS]
-    listed = ", ".join(problem["ctx"]["expected"] for problem in problems if problem["type"] == "literal_error")
-    words = listed.replace("'", "").replace(" or ", ", ").split(", ") + ["true", "false"] * (bool in kinds)
+    got, kinds = (
+        problems[0]["input"],
+        [KINDS[problem["type"]] for problem in problems if problem["type"] in KINDS],
+    )
+    listed = ", ".join(
+        problem["ctx"]["expected"] for problem in problems if problem["type"] == "literal_error"
+    )
+    words = listed.replace("'", "").replace(" or ", ", ").split(", ") + ["true", "false"] * (
+        bool in kinds
+    )
     return one_of(words, got) if listed else expected(kinds, got)
 
 
@@ -190,17 +236,43 @@ def one_of(choices: Iterable[str], got: object) -> str:
 
 
 AT_LEAST_1 = (
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "ddp_timeout"),
+    *(
+        "per_device_train_batch_size",
+        "per_device_eval_batch_size",
+        "gradient_accumulation_steps",
+        "ddp_timeout",
+    ),
     *("steps_per_generation", "num_iterations", "num_generations", "generation_batch_size"),
-    *("max_completion_length", "max_new_tokens", "dataloader_prefetch_factor", "ddp_bucket_cap_mb", "r"),
+    *(
+        "max_completion_length",
+        "max_new_tokens",
+        "dataloader_prefetch_factor",
+        "ddp_bucket_cap_mb",
+        "r",
+    ),
 )
 ABOVE_0 = ("temperature", "repetition_penalty", "half_life")
 AT_LEAST_0 = (
-    *("max_grad_norm", "dataloader_num_workers", "beta", "epsilon", "epsilon_high", "neftune_noise_alpha"),
+    *(
+        "max_grad_norm",
+        "dataloader_num_workers",
+        "beta",
+        "epsilon",
+        "epsilon_high",
+        "neftune_noise_alpha",
+    ),
     *("desirable_weight", "undesirable_weight", "cpo_alpha", "value_coefficient", "value_clip"),
 )
 BELOW_1 = ("label_smoothing_factor", "label_smoothing", "lora_dropout")
-SHARES = ("top_p", "min_p", "gamma", "lam", "lmbda", "ref_model_mixup_alpha", "vllm_gpu_memory_utilization")
+SHARES = (
+    "top_p",
+    "min_p",
+    "gamma",
+    "lam",
+    "lmbda",
+    "ref_model_mixup_alpha",
+    "vllm_gpu_memory_utilization",
+)
 BOUNDS: Mapping[str, Any] = {
     **dict.fromkeys(AT_LEAST_1, Annotated[float, Field(ge=1)]),
     **dict.fromkeys(ABOVE_0, Annotated[float, Field(gt=0)]),
@@ -219,7 +291,9 @@ LORA_CHOICES = {"preset": LORA_PRESETS, **LORA_QUANTIZATION}
 
 def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
     """Check the keys of `training:` and `model.lora`, and convert whole numbers and paths for Hugging Face."""
-    training, lora, stage = (node_at(root, key) for key in (("training",), ("model", "lora"), ("stage",)))
+    training, lora, stage = (
+        node_at(root, key) for key in (("training",), ("model", "lora"), ("stage",))
+    )
     if training is not None and isinstance(training.value, dict):
         name = str(stage.value) if stage else "cpt"
         # The class of a custom stage checks its keys itself.
@@ -227,9 +301,15 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
         for key, node in training.value.items():
             if key in MOVED:
                 mistakes.add(node.place, explain_moved_key(key, node, root))
-            elif reason := NO_EFFECT.get(key) or (NO_EFFECT_ON_EXAMPLES.get(key) if config else None):
-                mistakes.add(node.place, f"`training.{key}` would have no effect: {reason}. Remove it")
-            elif config is not None and not (node.value == AUTO and key in AUTOMATIC):  # a number replaces auto later
+            elif reason := NO_EFFECT.get(key) or (
+                NO_EFFECT_ON_EXAMPLES.get(key) if config else None
+            ):
+                mistakes.add(
+                    node.place, f"`training.{key}` would have no effect: {reason}. Remove it"
+                )
+            elif config is not None and not (
+                node.value == AUTO and key in AUTOMATIC
+            ):  # a number replaces auto later
                 check_key(("training", key), node, config, mistakes)
     if lora is not None and isinstance(lora.value, dict):
         check_lora_keys(lora, mistakes)
@@ -239,16 +319,24 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
     """Check the options of the method's config class, and those that cpt adds."""
     method = method_of({key: node.value for key, node in lora.value.items() if key == "method"})
     if method not in PEFT_METHODS:
-        mistakes.add(lora.value["method"].place, f"`model.lora.method`: {one_of(PEFT_METHODS, method)}")
+        mistakes.add(
+            lora.value["method"].place, f"`model.lora.method`: {one_of(PEFT_METHODS, method)}"
+        )
         return
     for key, node in lora.value.items():
         if key in LORA_IS_SET:
             mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
         elif key in LORA_CHOICES:
             if node.value not in LORA_CHOICES[key]:
-                mistakes.add(node.place, f"`model.lora.{key}`: {one_of(map(in_yaml, LORA_CHOICES[key]), node.value)}")
+                mistakes.add(
+                    node.place,
+                    f"`model.lora.{key}`: {one_of(map(in_yaml, LORA_CHOICES[key]), node.value)}",
+                )
             elif method not in ((LORA,) if key == "preset" else TAKES_QUANTIZED):
-                mistakes.add(node.place, f"`model.lora.{key}` is not for `method: {method}`: remove one of them")
+                mistakes.add(
+                    node.place,
+                    f"`model.lora.{key}` is not for `method: {method}`: remove one of them",
+                )
         elif key != "method":
             check_key(("model", "lora", key), node, PEFT_METHODS[method], mistakes)
 
@@ -256,7 +344,12 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
 def explain_moved_key(key: str, node: Node, root: Node) -> str:
     """Name the recipe's key for it, and whether that is set already."""
     ours = node_at(root, MOVED[key])
-    if ours is None or len(MOVED[key]) == 1 and MOVED[key][0] in ("name", "stage") or MOVED[key][0] == "training":
+    if (
+        ours is None
+        or len(MOVED[key]) == 1
+        and MOVED[key][0] in ("name", "stage")
+        or MOVED[key][0] == "training"
+    ):
         return f"`training.{key}` does not belong here: write {format_new_key(key)}"
     name, there = dotted(MOVED[key]), ours.place.seen_from(node.place)
     return f"`training.{key}` and `{name}` ({there}) set the same thing. Keep `{name}`"

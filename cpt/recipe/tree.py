@@ -80,7 +80,11 @@ def plain(node: Node) -> Any:
 def holds_broken(node: Node) -> bool:
     """Whether the node or a node below it could not be read."""
     below = node.value.values() if isinstance(node.value, dict) else node.value
-    return node.broken or isinstance(node.value, dict | list) and any(holds_broken(child) for child in below)
+    return (
+        node.broken
+        or isinstance(node.value, dict | list)
+        and any(holds_broken(child) for child in below)
+    )
 
 
 def nodes_along(root: Node, location: Location) -> list[Node]:
@@ -118,7 +122,9 @@ def merged(over: Node, base: Node) -> Node:
 
 def dotted(location: Iterable[str | int]) -> str:
     """`data.sources[0].weight`."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).removeprefix(".")
+    return "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in location
+    ).removeprefix(".")
 
 
 def leaves(value: Any, above: Location = ()) -> Iterator[tuple[Location, Any]]:
@@ -136,7 +142,10 @@ def leaves(value: Any, above: Location = ()) -> Iterator[tuple[Location, Any]]:
 
 def steps_of(key: str) -> Location:
     """`("data", "sources", 0, "weight")` of `data.sources[0].weight` or `data.sources.0.weight`."""
-    return tuple(int(step) if step.isdigit() else step for step in re.sub(r"\[(\d+)\]", r".\1", key).split("."))
+    return tuple(
+        int(step) if step.isdigit() else step
+        for step in re.sub(r"\[(\d+)\]", r".\1", key).split(".")
+    )
 
 
 MAX_DEPTH, MAX_NODES = 40, 50_000  # nested aliases grow exponentially
@@ -151,7 +160,11 @@ CONSTANTS = {
     **dict.fromkeys(["true", "True", "TRUE"], True),
     **dict.fromkeys(["false", "False", "FALSE"], False),
     **dict.fromkeys([".nan", ".NaN", ".NAN"], float("nan")),
-    **{sign + name: float(f"{sign}inf") for sign in ("", "+", "-") for name in (".inf", ".Inf", ".INF")},
+    **{
+        sign + name: float(f"{sign}inf")
+        for sign in ("", "+", "-")
+        for name in (".inf", ".Inf", ".INF")
+    },
 }
 
 
@@ -198,7 +211,9 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
     if root is None or root.value is None:
         raise mistakes.unreadable(Place(shown, 1), "the file is empty")
     if not isinstance(root.value, dict):
-        raise mistakes.unreadable(root.place, "expected `key: value` lines, got a list or a single value")
+        raise mistakes.unreadable(
+            root.place, "expected `key: value` lines, got a list or a single value"
+        )
     return root
 
 
@@ -210,10 +225,14 @@ def resolve_scalar(text: str) -> Any:
     if text in CONSTANTS:
         return CONSTANTS[text]
     if LEADING_ZERO.fullmatch(text):
-        raise ValueError(f'`{text}` starts with 0: write {int(text.replace("_", ""))} for a number, "{text}" for text')
+        raise ValueError(
+            f'`{text}` starts with 0: write {int(text.replace("_", ""))} for a number, "{text}" for text'
+        )
     if INTEGER.fullmatch(text):
         return int(text)
-    if FLOAT.fullmatch(text) and math.isfinite(float(text)):  # 12e4567 is a commit's hash sooner than a number
+    if FLOAT.fullmatch(text) and math.isfinite(
+        float(text)
+    ):  # 12e4567 is a commit's hash sooner than a number
         return float(text)
     if re.fullmatch(r"0x[0-9a-fA-F]+|0o[0-7]+", text):
         return int(text, 0)
@@ -240,14 +259,18 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
             if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
                 text_of_tag = f"the tag `{tag}` is not allowed: a recipe has plain values only"
                 mistakes.add(builder.place(event.start_mark.line), text_of_tag)
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+                event, yaml.CollectionEndEvent
+            )
             if depth > MAX_DEPTH:
                 raise mistakes.unreadable(builder.place(event.start_mark.line), "nested too deeply")
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
         # Unclosed brackets and quotes are reported where they were opened.
         lines, marks = text.split("\n"), (problem.problem_mark, problem.context_mark)
-        line = next((mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0)
+        line = next(
+            (mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0
+        )
         reason = ", ".join(part for part in (problem.context, problem.problem) if part)
         if "\t" in lines[line]:
             reason = f"there is a tab in this line; indent with spaces ({reason})"
@@ -257,7 +280,9 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         raise mistakes.unreadable(builder.place(line), f"not YAML: {problem.reason}") from None
     if len(documents) > 1:
         line = documents[1].start_mark.line
-        raise mistakes.unreadable(builder.place(line), "a second document begins (`---`): one file is one recipe")
+        raise mistakes.unreadable(
+            builder.place(line), "a second document begins (`---`): one file is one recipe"
+        )
     return builder.node(documents[0]) if documents else None
 
 

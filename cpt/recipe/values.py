@@ -37,7 +37,11 @@ def in_words(value: object) -> str:
     if isinstance(value, str):
         return f"the text {json.dumps(shortened(value), ensure_ascii=False)}"
     if isinstance(value, dict):
-        return f"keys and values ({shortened(', '.join(map(str, value)))})" if value else "an empty section"
+        return (
+            f"keys and values ({shortened(', '.join(map(str, value)))})"
+            if value
+            else "an empty section"
+        )
     if isinstance(value, list):
         return f"a list of {len(value)}"
     return "nothing" if value is None else in_yaml(value)
@@ -96,8 +100,12 @@ def steps_or_share(value: float) -> float:
 
 
 Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]
-StepsOrShare = Annotated[float, Field(gt=0, le=1e12), BeforeValidator(whole_number), AfterValidator(steps_or_share)]
-IN_TOKENS = BeforeValidator(partial(in_units, units=THOUSANDS, expected="a number of tokens such as 20M or 1.5B"))
+StepsOrShare = Annotated[
+    float, Field(gt=0, le=1e12), BeforeValidator(whole_number), AfterValidator(steps_or_share)
+]
+IN_TOKENS = BeforeValidator(
+    partial(in_units, units=THOUSANDS, expected="a number of tokens such as 20M or 1.5B")
+)
 IN_BYTES = BeforeValidator(partial(in_units, units=SIZES, expected="a size such as 20GB or 16GiB"))
 Tokens = Annotated[int, Field(gt=0, le=10**16, json_schema_extra={"unit": "tokens"}), IN_TOKENS]
 Bytes = Annotated[int, Field(gt=0, le=2**60, json_schema_extra={"unit": "bytes"}), IN_BYTES]
@@ -122,7 +130,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "loss_guard": {
         "sigmas": Annotated[float, Field(gt=0, le=1000)],
         "window": Annotated[int, Field(ge=5), BeforeValidator(whole_number)],
-        **dict.fromkeys(("skips", "rollbacks"), Annotated[int, Field(ge=0), BeforeValidator(whole_number)]),
+        **dict.fromkeys(
+            ("skips", "rollbacks"), Annotated[int, Field(ge=0), BeforeValidator(whole_number)]
+        ),
     },
 }
 """Section -> bounds of the options of its built-in components, which the schema does not list."""
@@ -158,4 +168,6 @@ class Writer(yaml.SafeDumper):
         return tag
 
 
-Writer.add_representer(float, lambda writer, value: writer.represent_scalar("tag:yaml.org,2002:float", in_yaml(value)))
+Writer.add_representer(
+    float, lambda writer, value: writer.represent_scalar("tag:yaml.org,2002:float", in_yaml(value))
+)

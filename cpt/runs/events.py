@@ -16,10 +16,14 @@ from cpt.files import LinesFile, write_atomic
 from cpt.runs.folder import EVENTS, HEARTBEATS, read_objects
 
 log = logging.getLogger("cpt")
-OPENED: dict[Path, LinesFile] = {}  # per run: lines not written to a full disk must outlive the call
+OPENED: dict[
+    Path, LinesFile
+] = {}  # per run: lines not written to a full disk must outlive the call
 
 
-def record_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
+def record_event(
+    folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any
+) -> None:
     """Append one line to the run's events.jsonl, and log the message; several processes may call it concurrently.
 
     Lines that a full disk rejects wait for the next event, or for `write_waiting_events`. `kind` is one word for
@@ -29,7 +33,9 @@ def record_event(folder: Path, kind: str, message: str, *, step: int | None = No
     append_event(folder, kind, message, step=step, **details)
 
 
-def append_event(folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any) -> None:
+def append_event(
+    folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any
+) -> None:
     """Like `record_event`, without logging."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line = {"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}
@@ -143,5 +149,7 @@ def name_processes(some: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbe
 
 
 def remove_heartbeats(folder: Path) -> None:
-    for path in (folder / HEARTBEATS).glob("*rank-*"):  # including temporary files of killed processes
+    for path in (folder / HEARTBEATS).glob(
+        "*rank-*"
+    ):  # including temporary files of killed processes
         path.unlink(missing_ok=True)

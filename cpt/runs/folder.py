@@ -33,7 +33,12 @@ log = logging.getLogger("cpt")
 
 ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
 RESOLVED = "resolved.yaml"
-METRICS, EVENTS, SAMPLES, HISTORY = "metrics.jsonl", "events.jsonl", "samples.jsonl", "history.jsonl"
+METRICS, EVENTS, SAMPLES, HISTORY = (
+    "metrics.jsonl",
+    "events.jsonl",
+    "samples.jsonl",
+    "history.jsonl",
+)
 BEGAN = "began_from.json"  # the checkpoint of another run that this run started from
 VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
 HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
@@ -79,7 +84,9 @@ def read_objects(path: Path, report: Report = log.debug) -> list[Content]:
 
 def read_lines(path: Path) -> list[Content]:
     """Like `read_objects`; damage is logged, which creates an event of the run."""
-    return read_objects(path, lambda sentence: log.warning(f"{sentence}.", extra={"event": DAMAGED}))
+    return read_objects(
+        path, lambda sentence: log.warning(f"{sentence}.", extra={"event": DAMAGED})
+    )
 
 
 def read_recipe(path: Path, report: Report = log.debug) -> Content:
@@ -156,7 +163,9 @@ def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
         return [
             key
             for key in keys
-            if names is None or key in ("step", "tokens") or any(fnmatchcase(key, one) for one in names)
+            if names is None
+            or key in ("step", "tokens")
+            or any(fnmatchcase(key, one) for one in names)
         ]
 
     places: defaultdict[str, list[int]] = defaultdict(list)
@@ -253,8 +262,17 @@ class RunRecord:
     @property
     def missing(self) -> list[str]:
         """Files that every run has, and that are missing or unreadable here."""
-        contents = {RECIPE: self.recipe, ENVIRONMENT: self.environment, INPUTS: self.inputs, STATUS: self.status}
-        return [name for name, content in {**contents, METRICS: self.metrics.names}.items() if not content]
+        contents = {
+            RECIPE: self.recipe,
+            ENVIRONMENT: self.environment,
+            INPUTS: self.inputs,
+            STATUS: self.status,
+        }
+        return [
+            name
+            for name, content in {**contents, METRICS: self.metrics.names}.items()
+            if not content
+        ]
 
     @property
     def environments(self) -> list[Content]:
@@ -306,7 +324,9 @@ def began_from(folder: Path) -> Path | None:
 
 def trunks_of(folder: Path) -> dict[Path, int]:
     found: dict[Path, int] = {}
-    while (checkpoint := began_from(folder)) is not None and (folder := checkpoint.parent) not in found:
+    while (checkpoint := began_from(folder)) is not None and (
+        folder := checkpoint.parent
+    ) not in found:
         step = checkpoint.name.rpartition("-")[2]
         if not step.isdecimal():  # of another program
             break
@@ -340,7 +360,9 @@ Values = dict[str, Any]
 """A run's columns and `eval_<set>_bits_per_byte`: text, number, list of tags, or None. The age is in seconds."""
 
 
-def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = None) -> dict[Path, Values]:
+def list_runs(
+    folder: Path, conditions: Sequence[str] = (), order: str | None = None
+) -> dict[Path, Values]:
     """All runs below a folder, newest first.
 
     Args:
@@ -352,10 +374,16 @@ def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = 
         RecipeError: an unknown column, or an invalid condition.
     """
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder. Give the `output_dir` of the recipes: cpt runs FOLDER")
+        raise CheckpointError(
+            f"{folder} is not a folder. Give the `output_dir` of the recipes: cpt runs FOLDER"
+        )
     runs: list[tuple[Path, Values]] = []
     for here, folders, files in os.walk(folder):  # skips checkpoints and exported models
-        folders[:] = sorted(name for name in folders if not any(fnmatchcase(name, pattern) for pattern in NOT_ENTERED))
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not any(fnmatchcase(name, pattern) for pattern in NOT_ENTERED)
+        )
         if sum(name in files for name in OF_A_RUN) > 1:
             runs.append((Path(here), values_of(Path(here), folder)))
     runs.sort(key=lambda run: run[1]["age"])
@@ -374,9 +402,16 @@ def list_runs(folder: Path, conditions: Sequence[str] = (), order: str | None = 
 def values_of(run: Path, folder: Path) -> Values:
     recipe, status, metrics = read_recipe(run / RECIPE), read_status(run), last_metrics(run)
     evaluated = {key: value for key, value in metrics.items() if key.startswith(EVALUATED)}
-    stage, state, steps, tags = recipe.get("stage"), status.get("state"), status.get("steps"), recipe.get("tags")
+    stage, state, steps, tags = (
+        recipe.get("stage"),
+        status.get("state"),
+        status.get("steps"),
+        recipe.get("tags"),
+    )
     try:
-        started = datetime.fromisoformat(str(read_object(run / ENVIRONMENT).get("started"))).timestamp()
+        started = datetime.fromisoformat(
+            str(read_object(run / ENVIRONMENT).get("started"))
+        ).timestamp()
     except (ValueError, OverflowError):
         started = run.stat().st_mtime
     return {
@@ -400,14 +435,18 @@ def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
     """Parse a condition; RecipeError if it is not `column=value`, `column<number` or `column>number`."""
     match = CONDITION.fullmatch(text)
     if not match:
-        raise RecipeError(f"--where {text!r}: expected a condition like state=finished, tag=x or loss<2.5.")
+        raise RecipeError(
+            f"--where {text!r}: expected a condition like state=finished, tag=x or loss<2.5."
+        )
     column, sign, value = match.groups()
     column = checked_column("tags" if column == "tag" else column, columns, "--where")
     try:
         bound = float(value.replace("_", ""))
     except ValueError as problem:
         if sign != "=":
-            raise RecipeError(f"--where {text!r}: expected a number after {sign}, got `{value}`.") from problem
+            raise RecipeError(
+                f"--where {text!r}: expected a number after {sign}, got `{value}`."
+            ) from problem
         bound = math.nan
 
     def fits(values: Values) -> bool:
@@ -432,8 +471,19 @@ def find_run(text: str, beside: Path = Path("runs")) -> Path:
     for folder in (asked, beside / text):
         if any((folder / name).is_file() for name in (RECIPE, STATUS, METRICS)):
             return folder
-    runs = [run for folder in (asked, asked.parent, beside) if folder.is_dir() for run in folder.iterdir()]
+    runs = [
+        run
+        for folder in (asked, asked.parent, beside)
+        if folder.is_dir()
+        for run in folder.iterdir()
+    ]
     near = {run.name: run for run in runs if sum((run / name).is_file() for name in OF_A_RUN) > 1}
     likely = closest(asked.name, near)
-    hint = f"Did you mean {near[likely]}?" if likely else "`cpt runs FOLDER` lists the runs below a folder."
-    raise CheckpointError(f"{text} is not a run: it has neither {RECIPE} nor {STATUS} nor {METRICS}. {hint}")
+    hint = (
+        f"Did you mean {near[likely]}?"
+        if likely
+        else "`cpt runs FOLDER` lists the runs below a folder."
+    )
+    raise CheckpointError(
+        f"{text} is not a run: it has neither {RECIPE} nor {STATUS} nor {METRICS}. {hint}"
+    )

@@ -65,7 +65,9 @@ def with_free_keys(recipe: Recipe, now: Recipe) -> Recipe:
     """The recipe with the free sections, and the free keys of `training:`, of another one."""
     kept = {key: value for key, value in recipe.training.items() if not is_free(key)}
     training = kept | {key: value for key, value in now.training.items() if is_free(key)}
-    return recipe.model_copy(update={name: getattr(now, name) for name in FREE_SECTIONS} | {"training": training})
+    return recipe.model_copy(
+        update={name: getattr(now, name) for name in FREE_SECTIONS} | {"training": training}
+    )
 
 
 def is_free(key: str) -> bool:

@@ -29,12 +29,26 @@ from cpt.distributed import (
     same_command,
     world_size,
 )
-from cpt.errors import DISTRIBUTION, CheckpointError, CptError, Interrupted, LaunchError, RecipeError, RestartNeeded
+from cpt.errors import (
+    DISTRIBUTION,
+    CheckpointError,
+    CptError,
+    Interrupted,
+    LaunchError,
+    RecipeError,
+    RestartNeeded,
+)
 from cpt.files import DAMAGED, LinesFile, free_name, read_sealed, sealed, write_atomic
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.events import logged_events, record_event, remove_heartbeats, skipped_steps, write_waiting_events
+from cpt.runs.events import (
+    logged_events,
+    record_event,
+    remove_heartbeats,
+    skipped_steps,
+    write_waiting_events,
+)
 from cpt.runs.folder import (
     ENVIRONMENT,
     EXPORT,
@@ -70,7 +84,10 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        return self.status().get("state") == "finished" and (self.export_folder / "config.json").exists()
+        return (
+            self.status().get("state") == "finished"
+            and (self.export_folder / "config.json").exists()
+        )
 
     def status(self) -> dict[str, Any]:
         """The last status; empty if there was none or the file is damaged."""
@@ -90,17 +107,25 @@ class Run:
         """Like `write_status`, but from any process."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         progress = {key: value for key, value in self.status().items() if key in PROGRESS}
-        self.write_or_warn(STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details})
+        self.write_or_warn(
+            STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details}
+        )
 
     def write_or_warn(self, name: str, content: dict[str, Any] | str) -> None:
         """Write a file of the run, text or JSON; on a full disk it only warns."""
         try:
-            text = content if isinstance(content, str) else json.dumps(content, indent=2, default=str) + "\n"
+            text = (
+                content
+                if isinstance(content, str)
+                else json.dumps(content, indent=2, default=str) + "\n"
+            )
             write_atomic(self.folder / name, text, reuse_space=True)
         except OSError as problem:
             log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
-    def record_inputs(self, fingerprint: str, describe: Callable[[], dict[str, Any]], stretch: int = 0) -> None:
+    def record_inputs(
+        self, fingerprint: str, describe: Callable[[], dict[str, Any]], stretch: int = 0
+    ) -> None:
         """Record the data of this stretch of the run; CheckpointError if they changed within it, as a checkpoint's
         position is then meaningless."""
         path = self.folder / INPUTS
@@ -146,7 +171,9 @@ class Run:
             self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
         finally:
             if lost := write_waiting_events(self.folder):
-                log.warning("%d event(s) could not be written to %s; this log has them.", lost, self.folder)
+                log.warning(
+                    "%d event(s) could not be written to %s; this log has them.", lost, self.folder
+                )
 
 
 def start_run(
@@ -199,7 +226,11 @@ def start_run(
             write_json(folder / ENVIRONMENT, describe_environment())
         elif trains:  # a later start: record differences from the first
             first, now = read_object(folder / ENVIRONMENT), describe_environment()
-            changes = {key: value for key, value in now.items() if key == "started" or value != first.get(key)}
+            changes = {
+                key: value
+                for key, value in now.items()
+                if key == "started" or value != first.get(key)
+            }
             LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
         remove_heartbeats(folder)  # otherwise processes of an earlier start look dead
         return folder, False
@@ -217,7 +248,9 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
     lock, end = (folder / LOCK).open("a+"), time.monotonic() + patience
     while True:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by forked workers
+            fcntl.lockf(
+                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # unlike flock, not inherited by forked workers
             break
         except (BlockingIOError, PermissionError) as problem:
             if time.monotonic() >= end:
@@ -256,7 +289,11 @@ def claim_folder(recipe: Recipe, folder: Path, check: Callable[[Path], bool]) ->
 
 def has_results(folder: Path) -> bool:
     """Whether the run trained or saved something; until then it may start again with any recipe."""
-    return (folder / METRICS).exists() or (folder / EXPORT).exists() or any(folder.glob("checkpoint-*"))
+    return (
+        (folder / METRICS).exists()
+        or (folder / EXPORT).exists()
+        or any(folder.glob("checkpoint-*"))
+    )
 
 
 def write_record(recipe: Recipe, folder: Path) -> Path:
@@ -286,12 +323,48 @@ def write_json(path: Path, content: Any) -> None:
 
 CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = (
-    *("cpt", "torch", "transformers", "accelerate", "deepspeed", "peft", "trl", "datasets", "tokenizers"),
-    *("safetensors", "grain", "numpy", "liger-kernel", "flash-attn", "bitsandbytes", "torchao", "pytorch_optimizer"),
+    *(
+        "cpt",
+        "torch",
+        "transformers",
+        "accelerate",
+        "deepspeed",
+        "peft",
+        "trl",
+        "datasets",
+        "tokenizers",
+    ),
+    *(
+        "safetensors",
+        "grain",
+        "numpy",
+        "liger-kernel",
+        "flash-attn",
+        "bitsandbytes",
+        "torchao",
+        "pytorch_optimizer",
+    ),
 )
 DECIDING_VARIABLES = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "NVIDIA_TF32", "CUBLAS_"),
-    *("CUDNN_", "NCCL_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_", "ATEN_", "MKL_", "DNNL_", "ONEDNN_"),
+    *(
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "DS_ACCELERATOR",
+        "NVIDIA_TF32",
+        "CUBLAS_",
+    ),
+    *(
+        "CUDNN_",
+        "NCCL_",
+        "PYTORCH_",
+        "TORCH_",
+        "TORCHINDUCTOR_",
+        "ATEN_",
+        "MKL_",
+        "DNNL_",
+        "ONEDNN_",
+    ),
 )
 """Variables, or their prefixes, that can change results or speed; others may be secret and are not recorded."""
 OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
@@ -356,10 +429,16 @@ def git_state() -> dict[str, str] | None:
     """Commit and uncommitted changes of the current folder; None outside a repository."""
     try:
         commit = git("rev-parse", "HEAD")
-        return {"commit": commit.strip(), "changes": git("status", "--porcelain"), "diff": git("diff", "HEAD")}
+        return {
+            "commit": commit.strip(),
+            "changes": git("status", "--porcelain"),
+            "diff": git("diff", "HEAD"),
+        }
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, errors="replace").stdout
+    return subprocess.run(
+        ["git", *arguments], capture_output=True, text=True, check=True, errors="replace"
+    ).stdout

@@ -58,29 +58,54 @@ MAX_TOKENS = 256  # for text completion without a chat template
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 WeightsDtype = Annotated[Dtype, typer.Option(help="Data type of the weights; auto: as stored.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:0.")]
-OwnModule = Annotated[str | None, typer.Option("--import", help="package.module that registers the model's family.")]
+OwnModule = Annotated[
+    str | None, typer.Option("--import", help="package.module that registers the model's family.")
+]
 ModelName = Annotated[
-    str, typer.Argument(help="Folder of an exported model, a finished run, or an id in the Hub's cache.")
+    str,
+    typer.Argument(
+        help="Folder of an exported model, a finished run, or an id in the Hub's cache."
+    ),
 ]
 
 
 @contextmanager
-def serving(model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str) -> Iterator[str]:
+def serving(
+    model: str, has_chat_template: bool, *, host: str, port: int, dtype: str, device: str
+) -> Iterator[str]:
     """Load the model and serve it; yields the URL. LaunchError if the server does not start."""
     from transformers.cli.serve import Serve
 
     # Without uvicorn's lines about starting and stopping: by a filter, because uvicorn sets levels at start.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.levelno >= logging.WARNING)
     try:
-        serve = Serve(model, dtype=dtype, device=device, host=host, port=port, log_level="error", non_blocking=True)
-    except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as problem:  # Assertion: torch without CUDA
-        raise LaunchError(f"the server cannot load {model}: {' '.join(str(problem).split())[:400]}") from problem
+        serve = Serve(
+            model,
+            dtype=dtype,
+            device=device,
+            host=host,
+            port=port,
+            log_level="error",
+            non_blocking=True,
+        )
+    except (
+        ValueError,
+        RuntimeError,
+        OSError,
+        TypeError,
+        AssertionError,
+    ) as problem:  # Assertion: torch without CUDA
+        raise LaunchError(
+            f"the server cannot load {model}: {' '.join(str(problem).split())[:400]}"
+        ) from problem
     try:
         adapt_requests(serve.server.config.app, model, has_chat_template)
         logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
         while not serve.server.started:
             if not server_thread(serve).is_alive():
-                raise LaunchError(f"the server on {host}:{port} exited before it was ready; see its message above.")
+                raise LaunchError(
+                    f"the server on {host}:{port} exited before it was ready; see its message above."
+                )
             time.sleep(WAIT_SECONDS)
         shown = "localhost" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{port}"
@@ -129,7 +154,10 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
 
         return answer
 
-    routes = [APIRoute(path, adapted(path), methods=["POST"], response_model=None) for path in (COMPLETIONS, *CHATS)]
+    routes = [
+        APIRoute(path, adapted(path), methods=["POST"], response_model=None)
+        for path in (COMPLETIONS, *CHATS)
+    ]
     app.router.routes[:0] = [APIRoute("/v1/models", models, methods=["GET"]), *routes]
 
 
@@ -139,7 +167,9 @@ def translated(body: dict[str, Any]) -> dict[str, Any]:
     parameters."""
     body = {name: value for name, value in body.items() if value is not None}
     for name, same in WITHOUT_EFFECT.items():
-        if name in body and not any(body[name] == one and type(body[name]) is type(one) for one in same):
+        if name in body and not any(
+            body[name] == one and type(body[name]) is type(one) for one in same
+        ):
             got = json.dumps(body[name])[:60]
             raise ValueError(f"`{name}` is not supported (got {got}). Remove it.")
         body.pop(name, None)
@@ -150,8 +180,14 @@ def translated(body: dict[str, Any]) -> dict[str, Any]:
     body["stream"] = body.get("stream", False)
     if "logit_bias" in body:
         body["logit_bias"] = {token: float(bias) for token, bias in body["logit_bias"].items()}
-    if body.get("temperature", 1) > 0 and "generation_config" not in body and {"temperature", "top_p"} & body.keys():
-        body["generation_config"] = json.dumps({"do_sample": True, "max_new_tokens": DEFAULT_MAX_TOKENS})
+    if (
+        body.get("temperature", 1) > 0
+        and "generation_config" not in body
+        and {"temperature", "top_p"} & body.keys()
+    ):
+        body["generation_config"] = json.dumps(
+            {"do_sample": True, "max_new_tokens": DEFAULT_MAX_TOKENS}
+        )
     return body
 
 
@@ -162,7 +198,9 @@ class Servable(NamedTuple):
 
 def serve(
     model: ModelName,
-    host: Annotated[str, typer.Option(help="Address; 0.0.0.0 is open to all, without a key.")] = "localhost",
+    host: Annotated[
+        str, typer.Option(help="Address; 0.0.0.0 is open to all, without a key.")
+    ] = "localhost",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
     dtype: WeightsDtype = "auto",
     device: Device = "auto",
@@ -179,7 +217,10 @@ def serve(
     check_port(host, port)
     received = ReceivedSignals()
     typer.echo(f"Loading {servable.name} ...")
-    with received.noted(), serving(*servable, host=host, port=port, dtype=dtype, device=device) as url:
+    with (
+        received.noted(),
+        serving(*servable, host=host, port=port, dtype=dtype, device=device) as url,
+    ):
         body: dict[str, object] = {"model": servable.name, "max_tokens": 64}
         if servable.has_chat_template:
             path, offers = "chat/completions", "chat and completions"
@@ -200,11 +241,19 @@ def wait_for_signal(received: ReceivedSignals) -> None:
 
 def chat(
     model: ModelName,
-    flags: Annotated[list[str] | None, typer.Argument(help="Options: max_new_tokens=200 temperature=0.7")] = None,
-    browser: Annotated[bool, typer.Option("--browser", help="Open a page for the browser.")] = False,
-    host: Annotated[str, typer.Option(help="Address of the page; 0.0.0.0: open to all, no password.")] = HOST,
+    flags: Annotated[
+        list[str] | None, typer.Argument(help="Options: max_new_tokens=200 temperature=0.7")
+    ] = None,
+    browser: Annotated[
+        bool, typer.Option("--browser", help="Open a page for the browser.")
+    ] = False,
+    host: Annotated[
+        str, typer.Option(help="Address of the page; 0.0.0.0: open to all, no password.")
+    ] = HOST,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the page.")] = PORT,
-    system_prompt: Annotated[str | None, typer.Option(help="System prompt, only in the terminal.")] = None,
+    system_prompt: Annotated[
+        str | None, typer.Option(help="System prompt, only in the terminal.")
+    ] = None,
     dtype: WeightsDtype = "auto",
     device: Device = "auto",
     module: OwnModule = None,
@@ -214,8 +263,12 @@ def chat(
     Example: cpt chat runs/my-run
     """
     disable_progress_bar()
-    if browser and (flags or system_prompt is not None):  # Gradio 6.31 sends a system message in the first turn only
-        raise LaunchError("--system-prompt and generation options need the terminal. Remove them, or --browser.")
+    if browser and (
+        flags or system_prompt is not None
+    ):  # Gradio 6.31 sends a system message in the first turn only
+        raise LaunchError(
+            "--system-prompt and generation options need the terminal. Remove them, or --browser."
+        )
     if not browser and (host, port) != (HOST, PORT):
         raise LaunchError("--host and --port need --browser. Add it.")
     if browser and find_spec("gradio") is None:
@@ -237,10 +290,21 @@ def chat(
             show_page(servable, url, host, port)
             return
         # In a separate process: with HF_HUB_OFFLINE, `transformers chat` refuses local connections, too.
-        environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-        signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C goes to the chat process, which then exits
+        environment = {
+            name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"
+        }
+        signal.signal(
+            signal.SIGINT, lambda number, frame: None
+        )  # Ctrl-C goes to the chat process, which then exits
         options = [] if system_prompt is None else ["--system-prompt", system_prompt]
-        words = ["transformers.cli.transformers", "chat", servable.name, url, *(flags or []), *options]
+        words = [
+            "transformers.cli.transformers",
+            "chat",
+            servable.name,
+            url,
+            *(flags or []),
+            *options,
+        ]
         ended = subprocess.run([sys.executable, "-m", *words], env=environment)
     raise typer.Exit(ended.returncode)
 
@@ -272,7 +336,9 @@ def build_page(model: Servable, url: str) -> Any:
 
     def continued(text: str, history: list[Any]) -> Iterator[str]:
         written = text
-        for part in client.completions.create(model=model.name, prompt=text, max_tokens=MAX_TOKENS, stream=True):
+        for part in client.completions.create(
+            model=model.name, prompt=text, max_tokens=MAX_TOKENS, stream=True
+        ):
             written += part.choices[0].text
             yield written
 
@@ -287,7 +353,9 @@ def check_servable(model: str, module: str | None = None) -> Servable:
         module: `package.module` that registers the model's family; by default that of the run's recipe.
     """
     if not is_serve_available():
-        raise ResourceError(f"serving needs fastapi, uvicorn and openai. Install them: {install_line('serving')}")
+        raise ResourceError(
+            f"serving needs fastapi, uvicorn and openai. Install them: {install_line('serving')}"
+        )
     folder = Path(model).expanduser()
     if folder.is_dir():
         name = str(check_folder(folder, module))
@@ -299,14 +367,18 @@ def check_servable(model: str, module: str | None = None) -> Servable:
             validate_repo_id(model)
             read_config(Model(path=model))
         except HFValidationError as problem:
-            raise CheckpointError(f"{model} is neither a folder (in {Path.cwd()}) nor a Hub id.") from problem
+            raise CheckpointError(
+                f"{model} is neither a folder (in {Path.cwd()}) nor a Hub id."
+            ) from problem
         except (RecipeError, ResourceError) as problem:
             raise type(problem)(str(problem).replace("model.path: ", "")) from problem
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:  # damaged files
         reason = " ".join(str(problem).split())[:300]
-        raise CheckpointError(f"{name}: cannot load its tokenizer: {reason} Copy its files again.") from problem
+        raise CheckpointError(
+            f"{name}: cannot load its tokenizer: {reason} Copy its files again."
+        ) from problem
     return Servable(name, tokenizer.chat_template is not None)
 
 
@@ -328,7 +400,9 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
     if kind != "model" or not (folder / "config.json").is_file() or not has_tokenizer:
         what = "is not a complete model with weights, config.json and a tokenizer"
-        raise CheckpointError(f"{folder} {what}. Copy the missing files, or: cpt export RUN --output FOLDER")
+        raise CheckpointError(
+            f"{folder} {what}. Copy the missing files, or: cpt export RUN --output FOLDER"
+        )
     Tensors(folder)  # opens each file, to detect missing or truncated ones
     model_type = config_json(folder).get("model_type")
     if model_type in FAMILIES:
@@ -342,11 +416,18 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
 def check_architecture(folder: Path, module: str | None = None) -> None:
     """Hugging Face's server only accepts the class that config.json names."""
     config = config_json(folder)
-    architecture, model_type = (config.get("architectures") or ["(none named)"])[0], config.get("model_type", "")
+    architecture, model_type = (
+        (config.get("architectures") or ["(none named)"])[0],
+        config.get("model_type", ""),
+    )
     if module is not None or not can_be_served(architecture, model_type):
         import_own_code(folder, module)
     if not can_be_served(architecture, model_type):
-        remedy = NAME_IT if brings_its_code(folder) else "Export it with cpt export, or update transformers."
+        remedy = (
+            NAME_IT
+            if brings_its_code(folder)
+            else "Export it with cpt export, or update transformers."
+        )
         raise CheckpointError(
             f"{folder}: config.json names {architecture}, not a causal language model of transformers"
             f" {transformers.__version__}. {remedy}"
@@ -371,6 +452,10 @@ def can_be_served(architecture: str, model_type: str) -> bool:
 def check_port(host: str, port: int) -> None:
     """Refuse a port in use before loading a model for minutes."""
     try:
-        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ).close()
     except OSError as problem:
-        raise LaunchError(f"cannot use {host}:{port}: {problem.strerror}. Try another --host or --port.") from problem
+        raise LaunchError(
+            f"cannot use {host}:{port}: {problem.strerror}. Try another --host or --port."
+        ) from problem

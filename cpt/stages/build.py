@@ -30,7 +30,13 @@ from cpt.training.callbacks import (
     check_profiled_steps,
     put_trackers_last,
 )
-from cpt.training.metrics import MachineUse, ModelFlopsUtilization, RealisedShares, SmoothedLoss, TrainingClock
+from cpt.training.metrics import (
+    MachineUse,
+    ModelFlopsUtilization,
+    RealisedShares,
+    SmoothedLoss,
+    TrainingClock,
+)
 from cpt.training.resuming import DataPosition
 from cpt.training.source_losses import SourceLosses
 from cpt.training.trainer import CPTTrainer
@@ -40,10 +46,19 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "pretrain": LANGUAGE_MODEL,
     "cpt": LANGUAGE_MODEL,
     "sft": LANGUAGE_MODEL,
-    "dpo": ("cpt.stages.examples:ExampleTrainer", "trl:DPOTrainer"),  # arXiv 2305.18290, and others by `loss_type`
+    "dpo": (
+        "cpt.stages.examples:ExampleTrainer",
+        "trl:DPOTrainer",
+    ),  # arXiv 2305.18290, and others by `loss_type`
     "kto": ("cpt.stages.examples:JudgedAnswers", "trl:KTOTrainer"),  # arXiv 2402.01306
-    "orpo": ("cpt.stages.examples:WithoutReference", "trl.experimental.orpo:ORPOTrainer"),  # arXiv 2403.07691
-    "cpo": ("cpt.stages.examples:WithoutReference", "trl.experimental.cpo:CPOTrainer"),  # arXiv 2401.08417, SimPO
+    "orpo": (
+        "cpt.stages.examples:WithoutReference",
+        "trl.experimental.orpo:ORPOTrainer",
+    ),  # arXiv 2403.07691
+    "cpo": (
+        "cpt.stages.examples:WithoutReference",
+        "trl.experimental.cpo:CPOTrainer",
+    ),  # arXiv 2401.08417, SimPO
     "reward": ("cpt.stages.examples:WholeDialogues", "trl:RewardTrainer"),  # Bradley-Terry
     "grpo": ("cpt.stages.generating:Groups", "trl:GRPOTrainer"),  # arXiv 2402.03300
     "rloo": ("cpt.stages.generating:GenerationBatches", "trl:RLOOTrainer"),  # arXiv 2402.14740
@@ -86,13 +101,20 @@ def build_trainer(
             " do. Derive it from cpt.training.trainer.CPTTrainer."
         )
     trainer.remove_callback(PrinterCallback)
-    for callback in (DataPosition(data, trainer.rows_of_steps), *watching_callbacks(recipe, trainer, data), *watchers):
+    for callback in (
+        DataPosition(data, trainer.rows_of_steps),
+        *watching_callbacks(recipe, trainer, data),
+        *watchers,
+    ):
         trainer.add_callback(callback)
     if recipe.evaluation.retain:
         trainer.add_callback(StopWhenForgetting(Run(folder), recipe.evaluation.retain))
     if recipe.evaluation.prompts:
         samples = PromptSamples(
-            folder / SAMPLES, tokenizer, recipe.evaluation.prompts, before_each=trainer.call_prediction_step
+            folder / SAMPLES,
+            tokenizer,
+            recipe.evaluation.prompts,
+            before_each=trainer.call_prediction_step,
         )
         trainer.add_callback(samples)
     put_trackers_last(trainer, folder)
@@ -100,7 +122,11 @@ def build_trainer(
 
 
 def stage_trainer(
-    recipe: Recipe, model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: PreparedData, arguments: Any
+    recipe: Recipe,
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    data: PreparedData,
+    arguments: Any,
 ) -> Trainer:
     length = run_length(recipe, data.num_rows, Path(arguments.output_dir))
     stage, others = find_stage(recipe.stage), dict[str, nn.Module | None]()
@@ -109,12 +135,21 @@ def stage_trainer(
     if recipe.stage in REFERENCED:
         others["ref_model"] = reference_model(recipe, tokenizer, arguments)
     elif recipe.stage in REWARDED:
-        others["reference"] = reference_model(recipe, tokenizer, arguments) if arguments.beta else None
+        others["reference"] = (
+            reference_model(recipe, tokenizer, arguments) if arguments.beta else None
+        )
     elif recipe.stage in TAUGHT:
         others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
-    given: dict[str, Any] = {"rows": data.rows, "length": length, "held_out": data.held_out, "tokenizer": tokenizer}
+    given: dict[str, Any] = {
+        "rows": data.rows,
+        "length": length,
+        "held_out": data.held_out,
+        "tokenizer": tokenizer,
+    }
     if recipe.data.share_near_base:
-        return ReplayTrainer(recipe, model, arguments, **given, base=reference_model(recipe, tokenizer, arguments))
+        return ReplayTrainer(
+            recipe, model, arguments, **given, base=reference_model(recipe, tokenizer, arguments)
+        )
     return trainer_class(recipe.stage)(recipe, model, arguments, **given, **others)
 
 
@@ -124,19 +159,36 @@ def trainer_class(stage: str) -> Callable[..., Trainer]:
     return bases[0] if len(bases) == 1 else type(bases[1].__name__, bases, {})
 
 
-def watching_callbacks(recipe: Recipe, trainer: CPTTrainer, data: PreparedData) -> list[TrainerCallback]:
+def watching_callbacks(
+    recipe: Recipe, trainer: CPTTrainer, data: PreparedData
+) -> list[TrainerCallback]:
     """Build callbacks in order: those that add metrics, the recipe's, then those that write metrics."""
-    monitoring, folder, tokens = recipe.monitoring, trainer.run_folder, trainer.length.tokens_per_step
+    monitoring, folder, tokens = (
+        recipe.monitoring,
+        trainer.run_folder,
+        trainer.length.tokens_per_step,
+    )
     check_profiled_steps(monitoring.profile, trainer.length.steps)
     rows = trainer.rows_of_steps
-    callbacks: list[TrainerCallback] = [TrainingClock(tokens), SmoothedLoss(), RealisedShares(data, rows)]
+    callbacks: list[TrainerCallback] = [
+        TrainingClock(tokens),
+        SmoothedLoss(),
+        RealisedShares(data, rows),
+    ]
     if data.form in PACKED and len(data.sources) > 1:
         callbacks.append(SourceLosses(data, rows, sharing_rows=trainer.shared_rows.parts))
-    if recipe.stage in (*OWN_LOSS, "distill_text"):  # one forward and backward pass per token, nothing else
+    if recipe.stage in (
+        *OWN_LOSS,
+        "distill_text",
+    ):  # one forward and backward pass per token, nothing else
         gpu = torch.cuda.get_device_name() if trainer.args.device.type == "cuda" else None
         callbacks.append(ModelFlopsUtilization(data, rows, gpu, recipe.model))
     callbacks += [MachineUse(folder), *build_callbacks(monitoring.callbacks, folder, tokens)]
-    callbacks += [MetricsFile(folder / METRICS, tokens), StatusFile(Run(folder)), ConsoleProgress(folder.name)]
+    callbacks += [
+        MetricsFile(folder / METRICS, tokens),
+        StatusFile(Run(folder)),
+        ConsoleProgress(folder.name),
+    ]
     if recipe.evaluation.tasks_every_tokens is not None:
         callbacks.append(trainer.tasks)
     if monitoring.profile is not None:

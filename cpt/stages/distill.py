@@ -33,8 +33,13 @@ class DistillConfig(TrainingArguments):
     teacher_model_revision: str | None = field(
         default=None, metadata={"help": "Commit, tag or branch of the teacher on the Hub."}
     )
-    beta: float = field(default=0.0, metadata={"help": "0: forward KL, 1: reverse KL, between them: Jensen-Shannon."})
-    temperature: float = field(default=1.0, metadata={"help": "Both models' logits are divided by it."})
+    beta: float = field(
+        default=0.0,
+        metadata={"help": "0: forward KL, 1: reverse KL, between them: Jensen-Shannon."},
+    )
+    temperature: float = field(
+        default=1.0, metadata={"help": "Both models' logits are divided by it."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,17 +58,29 @@ class DistillTrainer(CPTTrainer):
     trains_on_model_loss = False
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, arguments: DistillConfig, *, teacher_model: nn.Module, **options: Any
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        arguments: DistillConfig,
+        *,
+        teacher_model: nn.Module,
+        **options: Any,
     ) -> None:
-        super().__init__(recipe, model, arguments, compute_loss_func=self.mean_divergence, **options)
+        super().__init__(
+            recipe, model, arguments, compute_loss_func=self.mean_divergence, **options
+        )
         self.beta, self.temperature = arguments.beta, arguments.temperature
         self.read_by_teacher = ["input_ids", "position_ids", "attention_mask"]
-        if wants_bounds(teacher_model):  # otherwise it finds them on the GPU, for which the host waits
+        if wants_bounds(
+            teacher_model
+        ):  # otherwise it finds them on the GPU, for which the host waits
             self.read_by_teacher += [BOUNDS, LONGEST]
         self.teacher = prepared(teacher_model, self)
         self.taught: torch.Tensor | None = None
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any
+    ) -> Any:
         read = {name: inputs[name] for name in self.read_by_teacher if name in inputs}
         with torch.no_grad():
             self.taught = self.teacher(**read, use_cache=False).logits
@@ -73,17 +90,26 @@ class DistillTrainer(CPTTrainer):
             self.taught = None
 
     def mean_divergence(
-        self, outputs: Any, labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None = None
+        self,
+        outputs: Any,
+        labels: torch.Tensor | None,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> torch.Tensor:
         """Return the mean over the step's labelled tokens, plus the experts' auxiliary loss."""
         assert labels is not None and self.taught is not None
         counts = labels[:, 1:] != IGNORED
         student, teacher = outputs["logits"][:, :-1][counts], self.taught[:, :-1][counts]
         number = counts.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        loss = summed_divergence(student, teacher, beta=self.beta, temperature=self.temperature) / number
+        loss = (
+            summed_divergence(student, teacher, beta=self.beta, temperature=self.temperature)
+            / number
+        )
         auxiliary = outputs.get("aux_loss")
         if auxiliary is not None:
-            loss = loss + self.accelerator.unwrap_model(self.model).config.router_aux_loss_coef * auxiliary
+            loss = (
+                loss
+                + self.accelerator.unwrap_model(self.model).config.router_aux_loss_coef * auxiliary
+            )
         return loss
 
 
@@ -98,12 +124,18 @@ def summed_divergence(
             divergence.
     """
     total = student.new_zeros((), dtype=torch.float32)
-    for own, other in zip(student.split(TOKENS_AT_ONCE), teacher.split(TOKENS_AT_ONCE), strict=True):
-        total = total + checkpoint(divergence, own, other, beta, temperature, use_reentrant=False).sum()
+    for own, other in zip(
+        student.split(TOKENS_AT_ONCE), teacher.split(TOKENS_AT_ONCE), strict=True
+    ):
+        total = (
+            total + checkpoint(divergence, own, other, beta, temperature, use_reentrant=False).sum()
+        )
     return total
 
 
-def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float, temperature: float) -> torch.Tensor:
+def divergence(
+    student: torch.Tensor, teacher: torch.Tensor, beta: float, temperature: float
+) -> torch.Tensor:
     """Return each token's divergence, in nats."""
     own = F.log_softmax(student.float() / temperature, dim=-1)
     other = F.log_softmax(teacher.float() / temperature, dim=-1)
@@ -111,7 +143,9 @@ def divergence(student: torch.Tensor, teacher: torch.Tensor, beta: float, temper
         return kl(other, own)
     if beta == 1.0:
         return kl(own, other)
-    mixture = torch.logaddexp(other + math.log(beta), own + math.log1p(-beta))  # beta x teacher + (1 - beta) x student
+    mixture = torch.logaddexp(
+        other + math.log(beta), own + math.log1p(-beta)
+    )  # beta x teacher + (1 - beta) x student
     return beta * kl(other, mixture) + (1 - beta) * kl(own, mixture)
 
 
@@ -123,7 +157,9 @@ def kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 class WholeConversations(ExampleTrainer):
     """For TRL's GKDTrainer (arXiv 2306.13649), whose student also samples answers."""
 
-    def __init__(self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, **options: Any
+    ) -> None:
         if recipe.data.packing != "none":
             raise RecipeError(
                 "`data.packing`: stage `gkd` samples answers to each conversation: write `packing: none`."
@@ -138,18 +174,27 @@ class WholeConversations(ExampleTrainer):
         def collate(rows: list[Row]) -> dict[str, torch.Tensor]:
             labels = torch.stack([row["labels"] for row in rows])
             # Positions restart at the padding, which counts as a document.
-            lengths = torch.stack([(row["position_ids"].diff() == 1).long().cumprod(0).sum() + 1 for row in rows])
+            lengths = torch.stack(
+                [(row["position_ids"].diff() == 1).long().cumprod(0).sum() + 1 for row in rows]
+            )
             places = torch.arange(labels.size(1))
             first = (labels != IGNORED).long().argmax(dim=1)
             ids = torch.stack([row["input_ids"] for row in rows])
             width = int(first.max())
-            prompts, mask = torch.full((len(rows), width), pad), torch.zeros((len(rows), width), dtype=torch.long)
+            prompts, mask = (
+                torch.full((len(rows), width), pad),
+                torch.zeros((len(rows), width), dtype=torch.long),
+            )
             # Padding is on the left, since generation continues on the right.
             for line, (row, end) in enumerate(zip(ids, first.tolist(), strict=True)):
                 prompts[line, width - end :] = row[:end]
                 mask[line, width - end :] = 1
             longest = int(lengths.max())
-            whole = {"input_ids": ids, "attention_mask": (places < lengths[:, None]).long(), "labels": labels}
+            whole = {
+                "input_ids": ids,
+                "attention_mask": (places < lengths[:, None]).long(),
+                "labels": labels,
+            }
             batch = {name: value[:, :longest] for name, value in whole.items()}
             return {**batch, "prompts": prompts, "prompt_attention_mask": mask}
 

@@ -36,15 +36,21 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
     trains_on_model_loss = False
     metrics_of_evaluation = "eval"  # key of TRL's stored metrics
 
-    def __init__(self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any) -> None:
+    def __init__(
+        self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any
+    ) -> None:
         if arguments.use_liger_kernel:
-            raise RecipeError(f"`training.use_liger_kernel`: stage `{recipe.stage}` does not use it. Remove it.")
+            raise RecipeError(
+                f"`training.use_liger_kernel`: stage `{recipe.stage}` does not use it. Remove it."
+            )
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         base = vars(model.get_base_model()) if isinstance(model, PeftModel) else {}
         is_quantized = "is_loaded_in_4bit" in base or "is_loaded_in_8bit" in base
-        trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+        trained = [
+            (name, weight) for name, weight in model.named_parameters() if weight.requires_grad
+        ]
         exact = {name: weight.detach().clone() for name, weight in trained} if is_quantized else {}
         try:
             super().__init__(recipe, model, arguments, **options)
@@ -93,7 +99,9 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     def measure_held_out(self) -> dict[str, float]:
         """Return loss and TRL's metrics of each set of examples, and bits per byte of each set of texts."""
-        texts = {name: held_out for name, held_out in self.held_out.items() if held_out.form in PACKED}
+        texts = {
+            name: held_out for name, held_out in self.held_out.items() if held_out.form in PACKED
+        }
         metrics = dict[str, float]()
         for name, held_out in self.held_out.items():
             if name not in texts:
@@ -115,12 +123,20 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
                 # parts of TRL's loss, such as `nll_loss`, must not look like the loss of another set
                 is_part = name.endswith(LOSS)
                 if values:
-                    metrics[f"loss/{name.removesuffix(LOSS)}" if is_part else name] = sum(values) / len(values)
+                    metrics[f"loss/{name.removesuffix(LOSS)}" if is_part else name] = sum(
+                        values
+                    ) / len(values)
             for name, value in metrics.items():
-                sums[name], seen[name] = sums.get(name, 0.0) + count * value, seen.get(name, 0) + count
+                sums[name], seen[name] = (
+                    sums.get(name, 0.0) + count * value,
+                    seen.get(name, 0) + count,
+                )
             self.call_prediction_step()
         own.clear()
-        return {**{name: value / seen[name] for name, value in sums.items()}, "examples": len(held_out.rows)}
+        return {
+            **{name: value / seen[name] for name, value in sums.items()},
+            "examples": len(held_out.rows),
+        }
 
     def metrics_of_batch(self, rows: list[Any]) -> dict[str, float]:
         """Return the loss of a batch over all processes; TRL stores its metrics."""
@@ -135,7 +151,11 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
         All processes have equally many; if too few rows remain, all have the same ones.
         """
-        size, world, rank = self.args.per_device_eval_batch_size, self.args.world_size, self.args.process_index
+        size, world, rank = (
+            self.args.per_device_eval_batch_size,
+            self.args.world_size,
+            self.args.process_index,
+        )
         whole = num_rows // (size * world)
         for number in range(whole):
             first = (number * world + rank) * size
@@ -151,7 +171,9 @@ class WholeDialogues(ExampleTrainer):
     def collate_examples(self) -> Collate:
         collate, most = self.data_collator, self.recipe.data.sequence_length
         sides = ("chosen_ids", "rejected_ids")
-        return lambda rows: collate([{side: (row["prompt_ids"] + row[side])[:most] for side in sides} for row in rows])
+        return lambda rows: collate(
+            [{side: (row["prompt_ids"] + row[side])[:most] for side in sides} for row in rows]
+        )
 
 
 class JudgedAnswers(ExampleTrainer):
@@ -203,7 +225,11 @@ def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
     for side in ("chosen", "rejected"):
         ids = [*prompt, *row[f"{side}_ids"]][:most]
         labels = [*([IGNORED] * len(prompt)), *row[f"{side}_ids"]][:most]
-        found |= {f"{side}_input_ids": ids, f"{side}_attention_mask": [1] * len(ids), f"{side}_labels": labels}
+        found |= {
+            f"{side}_input_ids": ids,
+            f"{side}_attention_mask": [1] * len(ids),
+            f"{side}_labels": labels,
+        }
     return found
 
 
@@ -211,7 +237,9 @@ def fit_fused_head(model: nn.Module) -> None:
     """Use the family's log-probabilities and balance loss; call after TRL's `add_fused_lm_head`."""
     whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     bare: Any = whole
-    if "forward" not in vars(bare) or not isinstance(whole, CptGPT2ForCausalLM | BalancedForCausalLM):
+    if "forward" not in vars(bare) or not isinstance(
+        whole, CptGPT2ForCausalLM | BalancedForCausalLM
+    ):
         return  # TRL has not replaced the forward, or supports the family
     if isinstance(whole, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
         raise RecipeError(
@@ -230,8 +258,12 @@ def fit_fused_head(model: nn.Module) -> None:
                 return fused(*arguments, fused_lm_head=True, **options)
             finally:
                 del bare.get_output_embeddings
-        noted: list[tuple[torch.Tensor, ...]] = []  # the router logits of all layers, [B x T, E] each, if requested
-        handle = bare.base_model.register_forward_hook(lambda _, __, heard: noted.append(heard.get("router_logits")))
+        noted: list[
+            tuple[torch.Tensor, ...]
+        ] = []  # the router logits of all layers, [B x T, E] each, if requested
+        handle = bare.base_model.register_forward_hook(
+            lambda _, __, heard: noted.append(heard.get("router_logits"))
+        )
         try:
             output = fused(*arguments, fused_lm_head=True, **options)
         finally:
@@ -245,15 +277,22 @@ def fit_fused_head(model: nn.Module) -> None:
 
 
 def balance_of_tokens(
-    model: BalancedForCausalLM, router_logits: tuple[torch.Tensor, ...], mask: torch.Tensor | None, rows: int
+    model: BalancedForCausalLM,
+    router_logits: tuple[torch.Tensor, ...],
+    mask: torch.Tensor | None,
+    rows: int,
 ) -> torch.Tensor:
     """Return the family's balance loss without padding tokens: per row, or over all rows."""
     if mask is None:
         return model.balance(router_logits, num_sequences=rows)
     if not isinstance(model, MiniMind2MoEForCausalLM):
-        return model.balance(tuple(logits[mask.bool().reshape(-1)] for logits in router_logits), num_sequences=1)
+        return model.balance(
+            tuple(logits[mask.bool().reshape(-1)] for logits in router_logits), num_sequences=1
+        )
     by_row = []
     for row, kept in enumerate(mask.bool()):
-        of_row = tuple(logits.view(rows, -1, logits.size(-1))[row][kept] for logits in router_logits)
+        of_row = tuple(
+            logits.view(rows, -1, logits.size(-1))[row][kept] for logits in router_logits
+        )
         by_row.append(model.balance(of_row, num_sequences=1))
     return torch.stack(by_row).mean()

@@ -91,8 +91,14 @@ class StepsOfPrompts(PromptTrainer):
     def generations(self) -> Generations:
         """All micro-batches of a step are one generation."""
         arguments = self.args
-        rows = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-        return Generations(rows, arguments.gradient_accumulation_steps, arguments.gradient_accumulation_steps)
+        rows = (
+            arguments.per_device_train_batch_size
+            * arguments.gradient_accumulation_steps
+            * arguments.world_size
+        )
+        return Generations(
+            rows, arguments.gradient_accumulation_steps, arguments.gradient_accumulation_steps
+        )
 
     def inputs_of_process(self, inputs: Any) -> Any:
         """Return the prompts of the whole step; each process answers its share at the first micro-batch."""
@@ -110,17 +116,33 @@ class GenerationBatches(PromptTrainer):
     """
 
     prompts: Sequence[Prompt] = ()  # of the last generation, over all processes
-    last: dict[str, torch.Tensor] | None = None  # this process's last completions, for a stage that compares with them
+    last: dict[str, torch.Tensor] | None = (
+        None  # this process's last completions, for a stage that compares with them
+    )
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, arguments: Any, *, reference: nn.Module | None, **options: Any
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        arguments: Any,
+        *,
+        reference: nn.Module | None,
+        **options: Any,
     ) -> None:
         if arguments.reward_weights is not None:
-            raise RecipeError("`training.reward_weights`: write `weight` next to each reward's name in `rewards`.")
-        rewards = build_rewards(recipe.rewards, [name for name in options["rows"][0] if name != "prompt"])
+            raise RecipeError(
+                "`training.reward_weights`: write `weight` next to each reward's name in `rewards`."
+            )
+        rewards = build_rewards(
+            recipe.rewards, [name for name in options["rows"][0] if name != "prompt"]
+        )
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
         # Sample as many completions as the recipe says, even if an earlier start reduced the micro-batch.
-        asked = int(recipe.training.get("per_device_train_batch_size", arguments.per_device_train_batch_size))
+        asked = int(
+            recipe.training.get(
+                "per_device_train_batch_size", arguments.per_device_train_batch_size
+            )
+        )
         parts = asked // arguments.per_device_train_batch_size
         if parts > 1 and recipe.training.get("steps_per_generation") is not None:
             arguments.steps_per_generation *= parts
@@ -158,7 +180,10 @@ class GenerationBatches(PromptTrainer):
     def inputs_of_process(self, inputs: Any) -> Any:
         """After the last completions are used up, return this process's prompts, each repeated once per answer."""
         if isinstance(inputs, list):
-            is_new = self.micro_batches_done % self.generations.micro_batches == 0 or self.sampled_batches is None
+            is_new = (
+                self.micro_batches_done % self.generations.micro_batches == 0
+                or self.sampled_batches is None
+            )
             if self.model.training and is_new:
                 self.prompts = inputs
                 return self.share_of(inputs)
@@ -186,7 +211,9 @@ class GenerationBatches(PromptTrainer):
             if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:
                 parts = arguments.steps_per_generation // len(buffered)
                 batches = [to_device(batch, arguments.device) for batch in buffered]
-                self.sampled_batches = [part for batch in batches for part in split_tensor_dict(batch, parts)]
+                self.sampled_batches = [
+                    part for batch in batches for part in split_tensor_dict(batch, parts)
+                ]
             last = kept.get("last")
             self.last = None if last is None else to_device(last, arguments.device)
             if (checkpoint / STAGE_FILE).exists():  # missing if another program wrote it
@@ -194,7 +221,10 @@ class GenerationBatches(PromptTrainer):
         return super().train(resume_from_checkpoint, **options)
 
     def stage_states(self) -> dict[str, Any]:
-        is_within = self.state.global_step * self.generations.accumulation % self.generations.micro_batches != 0
+        is_within = (
+            self.state.global_step * self.generations.accumulation % self.generations.micro_batches
+            != 0
+        )
         of_process = {"buffered": self.sampled_batches if is_within else None, "last": self.last}
         states: dict[str, Any] = {}
         if any(value is not None for value in of_process.values()):
@@ -205,7 +235,11 @@ class GenerationBatches(PromptTrainer):
 
     @property
     def generation_file(self) -> str:
-        return "generation.pt" if self.args.world_size <= 1 else f"generation_{self.args.process_index}.pt"
+        return (
+            "generation.pt"
+            if self.args.world_size <= 1
+            else f"generation_{self.args.process_index}.pt"
+        )
 
     def on_rollback(self) -> None:
         """Sample again: stored completions may answer prompts that are now skipped."""
@@ -259,7 +293,11 @@ class Groups(GenerationBatches):
     _last_world_entropy: float
 
     def own_state(self) -> dict[str, Any]:
-        return {"entropy": [self.entropy_coef, self._last_world_entropy]} if self.use_adaptive_entropy else {}
+        return (
+            {"entropy": [self.entropy_coef, self._last_world_entropy]}
+            if self.use_adaptive_entropy
+            else {}
+        )
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
         self.entropy_coef, self._last_world_entropy = state["entropy"]
@@ -276,7 +314,9 @@ class SingleAnswers(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         answers = self.num_generations
-        if answers == 1:  # GRPOConfig needs a group to compare: the whole batch, normalized together
+        if (
+            answers == 1
+        ):  # GRPOConfig needs a group to compare: the whole batch, normalized together
             steps = self.steps_per_generation or self.gradient_accumulation_steps
             at_once = self.per_device_train_batch_size * world_size()
             self.num_generations = int(self.generation_batch_size or at_once * steps)
@@ -292,7 +332,9 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
     def __init__(self, recipe: Recipe, *arguments: Any, **options: Any) -> None:
         for key in ("scale_rewards", "multi_objective_aggregation"):  # of a group of answers
             if key in recipe.training:
-                raise RecipeError(f"`training.{key}` is not used in stage `{recipe.stage}`. Remove it.")
+                raise RecipeError(
+                    f"`training.{key}` is not used in stage `{recipe.stage}`. Remove it."
+                )
         super().__init__(recipe, *arguments, **options)
 
     def note_rewards(self, rewards: torch.Tensor) -> None:
@@ -312,9 +354,14 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
         mask = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1)
         # recomputing activations is useless without gradients
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+        with (
+            torch.no_grad(),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
             size = self.args.per_device_train_batch_size
-            return self.score_tokens(self.model, ids, mask, made["completion_ids"].size(1), batch_size=size)
+            return self.score_tokens(
+                self.model, ids, mask, made["completion_ids"].size(1), batch_size=size
+            )
 
     def add_metric(self, name: str, value: float) -> None:
         """Add a value to the next log, which shows the mean."""

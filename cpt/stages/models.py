@@ -29,16 +29,30 @@ REFERENCED = ("dpo", "kto")
 KEY = "training.teacher_model_name_or_path"
 
 
-def model_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments) -> nn.Module:
+def model_for(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
+) -> nn.Module:
     # Adapters that start from the base weights need them in each process.
-    once = {"is_sharded_later": bool(arguments.fsdp) and reader_of_weights(recipe.model.lora or {}) is None}
+    once = {
+        "is_sharded_later": bool(arguments.fsdp)
+        and reader_of_weights(recipe.model.lora or {}) is None
+    }
     if recipe.stage == "reward":  # a new head with one score instead of the language model's
-        return scoring_model(recipe.model, tokenizer, seed=recipe.seed, dtype=weights_dtype(recipe, arguments), **once)
+        return scoring_model(
+            recipe.model,
+            tokenizer,
+            seed=recipe.seed,
+            dtype=weights_dtype(recipe, arguments),
+            **once,
+        )
     return language_model(recipe, tokenizer, arguments, **once)
 
 
 def language_model(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments, **options: bool
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: TrainingArguments,
+    **options: bool,
 ) -> nn.Module:
     return build_model(
         recipe.model,
@@ -53,7 +67,10 @@ def language_model(
 
 def is_packed(recipe: Recipe) -> bool:
     """Whether rows have several documents, which only positions separate."""
-    return recipe.data.packing != "token_budget" and form_of(find_stage(recipe.stage).COLUMNS) in PACKED
+    return (
+        recipe.data.packing != "token_budget"
+        and form_of(find_stage(recipe.stage).COLUMNS) in PACKED
+    )
 
 
 def reference_model(
@@ -74,7 +91,11 @@ def check_reference(recipe: Recipe) -> None:
     """Refuse adapters that change the base weights if the stage compares the model with its start."""
     start = str((recipe.model.lora or {}).get("init_lora_weights")).partition("_niter")[0]
     is_near_base = bool(recipe.data.share_near_base)
-    if start not in START_IN_THE_BASE or recipe.stage not in (*REFERENCED, *REWARDED) and not is_near_base:
+    if (
+        start not in START_IN_THE_BASE
+        or recipe.stage not in (*REFERENCED, *REWARDED)
+        and not is_near_base
+    ):
         return
     defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
     if recipe.stage in REFERENCED or is_near_base or recipe.training.get("beta", defaults["beta"]):
@@ -85,16 +106,24 @@ def check_reference(recipe: Recipe) -> None:
 
 
 def build_teacher(
-    recipe: Recipe, student: nn.Module, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
+    recipe: Recipe,
+    student: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: TrainingArguments,
 ) -> PreTrainedModel:
     """Load the frozen model of `training.teacher_model_name_or_path` (a Hub id, a folder, or a finished run).
 
     Its weights are in bfloat16 if the run computes in bfloat16, else in fp32.
     """
     values = vars(arguments)
-    path, revision = result_of_run(values["teacher_model_name_or_path"]), values.get("teacher_model_revision")
+    path, revision = (
+        result_of_run(values["teacher_model_name_or_path"]),
+        values.get("teacher_model_revision"),
+    )
     if path is None:
-        raise RecipeError(f"`{KEY}` is missing. Set the teacher: a Hub id, a folder or a run (runs/NAME).")
+        raise RecipeError(
+            f"`{KEY}` is missing. Set the teacher: a Hub id, a folder or a run (runs/NAME)."
+        )
     section = Model(path=path, revision=revision, attention=recipe.model.attention)
     build = partial(
         build_model,
@@ -114,11 +143,18 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
     """Refuse a teacher with another vocabulary: another number of rows, or other ids of tokens."""
     rows, others = vocabulary_size(student.config), vocabulary_size(load_config(teacher))
     if rows != others:
-        raise RecipeError(f"{teacher.path} has {others} tokens and the model {rows}: the vocabularies must be equal.")
+        raise RecipeError(
+            f"{teacher.path} has {others} tokens and the model {rows}: the vocabularies must be equal."
+        )
     folder = Path(str(teacher.path)).expanduser()
-    if folder.exists() and not (folder / "tokenizer.json").is_file():  # a Hub repository always has a tokenizer
+    if (
+        folder.exists() and not (folder / "tokenizer.json").is_file()
+    ):  # a Hub repository always has a tokenizer
         return
-    own, known = tokenizer.get_vocab(), from_folder_or_hub(str(teacher.path), teacher.revision, False).get_vocab()
+    own, known = (
+        tokenizer.get_vocab(),
+        from_folder_or_hub(str(teacher.path), teacher.revision, False).get_vocab(),
+    )
     if differing := sorted(word for word, number in own.items() if known.get(word) != number):
         word = differing[0]
         raise RecipeError(

@@ -41,19 +41,31 @@ class ReplayTrainer(CPTTrainer):
     trains_on_model_loss = False  # a fused loss hides the logits
 
     def __init__(
-        self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, *, base: nn.Module | None, **options: Any
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        arguments: TrainingArguments,
+        *,
+        base: nn.Module | None,
+        **options: Any,
     ) -> None:
         rows = RowsWithSource(options.pop("rows"))
         super().__init__(recipe, model, arguments, rows=rows, **options)
         self.base = None if base is None else prepared(base, self)
-        self.weights = {place: one.replay_kl for place, one in enumerate(recipe.data.sources) if one.replay_kl}
+        self.weights = {
+            place: one.replay_kl for place, one in enumerate(recipe.data.sources) if one.replay_kl
+        }
         self.replayed = torch.tensor(list(self.weights), device=arguments.device)
         self.totals = torch.zeros(2, device=arguments.device)  # KL in nats, tokens
         # each forward pass gathers weights from all processes, also from those without a row of these sources
         self.all_or_none = self.engine.sharding in (FSDP, f"{ZERO}3")
 
     def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
         inputs = dict(inputs)
         ids, labelled = inputs["input_ids"], inputs["labels"][:, 1:] != IGNORED
@@ -63,9 +75,13 @@ class ReplayTrainer(CPTTrainer):
         taught = self.predict_by_base(model, inputs, chosen) if chosen.any() else None
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if taught is not None:
-            number = labelled.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            number = (
+                labelled.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            )
             is_averaged = self.args.average_tokens_across_devices and num_items_in_batch is not None
-            processes = self.args.world_size if is_averaged else 1  # gradients are averaged over them
+            processes = (
+                self.args.world_size if is_averaged else 1
+            )  # gradients are averaged over them
             for source, weight in self.weights.items():
                 tokens = labelled & (sources == source).unsqueeze(1)
                 student, teacher = outputs["logits"][:, :-1][tokens], taught[:, :-1][tokens[chosen]]
@@ -75,10 +91,14 @@ class ReplayTrainer(CPTTrainer):
         return (loss, outputs) if return_outputs else loss
 
     @torch.no_grad()
-    def predict_by_base(self, model: nn.Module, inputs: dict[str, torch.Tensor], rows: torch.Tensor) -> Any:
+    def predict_by_base(
+        self, model: nn.Module, inputs: dict[str, torch.Tensor], rows: torch.Tensor
+    ) -> Any:
         """Return logits of these rows: [chosen rows, tokens, vocabulary]."""
         names = ("input_ids", "position_ids", "attention_mask")
-        read: dict[str, Any] = {name: inputs[name][rows] for name in names if name in inputs} | {"use_cache": False}
+        read: dict[str, Any] = {name: inputs[name][rows] for name in names if name in inputs} | {
+            "use_cache": False
+        }
         if self.base is not None:
             return self.base(**read).logits
         adapted = self.accelerator.unwrap_model(model)

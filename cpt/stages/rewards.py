@@ -13,7 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from accelerate import PartialState
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cpt.errors import CptError, DataError, RecipeError, TrainingError
 from cpt.hf_internals import without_zero3
@@ -41,7 +46,9 @@ class NamedReward:
     all of them.
     """
 
-    def __init__(self, name: str, key: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, key: str, function: Callable[..., Any], options: Mapping[str, Any]
+    ) -> None:
         self.__name__, self.function, self.options = name, function, dict(options)
         self.where = f"the reward {name} (`{key}`)"
         self.parameters = inspect.signature(function).parameters
@@ -52,10 +59,16 @@ class NamedReward:
         needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
         default = self.parameters["column"].default if "column" in self.parameters else None
         named = self.options.get("column", default)
-        missing = [column for column in [*needed, named] if isinstance(column, str) and column not in columns]
+        missing = [
+            column
+            for column in [*needed, named]
+            if isinstance(column, str) and column not in columns
+        ]
         if missing:
             there = ", ".join(column for column in columns if column not in GIVEN) or "none"
-            raise DataError(f"{self.where} reads the column `{missing[0]}`. Columns besides the prompt: {there}.")
+            raise DataError(
+                f"{self.where} reads the column `{missing[0]}`. Columns besides the prompt: {there}."
+            )
 
     def __call__(self, **given: Any) -> list[float | None]:
         """Return the rewards of completions, a finite number or None each; TrainingError otherwise."""
@@ -69,15 +82,23 @@ class NamedReward:
         except CptError:
             raise
         except Exception as problem:
-            raise TrainingError(f"{self.where} failed: {type(problem).__name__}: {problem}.") from problem
+            raise TrainingError(
+                f"{self.where} failed: {type(problem).__name__}: {problem}."
+            ) from problem
         values = found.tolist() if isinstance(found, torch.Tensor | np.ndarray) else found
         count = len(given["completions"])
         if not isinstance(values, list | tuple) or len(values) != count:
-            raise TrainingError(f"{self.where} returned {found!r}: expected a list of {count} numbers.")
+            raise TrainingError(
+                f"{self.where} returned {found!r}: expected a list of {count} numbers."
+            )
         for row, value in enumerate(values):
-            is_number = isinstance(value, bool | int | float | np.number | np.bool_) and math.isfinite(value)
+            is_number = isinstance(
+                value, bool | int | float | np.number | np.bool_
+            ) and math.isfinite(value)
             if value is not None and not is_number:
-                prompt, said = (str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions"))
+                prompt, said = (
+                    str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions")
+                )
                 raise TrainingError(
                     f"{self.where} returned {value!r}: expected a finite number, or None if it does not apply. The"
                     f" prompt: {prompt!r}; the completion: {said!r}."
@@ -90,7 +111,9 @@ def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
     built = check_columns(rewards, columns)
     for reward in built:
         if reward.function is reward_model:
-            load_reward_model(**{key: value for key, value in reward.options.items() if key != "batch_size"})
+            load_reward_model(
+                **{key: value for key, value in reward.options.items() if key != "batch_size"}
+            )
     return built
 
 
@@ -113,14 +136,20 @@ def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
             with_key(key, partial(CHECKS[reward.name], **reward.options))
         name = reward.name.rpartition(":")[2]
         same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
-        found.append(NamedReward(f"{name}_{same + 1}" if same else name, key, function, reward.options))
+        found.append(
+            NamedReward(f"{name}_{same + 1}" if same else name, key, function, reward.options)
+        )
     return found
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function without `**columns`, so that its options can be checked."""
     signature = inspect.signature(function)
-    kept = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    kept = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    ]
     bare = functools.update_wrapper(partial(function), function)
     bare.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
     return bare
@@ -160,7 +189,9 @@ def exact_match(
     ]
 
 
-def matches_format(prompts: Sequence[Text], completions: Sequence[Text], *, pattern: str) -> list[float]:
+def matches_format(
+    prompts: Sequence[Text], completions: Sequence[Text], *, pattern: str
+) -> list[float]:
     r"""1 if a regular expression matches the full completion; else 0.
 
     Args:
@@ -174,7 +205,9 @@ def check_pattern(*, pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as problem:
-        raise RecipeError(f"`pattern`: {pattern!r} is not a regular expression: {problem}.") from problem
+        raise RecipeError(
+            f"`pattern`: {pattern!r} is not a regular expression: {problem}."
+        ) from problem
 
 
 def length(
@@ -197,11 +230,15 @@ def length(
     """
     counted = completion_ids if unit == "tokens" else [text_of(said) for said in completions]
     lengths = [len(one) for one in counted]
-    outside = [max(at_least - size, size - (size if at_most is None else at_most), 0) for size in lengths]
+    outside = [
+        max(at_least - size, size - (size if at_most is None else at_most), 0) for size in lengths
+    ]
     return [1 - min(1.0, far / falloff) if falloff else float(far == 0) for far in outside]
 
 
-def check_bounds(*, at_least: int = 0, at_most: int | None = None, falloff: int = 0, unit: str = "tokens") -> None:
+def check_bounds(
+    *, at_least: int = 0, at_most: int | None = None, falloff: int = 0, unit: str = "tokens"
+) -> None:
     if falloff < 0 or at_least < 0 or (at_most is not None and at_most < at_least):
         raise RecipeError(
             f"`at_least` {at_least}, `at_most` {at_most}, `falloff` {falloff}: write 0 <= at_least <= at_most, falloff"
@@ -226,7 +263,9 @@ def maths_answer(
         column: the column of the data with the answers: numbers, or texts that are read in the same way.
         tolerance: allowed error of a number, relative to the right one if that is above 1.
     """
-    answers = [marked(str(answer)) or str(answer).strip() for answer in columns[column]]  # may be whole solutions
+    answers = [
+        marked(str(answer)) or str(answer).strip() for answer in columns[column]
+    ]  # may be whole solutions
     pairs = zip(completions, answers, strict=True)
     return [float(is_same(found_in(text_of(said)), answer, tolerance)) for said, answer in pairs]
 
@@ -275,20 +314,30 @@ def as_number(text: str) -> Fraction | None:
             whole, part = int(mixed[1]), Fraction(int(mixed[2]), int(mixed[3]))
             return share * (whole - part if mixed[1].startswith("-") else whole + part)
         above, _, below = bare.replace("(", "").replace(")", "").partition("/")
-        return share * Fraction(without_commas(above)) / Fraction(without_commas(below) if below else 1)
+        return (
+            share
+            * Fraction(without_commas(above))
+            / Fraction(without_commas(below) if below else 1)
+        )
     except (ValueError, ZeroDivisionError, OverflowError):
         return None
 
 
 def without_commas(number: str) -> str:
     """Remove the commas of `1,000,000`, but no others."""
-    return number.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", number) else number
+    return (
+        number.replace(",", "")
+        if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", number)
+        else number
+    )
 
 
 def plain(text: str) -> str:
     r"""Remove spaces, `$` and LaTeX formatting; keep the part after the last `=`; `\frac{a}{b}` becomes `(a/b)`."""
     bare = DECORATION.sub(lambda found: "".join((found[1] or "").split()), text.replace("−", "-"))
-    bare = LATEX_FRACTION.sub(lambda found: f"({found[1] or found[2]}/{found[3] or found[4]})", bare)
+    bare = LATEX_FRACTION.sub(
+        lambda found: f"({found[1] or found[2]}/{found[3] or found[4]})", bare
+    )
     return bare.rpartition("=")[2].strip(".").casefold()
 
 
@@ -318,7 +367,9 @@ def reward_model(
     scores: list[float] = []
     for first in range(0, len(texts), batch_size):
         some = texts[first : first + batch_size]
-        batch = tokenizer(some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
+        batch = tokenizer(
+            some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+        )
         ids, mask = batch["input_ids"].to(model.device), batch["attention_mask"].to(model.device)
         with torch.no_grad():
             scores += model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
@@ -326,13 +377,17 @@ def reward_model(
 
 
 @cache
-def load_reward_model(path: str, revision: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_reward_model(
+    path: str, revision: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model on the run's device, unsharded on each process, and its tokenizer."""
     folder = str(Run(Path(path)).export_folder) if Run(Path(path)).export_folder.is_dir() else path
     revision = revision or "main"
     try:
         with without_zero3():
-            model = AutoModelForSequenceClassification.from_pretrained(folder, revision=revision, dtype="auto")
+            model = AutoModelForSequenceClassification.from_pretrained(
+                folder, revision=revision, dtype="auto"
+            )
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision)
     except (OSError, ValueError, KeyError) as problem:
         reason = " ".join(str(problem).split())[:400]

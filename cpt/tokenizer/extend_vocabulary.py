@@ -84,10 +84,14 @@ class Bpe:
     def may_be_token(self, token: str) -> bool:
         """Whether a new token may be this string: part of a word, if the tokenizer splits texts into words."""
         is_blank = token.count("▁") == len(token)
-        return self.is_byte_level or is_blank or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
+        return (
+            self.is_byte_level or is_blank or len(SENTENCEPIECE_TOKEN.pre_tokenize_str(token)) == 1
+        )
 
 
-def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], num_tokens: int) -> Extension:
+def extend_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterable[str], num_tokens: int
+) -> Extension:
     """Continue the tokenizer's byte-pair encoding on `documents` with `num_tokens` merges.
 
     Old tokens keep their ids; new ones follow the largest id. Each new token is encoded to verify that it is reached.
@@ -103,14 +107,19 @@ def extend_vocabulary(tokenizer: PreTrainedTokenizerBase, documents: Iterable[st
     merges, backend = learn_reachable(bpe, words, num_tokens)
     if len(merges) < num_tokens:
         found = f"only {len(merges):,} pairs occur twice"
-        raise DataError(f"too little text for {num_tokens:,} new tokens: {found}. Add text, or request fewer tokens.")
+        raise DataError(
+            f"too little text for {num_tokens:,} new tokens: {found}. Add text, or request fewer tokens."
+        )
     counts = Counter[int]()
     for word, count in words.items():
         for token in backend.model.tokenize(word):
             counts[token.id] += count
     extended = copy.deepcopy(tokenizer)
     extended.backend_tokenizer.model = backend.model
-    added = [NewToken(one.id, one.token, backend.decode([one.id]), one.pieces, counts[one.id]) for one in merges]
+    added = [
+        NewToken(one.id, one.token, backend.decode([one.id]), one.pieces, counts[one.id])
+        for one in merges
+    ]
     return Extension(extended, added)
 
 
@@ -118,7 +127,9 @@ def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
     """Read the tokenizer; RecipeError if it is not a byte-pair encoding, or its merges cannot be continued."""
     whose = f"the tokenizer of `{tokenizer.name_or_path}`"
     if not tokenizer.is_fast:
-        raise RecipeError(f"{whose} is not a fast tokenizer ({type(tokenizer).__name__}) and cannot be extended.")
+        raise RecipeError(
+            f"{whose} is not a fast tokenizer ({type(tokenizer).__name__}) and cannot be extended."
+        )
     backend = tokenizer.backend_tokenizer
     content = json.loads(backend.to_str())
     model = content["model"]
@@ -126,21 +137,29 @@ def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
         only = "Only byte-pair encodings (GPT-2, Llama, Qwen, Mistral, ...) can be extended."
         raise RecipeError(f"{whose} is {model['type']}. {only}")
     if dropout := model.get("dropout"):
-        raise RecipeError(f"{whose} drops merges at random (dropout {dropout}). Set it to null in tokenizer.json.")
+        raise RecipeError(
+            f"{whose} drops merges at random (dropout {dropout}). Set it to null in tokenizer.json."
+        )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
-            raise RecipeError(f"{whose} marks the parts of words (`{key}`: {model[key]!r}). Choose another model.")
+            raise RecipeError(
+                f"{whose} marks the parts of words (`{key}`: {model[key]!r}). Choose another model."
+            )
     is_byte_level = '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
     return Bpe(backend, content, backend.get_vocab(with_added_tokens=True), is_byte_level)
 
 
-def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tuple[list[Merge], Tokenizer]:
+def learn_reachable(
+    bpe: Bpe, words: Mapping[str, int], num_tokens: int
+) -> tuple[list[Merge], Tokenizer]:
     """Learn merges, and return them with the extended tokenizer. The merges make every token reachable in principle;
     only encoding shows whether some text leads to it. A token that is not reached is forbidden, and the merges are
     learned again."""
     tokens = {number: token for token, number in bpe.vocabulary.items()}
     unknown = bpe.content["model"]["unk_token"]
-    whole = {number for number, token in tokens.items() if not BYTE.fullmatch(token) and token != unknown}
+    whole = {
+        number for number, token in tokens.items() if not BYTE.fullmatch(token) and token != unknown
+    }
     encoded, counts, origins = [], [], []
     for word in sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS):
         # SentencePiece's bytes and its unknown token are not merged.
@@ -153,7 +172,9 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
                 origins.append(word)
     forbidden = set(bpe.vocabulary)
     while True:
-        merges = learn_merges(encoded, counts, tokens, num_tokens, max(tokens) + 1, forbidden, bpe.may_be_token)
+        merges = learn_merges(
+            encoded, counts, tokens, num_tokens, max(tokens) + 1, forbidden, bpe.may_be_token
+        )
         content: dict[str, Any] = json.loads(json.dumps(bpe.content))
         vocabulary: dict[str, int] = content["model"]["vocab"]
         # An added token outside the model's vocabulary gets the next free id when the file is read; that
@@ -169,7 +190,9 @@ def learn_reachable(bpe: Bpe, words: Mapping[str, int], num_tokens: int) -> tupl
         unreached = set()
         for one in merges:
             word = origins[one.word]
-            begun = word[: word.find(one.token) + len(one.token)]  # as when it was learned, without the rest
+            begun = word[
+                : word.find(one.token) + len(one.token)
+            ]  # as when it was learned, without the rest
             text = begun if backend.decoder is None else str(backend.decoder.decode([begun]))
             if not is_reached(backend, one.id, text):
                 unreached.add(one.token)
@@ -183,7 +206,9 @@ def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
     part of a character, which cannot be written as text, only the merges are checked."""
     text = backend.decode([number], skip_special_tokens=False)
     if REPLACEMENT in text:
-        return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [number]
+        return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [
+            number
+        ]
     texts = (*(context.replace("@", text) for context in CONTEXTS), *examples)
     return any(number in backend.encode(one, add_special_tokens=False).ids for one in texts)
 
@@ -214,7 +239,9 @@ def learn_merges(
         taken.add(token)
         strings[number] = token
         pieces[number] = pieces.get(left, (left,)) + pieces.get(right, (right,))
-        merges.append(Merge(number, token, left, right, count, pieces[number], min(pairs.where[left, right])))
+        merges.append(
+            Merge(number, token, left, right, count, pieces[number], min(pairs.where[left, right]))
+        )
         pairs.join((left, right), number)
     return merges
 

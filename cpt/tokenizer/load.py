@@ -36,7 +36,9 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
         raise RecipeError(f"{what}. Set `eos_token` in its tokenizer_config.json.")
     if loaded.pad_token_id is None:
         loaded.pad_token = loaded.eos_token
-        logger.info(f"the tokenizer of {path} lacks a pad token; using {loaded.eos_token} (padding is never learned)")
+        logger.info(
+            f"the tokenizer of {path} lacks a pad token; using {loaded.eos_token} (padding is never learned)"
+        )
     return loaded
 
 
@@ -47,7 +49,9 @@ def tokenizer_at(tokenizer: PreTrainedTokenizerBase | str | Path) -> PreTrainedT
     return load_tokenizer(Tokenizer(path=str(tokenizer)), Model())
 
 
-def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def from_folder_or_hub(
+    path: str, revision: str | None, trust_remote_code: bool
+) -> PreTrainedTokenizerBase:
     """Call AutoTokenizer, with errors that name the recipe's key."""
     local = Path(path).expanduser()
     if complaint := unfinished_run(path):
@@ -61,7 +65,9 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
         refuse_unreachable("`tokenizer.path`", path, revision, TOKENIZER)
         where = f"Hub id, as it is not a folder in {Path.cwd()}"
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            path, revision=revision, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError, ImportError, KeyError) as problem:
         reason = str(problem).strip().split("\n")[0] + " Check `tokenizer.path`."
         raise RecipeError(f"cannot load a tokenizer from `{path}` ({where}): {reason}") from problem
@@ -70,13 +76,26 @@ def from_folder_or_hub(path: str, revision: str | None, trust_remote_code: bool)
 def check_folder(folder: Path) -> None:
     # The errors of transformers do not name the file.
     if not folder.is_dir():
-        raise RecipeError(f"`{folder}` is a file. Set `tokenizer.path` to the folder with tokenizer.json.")
-    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "config.json")
+        raise RecipeError(
+            f"`{folder}` is a file. Set `tokenizer.path` to the folder with tokenizer.json."
+        )
+    names = (
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "config.json",
+    )
     if not any((folder / name).exists() for name in names):
-        raise RecipeError(f"`{folder}` has no tokenizer, expected one of {', '.join(names)}. Check `tokenizer.path`.")
+        raise RecipeError(
+            f"`{folder}` has no tokenizer, expected one of {', '.join(names)}. Check `tokenizer.path`."
+        )
     for whole in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
         if whole.exists():
             try:
                 json.loads(whole.read_bytes())
             except ValueError as problem:
-                raise RecipeError(f"`{whole}` is damaged: {problem}. Copy or train it again.") from problem
+                raise RecipeError(
+                    f"`{whole}` is damaged: {problem}. Copy or train it again."
+                ) from problem

@@ -3,7 +3,16 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from cpt.errors import DataError, RecipeError
@@ -24,7 +33,11 @@ CHAT_TEMPLATE = (
 
 
 def train_bpe(
-    documents: Iterable[str], vocabulary_size: int, folder: Path, *, special_tokens: Sequence[str] = SPECIAL_TOKENS
+    documents: Iterable[str],
+    vocabulary_size: int,
+    folder: Path,
+    *,
+    special_tokens: Sequence[str] = SPECIAL_TOKENS,
 ) -> PreTrainedTokenizerFast:
     """Train on `documents` and save to `folder`, which `AutoTokenizer.from_pretrained` can load.
 
@@ -46,7 +59,9 @@ def train_bpe(
     tokenizer = untrained_tokenizer()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in special_tokens],
+        special_tokens=[
+            AddedToken(token, special=True, normalized=False) for token in special_tokens
+        ],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -57,9 +72,13 @@ def train_bpe(
     pad, begin, end = special_tokens[:3]
     # With a begin token, the first word of a document is learned and evaluated like any other.
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{begin} $A", pair=f"{begin} $A {begin} $B", special_tokens=[(begin, tokenizer.token_to_id(begin))]
+        single=f"{begin} $A",
+        pair=f"{begin} $A {begin} $B",
+        special_tokens=[(begin, tokenizer.token_to_id(begin))],
     )
-    trained = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, bos_token=begin, eos_token=end)
+    trained = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, bos_token=begin, eos_token=end
+    )
     if {pad, begin, end} >= set(SPECIAL_TOKENS):
         trained.chat_template = CHAT_TEMPLATE
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +90,9 @@ def untrained_tokenizer() -> Tokenizer:
     """BPE over the UTF-8 bytes of words, without normalisation, so it is lossless."""
     tokenizer = Tokenizer(models.BPE())
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, behavior="isolated"), letters])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(WORDS, behavior="isolated"), letters]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

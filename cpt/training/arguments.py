@@ -19,7 +19,14 @@ from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
 from cpt.data.rows.stretches import EndedStretch
-from cpt.distributed import KEY, TENSOR_PARALLEL, groups_of_rows, is_main_process, read_parallelism, world_size
+from cpt.distributed import (
+    KEY,
+    TENSOR_PARALLEL,
+    groups_of_rows,
+    is_main_process,
+    read_parallelism,
+    world_size,
+)
 from cpt.errors import RecipeError
 from cpt.hardware import triton_failure
 from cpt.models.attention import check_shared_rows, choose_attention
@@ -105,7 +112,11 @@ class RunLength:
 
 
 def training_arguments(
-    recipe: Recipe, folder: Path, data: PreparedData, *, deepspeed: str | Path | dict[str, Any] | None = None
+    recipe: Recipe,
+    folder: Path,
+    data: PreparedData,
+    *,
+    deepspeed: str | Path | dict[str, Any] | None = None,
 ) -> TrainingArguments:
     """Build the stage's config. Under ZeRO-3 this must come before the model, which is then built partitioned.
 
@@ -115,7 +126,11 @@ def training_arguments(
     """
     length = run_length(recipe, data.num_rows, folder)
     warn_of_rounding(recipe, length)
-    config_class, checkpoints, evaluation = find_stage(recipe.stage).CONFIG, recipe.checkpoints, recipe.evaluation
+    config_class, checkpoints, evaluation = (
+        find_stage(recipe.stage).CONFIG,
+        recipe.checkpoints,
+        recipe.evaluation,
+    )
     ours = {
         "output_dir": str(folder),
         "run_name": folder.name,
@@ -133,13 +148,20 @@ def training_arguments(
         "parallelism_config": parallelism_config(recipe.training),
         # Without an interval, save only at the end.
         "save_strategy": "steps",
-        "save_steps": length.steps_between(checkpoints.every_tokens, checkpoints.every_steps) or length.steps,
+        "save_steps": length.steps_between(checkpoints.every_tokens, checkpoints.every_steps)
+        or length.steps,
         "save_total_limit": None,  # cpt removes old checkpoints: the Trainer sorts them by file time
         "eval_strategy": "no",
     }
-    if data.held_out:  # without an interval, evaluate the first and the last step; the Trainer adds the last one
+    if (
+        data.held_out
+    ):  # without an interval, evaluate the first and the last step; the Trainer adds the last one
         every = length.steps_between(evaluation.every_tokens, evaluation.every_steps)
-        ours |= {"eval_strategy": "steps", "eval_steps": every or length.steps, "eval_on_start": True}
+        ours |= {
+            "eval_strategy": "steps",
+            "eval_steps": every or length.steps,
+            "eval_on_start": True,
+        }
     if "project" in recipe.training:  # transformers only passes it to Trackio
         os.environ.setdefault("WANDB_PROJECT", recipe.training["project"])
     defaults = {
@@ -160,7 +182,9 @@ def training_arguments(
     except (ValueError, TypeError, ImportError) as problem:
         raise RecipeError(f"`training`: {config_class.__name__} says: {problem}") from problem
     if deepspeed:  # its measurement of the throughput waits for the GPU at each micro-batch
-        arguments.hf_deepspeed_config.config.setdefault("timers", {"throughput": {"enabled": False}})
+        arguments.hf_deepspeed_config.config.setdefault(
+            "timers", {"throughput": {"enabled": False}}
+        )
     return arguments
 
 
@@ -197,7 +221,9 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
         folder: of the run, which may have a smaller micro-batch recorded after out-of-memory.
     """
     micro_batch = int(recipe.training.get("per_device_train_batch_size", 8))
-    readers = groups_of_rows(recipe.training, world_size())  # number of processes, if none share rows
+    readers = groups_of_rows(
+        recipe.training, world_size()
+    )  # number of processes, if none share rows
     rows_at_once = micro_batch * readers
     tokens_at_once = rows_at_once * recipe.data.sequence_length
     if recipe.budget.global_batch_tokens is None:
@@ -216,13 +242,17 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
         rows_per_step = prompts_of_step(find_stage(recipe.stage).CONFIG, recipe.training, trained)
     tokens_per_step = trained * recipe.data.sequence_length
     if recipe.budget.tokens is None:
-        steps = steps_of_epochs(recipe.data, recipe.budget.epochs or 0, rows_of_sources, rows_per_step)
+        steps = steps_of_epochs(
+            recipe.data, recipe.budget.epochs or 0, rows_of_sources, rows_per_step
+        )
     else:
         steps = math.ceil(recipe.budget.tokens / tokens_per_step)
     steps = max(1, steps)
     fits = learned_micro_batch(folder, world_size()) if folder is not None else None
     parts = micro_batch // fits if fits is not None and micro_batch % fits == 0 else 1
-    return RunLength(steps, rows_per_step, accumulation * parts, tokens_per_step, micro_batch // parts)
+    return RunLength(
+        steps, rows_per_step, accumulation * parts, tokens_per_step, micro_batch // parts
+    )
 
 
 def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
@@ -231,12 +261,22 @@ def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
         return None
     groups = groups_of_rows(training, world_size())
     return ParallelismConfig(
-        sp_size=parts, dp_replicate_size=groups, dp_shard_size=1, tp_size=1, cp_size=1, sp_backend="deepspeed"
+        sp_size=parts,
+        dp_replicate_size=groups,
+        dp_shard_size=1,
+        tp_size=1,
+        cp_size=1,
+        sp_backend="deepspeed",
     )
 
 
 def check_parallelism(
-    recipe: Recipe, profile: Profile | None, model: PreTrainedModel | None, *, processes: int, elsewhere: bool
+    recipe: Recipe,
+    profile: Profile | None,
+    model: PreTrainedModel | None,
+    *,
+    processes: int,
+    elsewhere: bool,
 ) -> None:
     """Refuse settings that train differently from one process, or are not tested against it.
 
@@ -262,7 +302,9 @@ def check_parallelism(
     elif data.sequence_length % sizes.sp_size:
         problem = f"{sizes.sp_size} does not divide `data.sequence_length` {data.sequence_length:,}. Use a divisor."
     elif data.packing == "token_budget":
-        problem = "with `data.packing: token_budget` batches differ in length. Use `best_fit` or `none`."
+        problem = (
+            "with `data.packing: token_budget` batches differ in length. Use `best_fit` or `none`."
+        )
     elif wanted_compiling(recipe.training) is not None:
         problem = "compiled layers are not tested with split rows. Remove `training.torch_compile`."
     if problem:
@@ -270,7 +312,11 @@ def check_parallelism(
     if model is not None and not (elsewhere and recipe.model.attention == "auto"):
         half = bool(recipe.training.get("bf16") or recipe.training.get("fp16"))
         attention = choose_attention(
-            recipe.model.attention, type(model), config=model.config, half_precision=half, packed=True
+            recipe.model.attention,
+            type(model),
+            config=model.config,
+            half_precision=half,
+            packed=True,
         )
         check_shared_rows(model.config, sizes.sp_size, attention)
 
@@ -297,11 +343,25 @@ def data_of(
 
 
 def describe_inputs(
-    recipe: Recipe, data: PreparedData, tokenizer: PreTrainedTokenizerBase, arguments: TrainingArguments
+    recipe: Recipe,
+    data: PreparedData,
+    tokenizer: PreTrainedTokenizerBase,
+    arguments: TrainingArguments,
 ) -> dict[str, Any]:
     """Return hashes of all inputs except recipe and code, and the values chosen for open settings."""
-    fields = ("documents", "held_out", "tokens", "share", "licence", "is_estimate", "dropped", "files")
-    sources = {source.name: {field: getattr(source, field) for field in fields} for source in data.sources}
+    fields = (
+        "documents",
+        "held_out",
+        "tokens",
+        "share",
+        "licence",
+        "is_estimate",
+        "dropped",
+        "files",
+    )
+    sources = {
+        source.name: {field: getattr(source, field) for field in fields} for source in data.sources
+    }
     model = recipe.model
     is_loaded = model.path is not None and not model.from_scratch
     return {
@@ -316,7 +376,9 @@ def describe_inputs(
             "path": model.path,
             "revision": model.revision,
             "sha256": hash_weights(str(model.path), model.revision) if is_loaded else {},
-            "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix("torch."),
+            "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix(
+                "torch."
+            ),
         },
         "training": {
             **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
@@ -338,7 +400,13 @@ def describe_teacher(recipe: Recipe) -> dict[str, Any]:
     if path is None:
         return {}
     revision = recipe.training.get("teacher_model_revision")
-    return {"teacher": {"path": path, "revision": revision, "sha256": hash_weights(path) if is_local(path) else {}}}
+    return {
+        "teacher": {
+            "path": path,
+            "revision": revision,
+            "sha256": hash_weights(path) if is_local(path) else {},
+        }
+    }
 
 
 # --- prompts of a generation, and the micro-batches that train on them ---
@@ -375,7 +443,9 @@ def prompts_of_step(config: type, training: Mapping[str, Any], completions: int)
         completions: per step, over all processes.
     """
     defaults = {field.name: field.default for field in fields(config)}
-    answers, times = (int(training.get(key, defaults[key])) for key in ("num_generations", "num_iterations"))
+    answers, times = (
+        int(training.get(key, defaults[key])) for key in ("num_generations", "num_iterations")
+    )
     prompts, rest = divmod(completions, answers * times)
     if rest:
         raise RecipeError(
@@ -392,7 +462,9 @@ class PromptRows(Dataset[list[Prompt]]):
     Only a generation's first micro-batch uses them. The others have them for runs that resume without completions.
     """
 
-    def __init__(self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[RowRange]) -> None:
+    def __init__(
+        self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[RowRange]
+    ) -> None:
         self.rows, self.plan, self.world_size, self.left_out = rows, plan, world_size, left_out
         self.last: tuple[int, list[Prompt]] = (-1, [])
 
@@ -400,6 +472,9 @@ class PromptRows(Dataset[list[Prompt]]):
         generation = number // self.world_size // self.plan.micro_batches
         if self.last[0] != generation:
             first = generation * self.plan.prompts
-            numbers = [shift_past_skipped(row, self.left_out) for row in range(first, first + self.plan.prompts)]
+            numbers = [
+                shift_past_skipped(row, self.left_out)
+                for row in range(first, first + self.plan.prompts)
+            ]
             self.last = generation, [self.rows[row] for row in numbers]
         return self.last[1]

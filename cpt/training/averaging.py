@@ -34,7 +34,9 @@ class GradientBucket:
         assert gradient is not None
         if weight in self.gradients:
             self.gradients[weight] += gradient
-        elif len(self.starts) == 1:  # sent without a copy: an embedding's may be larger than a bucket
+        elif (
+            len(self.starts) == 1
+        ):  # sent without a copy: an embedding's may be larger than a bucket
             self.flat = self.gradients[weight] = gradient
         else:
             self.gradients[weight] = self.part_of(weight).copy_(gradient)
@@ -121,7 +123,9 @@ class AverageInBackward:
         for bucket in self.buckets:
             assert bucket.work is not None
             bucket.work.wait()
-        for weight, is_present, needs_second in zip(self.weights, has_gradient, is_late, strict=True):
+        for weight, is_present, needs_second in zip(
+            self.weights, has_gradient, is_late, strict=True
+        ):
             late, part = weight.grad, self.bucket_of[weight].part_of(weight)
             if needs_second:
                 late = torch.zeros_like(part) if late is None else late

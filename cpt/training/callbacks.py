@@ -50,7 +50,14 @@ FORMATS = {
     "cost": "cost {:,.2f}",
 }
 ON_A_BAR = ("loss", "tokens_per_second", "mfu", "gpu_memory_peak_gib")
-HELD_OUT = ("loss", "reward", "rewards/accuracies", "accuracy", "rewards/margins", "margin")  # for sets without bytes
+HELD_OUT = (
+    "loss",
+    "reward",
+    "rewards/accuracies",
+    "accuracy",
+    "rewards/margins",
+    "margin",
+)  # for sets without bytes
 PROFILE_ROWS = 40
 PROFILED_STEPS = 3
 
@@ -64,14 +71,18 @@ class Alert(TrainerCallback):
         above, below: bounds; at least one.
     """
 
-    def __init__(self, run: Path, *, metric: str, above: float | None = None, below: float | None = None) -> None:
+    def __init__(
+        self, run: Path, *, metric: str, above: float | None = None, below: float | None = None
+    ) -> None:
         if above is None and below is None:
             raise RecipeError(f"an alert on `{metric}` needs `above` or `below`.")
         self.run, self.metric, self.above, self.below = run, metric, above, below
         self.was_beyond = False
         self.known: set[str] = set()
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.known |= kwargs["logs"].keys()
         value = kwargs["logs"].get(self.metric)
         if not state.is_world_process_zero or not isinstance(value, int | float):
@@ -83,13 +94,28 @@ class Alert(TrainerCallback):
             bound = f"below {self.below:g}"
         if bound and not self.was_beyond:
             message = f"Step {state.global_step}: {self.metric} is {value:.6g}, {bound}."
-            record_event(self.run, "alert", message, step=state.global_step, metric=self.metric, value=str(value))
+            record_event(
+                self.run,
+                "alert",
+                message,
+                step=state.global_step,
+                metric=self.metric,
+                value=str(value),
+            )
         self.was_beyond = bool(bound)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if state.is_world_process_zero and self.known and self.metric not in self.known:
             message = f"The alert's metric {self.metric} was never logged. Logged: {', '.join(sorted(self.known))}."
-            record_event(self.run, "alert_without_metric", message, step=state.global_step, metric=self.metric)
+            record_event(
+                self.run,
+                "alert_without_metric",
+                message,
+                step=state.global_step,
+                metric=self.metric,
+            )
 
 
 CALLBACKS: dict[str, type[Alert] | type[Cost]] = {"alert": Alert, "cost": Cost}
@@ -104,9 +130,13 @@ def check_callbacks(sections: list[Component]) -> None:
             check_options(found, section.options, key)
             continue
         if not issubclass(found, TrainerCallback):
-            raise RecipeError(f"`{key}.name`: {section.name} is not a subclass of transformers.TrainerCallback.")
+            raise RecipeError(
+                f"`{key}.name`: {section.name} is not a subclass of transformers.TrainerCallback."
+            )
         is_ours = section.name in CALLBACKS
-        check_options(constructor_of(found), section.options, key, given=("run",) if is_ours else ())
+        check_options(
+            constructor_of(found), section.options, key, given=("run",) if is_ours else ()
+        )
         if is_ours:
             with_key(key, partial(CALLBACKS[section.name], Path(), **section.options))
 
@@ -116,12 +146,17 @@ def constructor_of(kind: type) -> Callable[..., None]:
     constructor: Any = update_wrapper(partial(kind), vars(kind).get("__init__", kind))
     constructor.__name__ = kind.__name__
     parameters = inspect.signature(kind).parameters.values()
-    by_keyword = [p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in parameters]
+    by_keyword = [
+        p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p
+        for p in parameters
+    ]
     constructor.__signature__ = inspect.Signature(by_keyword)
     return constructor  # type: ignore[no-any-return]
 
 
-def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) -> list[TrainerCallback]:
+def build_callbacks(
+    sections: list[Component], run: Path, tokens_per_step: int
+) -> list[TrainerCallback]:
     """Build the recipe's callbacks, in its order; RecipeError if one cannot be constructed."""
     built: list[TrainerCallback] = []
     for section in sections:
@@ -131,7 +166,11 @@ def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) 
             continue
         try:
             is_class = isinstance(found, type)
-            callback = found(**section.options) if is_class else Watch(found, section.options, run, tokens_per_step)
+            callback = (
+                found(**section.options)
+                if is_class
+                else Watch(found, section.options, run, tokens_per_step)
+            )
         except CptError:
             raise
         except Exception as problem:
@@ -147,14 +186,30 @@ def build_callbacks(sections: list[Component], run: Path, tokens_per_step: int) 
 class Watch(TrainerCallback):
     """Calls a function with each log's metrics on the main process; a returned message becomes an event `alert`."""
 
-    def __init__(self, watch: Callable[..., Any], options: Mapping[str, Any], run: Path, tokens_per_step: int) -> None:
-        self.watch, self.options, self.run, self.tokens_per_step = watch, options, run, tokens_per_step
+    def __init__(
+        self, watch: Callable[..., Any], options: Mapping[str, Any], run: Path, tokens_per_step: int
+    ) -> None:
+        self.watch, self.options, self.run, self.tokens_per_step = (
+            watch,
+            options,
+            run,
+            tokens_per_step,
+        )
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if not state.is_world_process_zero:
             return
-        metrics = {name: float(value) for name, value in kwargs["logs"].items() if isinstance(value, int | float)}
-        metrics |= {"step": float(state.global_step), "tokens": float(state.global_step * self.tokens_per_step)}
+        metrics = {
+            name: float(value)
+            for name, value in kwargs["logs"].items()
+            if isinstance(value, int | float)
+        }
+        metrics |= {
+            "step": float(state.global_step),
+            "tokens": float(state.global_step * self.tokens_per_step),
+        }
         sentence = self.watch(metrics, **self.options)
         if sentence is not None and not isinstance(sentence, str):
             raise TypeError(f"expected a message (str) or None, got {type(sentence).__name__}")
@@ -177,7 +232,12 @@ class GuardedCallback(TrainerCallback):
                 setattr(self, event, partial(self.pass_on, event))
 
     def pass_on(
-        self, event: str, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        event: str,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
     ) -> TrainerControl | None:
         is_last_chance = event == "on_train_end" and self.pause_seconds < math.inf
         if time.monotonic() < self.paused_until and not is_last_chance:
@@ -185,10 +245,14 @@ class GuardedCallback(TrainerCallback):
         logs: dict[str, Any] = kwargs.get("logs") or {}
         before = dict(logs)
         try:
-            answer: TrainerControl | None = getattr(self.callback, event)(args, state, control, **kwargs)
+            answer: TrainerControl | None = getattr(self.callback, event)(
+                args, state, control, **kwargs
+            )
             for name, value in logs.items():
                 if not isinstance(value, LOGGED):
-                    raise TypeError(f"the metric `{name}` is a {type(value).__name__}, not a number or text")
+                    raise TypeError(
+                        f"the metric `{name}` is a {type(value).__name__}, not a number or text"
+                    )
         except CptError:
             raise
         except self.errors as problem:
@@ -202,7 +266,9 @@ class GuardedCallback(TrainerCallback):
     def pause(self, event: str, problem: Exception, step: int) -> None:
         self.paused_until = time.monotonic() + self.pause_seconds
         if not self.has_failed:
-            text = f"`{self.name}` failed in {event} and pauses: {type(problem).__name__}: {problem}."
+            text = (
+                f"`{self.name}` failed in {event} and pauses: {type(problem).__name__}: {problem}."
+            )
             record_event(self.run, self.kind, text, step=step)
         self.has_failed = True
 
@@ -213,7 +279,10 @@ def put_trackers_last(trainer: Trainer, run: Path) -> None:
     kinds: tuple[type[TrainerCallback], ...] = tuple(INTEGRATION_TO_CALLBACK.values())
     others = [callback for callback in handler.callbacks if not isinstance(callback, kinds)]
     trackers = [callback for callback in handler.callbacks if isinstance(callback, kinds)]
-    handler.callbacks = [*others, *(Tracker(tracker, type(tracker).__name__, run) for tracker in trackers)]
+    handler.callbacks = [
+        *others,
+        *(Tracker(tracker, type(tracker).__name__, run) for tracker in trackers),
+    ]
 
 
 class Tracker(GuardedCallback):
@@ -238,7 +307,9 @@ class MetricsFile(TrainerCallback):
         self.tokens_per_step = tokens_per_step
         self.lines = LinesFile(path)
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Remove lines after the checkpoint's step, so that no step is in the file twice."""
         # transformers reads a resumed run's intervals from trainer_state.json; the recipe may have changed them.
         state.compute_steps(args, state.max_steps)
@@ -249,14 +320,24 @@ class MetricsFile(TrainerCallback):
         try:
             keep_lines_until(self.path, step)
         except OSError as problem:
-            log.warning("%s cannot be changed: %s. It may contain some steps twice.", self.path, problem.strerror)
+            log.warning(
+                "%s cannot be changed: %s. It may contain some steps twice.",
+                self.path,
+                problem.strerror,
+            )
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.is_world_process_zero:
             tokens = state.global_step * self.tokens_per_step
-            self.lines.add(json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]}))
+            self.lines.add(
+                json.dumps({"step": state.global_step, "tokens": tokens, **kwargs["logs"]})
+            )
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.lines.write_waiting()
 
     on_train_end = on_step_end
@@ -269,19 +350,27 @@ class StatusFile(TrainerCallback):
         self.run = run
         self.written = -math.inf
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if time.monotonic() - self.written >= SECONDS_BETWEEN_WRITES:
             self.on_save(args, state, control)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         write_waiting_events(self.run.folder)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Update the status; the save may have failed, or may still run in the background."""
         self.written = time.monotonic()
         saved = published_checkpoints(self.run.folder)
         checkpoint = {"checkpoint": saved[-1].name} if saved else {}
-        self.run.write_status("running", step=state.global_step, steps=state.max_steps, **checkpoint)
+        self.run.write_status(
+            "running", step=state.global_step, steps=state.max_steps, **checkpoint
+        )
 
 
 class ConsoleProgress(TrainerCallback):
@@ -293,21 +382,35 @@ class ConsoleProgress(TrainerCallback):
         self.console = console or open_console()
         self.progress: Progress | None = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if state.is_world_process_zero and self.console.is_interactive:
-            columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("ETA"), TimeRemainingColumn())
-            description, metrics = TextColumn("{task.description}"), TextColumn("{task.fields[metrics]}")
+            columns = (
+                BarColumn(20),
+                MofNCompleteColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+            )
+            description, metrics = (
+                TextColumn("{task.description}"),
+                TextColumn("{task.fields[metrics]}"),
+            )
             self.progress = Progress(description, *columns, metrics, console=self.console)
             self.task = self.progress.add_task(
                 self.name, total=state.max_steps, completed=state.global_step, metrics=""
             )
             self.progress.start()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.progress:
             self.progress.update(self.task, completed=state.global_step)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         line = describe_logs(kwargs["logs"])
         if self.progress and "loss" in kwargs["logs"]:
             self.progress.update(self.task, metrics=describe_logs(kwargs["logs"], ON_A_BAR))
@@ -318,7 +421,9 @@ class ConsoleProgress(TrainerCallback):
             with suppress(OSError):  # output to a full disk, or a closed terminal
                 self.console.print(f"{self.name}  {step}  {line}", highlight=False, soft_wrap=True)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.progress:
             self.progress.stop()
 
@@ -330,11 +435,17 @@ def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
     ends = ("_loss", "_examples")  # rewards of generated answers come without a loss
     sets: list[str] = []
-    for name in dict.fromkeys(key.removesuffix(end) for key in keys for end in ends if key.endswith(end)):
+    for name in dict.fromkeys(
+        key.removesuffix(end) for key in keys for end in ends if key.endswith(end)
+    ):
         if f"{name}_bits_per_byte" in keys:
             sets.append(f"{name} {logs[f'eval_{name}_bits_per_byte']:.4f} bits per byte")
         else:
-            metrics = [FORMATS[one].format(logs[f"eval_{name}_{one}"]) for one in HELD_OUT if f"{name}_{one}" in keys]
+            metrics = [
+                FORMATS[one].format(logs[f"eval_{name}_{one}"])
+                for one in HELD_OUT
+                if f"{name}_{one}" in keys
+            ]
             sets.append(f"{name} {' '.join(metrics)}")
     return f"held out: {', '.join(sets)}" if sets else ""
 
@@ -347,16 +458,28 @@ class StepProfile(TrainerCallback):
         self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
         self.profiler: profile | None = None
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Start at the step before the first one, or at the run's first step."""
-        if state.is_world_process_zero and self.profiler is None and state.global_step + 1 == max(1, self.first - 1):
-            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        if (
+            state.is_world_process_zero
+            and self.profiler is None
+            and state.global_step + 1 == max(1, self.first - 1)
+        ):
+            activities = [ProfilerActivity.CPU] + [
+                ProfilerActivity.CUDA
+            ] * torch.cuda.is_available()
             warmup = min(1, self.first - 1)
-            schedule = torch.profiler.schedule(wait=0, warmup=warmup, active=PROFILED_STEPS, repeat=1)
+            schedule = torch.profiler.schedule(
+                wait=0, warmup=warmup, active=PROFILED_STEPS, repeat=1
+            )
             self.profiler = profile(activities=activities, schedule=schedule)
             self.profiler.start()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.profiler is None:
             return
         if state.global_step < self.last:
@@ -369,20 +492,28 @@ class StepProfile(TrainerCallback):
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             profiler.export_chrome_trace(str(trace))
-            table = profiler.key_averages().table(sort_by=order, row_limit=PROFILE_ROWS, max_name_column_width=80)
+            table = profiler.key_averages().table(
+                sort_by=order, row_limit=PROFILE_ROWS, max_name_column_width=80
+            )
             self.file.write_text(table)
         except (OSError, RuntimeError) as problem:  # a full disk
             log.warning("The profile cannot be written: %s.", problem)
             return
-        self.report("profile", f"profiled: {trace} (open it in ui.perfetto.dev) and {self.file.name}")
+        self.report(
+            "profile", f"profiled: {trace} (open it in ui.perfetto.dev) and {self.file.name}"
+        )
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Report if the run resumed after these steps, or ended before the last one."""
         if self.profiler is not None:
             self.profiler.stop()
             self.profiler = None
         if state.is_world_process_zero and not self.file.exists():
-            self.report("profile_left_out", "not profiled: the run started after them or ended before")
+            self.report(
+                "profile_left_out", "not profiled: the run started after them or ended before"
+            )
 
     def report(self, kind: str, what: str) -> None:
         record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)
@@ -390,4 +521,6 @@ class StepProfile(TrainerCallback):
 
 def check_profiled_steps(at_step: int | None, steps: int) -> None:
     if at_step is not None and (last := at_step + PROFILED_STEPS - 1) > steps:
-        raise RecipeError(f"`monitoring.profile`: the last profiled step is {last}, but the run has {steps}.")
+        raise RecipeError(
+            f"`monitoring.profile`: the last profiled step is {last}, but the run has {steps}."
+        )

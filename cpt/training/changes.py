@@ -20,7 +20,14 @@ from cpt.formatting import bars
 from cpt.optim.schedules import SCHEDULES, check_schedule, phases_in_tokens
 from cpt.plugins import find
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH
-from cpt.recipe.load import UNSET, Change, changes_between, dump_recipe, load_recipe, without_defaults
+from cpt.recipe.load import (
+    UNSET,
+    Change,
+    changes_between,
+    dump_recipe,
+    load_recipe,
+    without_defaults,
+)
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import (
     HELD_OUT,
@@ -39,7 +46,11 @@ from cpt.runs.history import Part, part_after, read_history, write_history
 from cpt.runs.record import Run, has_results
 from cpt.training.resuming import POSITION
 
-BATCH = ("budget.global_batch_tokens", "training.per_device_train_batch_size", "training.gradient_accumulation_steps")
+BATCH = (
+    "budget.global_batch_tokens",
+    "training.per_device_train_batch_size",
+    "training.gradient_accumulation_steps",
+)
 WITH_A_STABLE_PART = ("wsd", "infinite")
 JUMP = 0.01  # of the peak learning rate
 PLOT_WIDTH = 60  # characters
@@ -68,7 +79,11 @@ class Proposal:
     @property
     def changes(self) -> list[Change]:
         own = ("name", "output_dir", "description", "tags")  # of a branch
-        return [one for one in changes_between(self.before, self.after) if not (self.is_branch and one.key in own)]
+        return [
+            one
+            for one in changes_between(self.before, self.after)
+            if not (self.is_branch and one.key in own)
+        ]
 
     @property
     def from_this_step(self) -> list[Change]:
@@ -78,8 +93,13 @@ class Proposal:
     @property
     def changes_data(self) -> bool:
         # The text of a new held-out set is dropped from sources that are added with it or later.
-        is_of_data = any(one.key.startswith(("data.", "evaluation.perplexity")) for one in self.from_this_step)
-        return is_of_data or phases_in_tokens(self.before).phases != phases_in_tokens(self.after).phases
+        is_of_data = any(
+            one.key.startswith(("data.", "evaluation.perplexity")) for one in self.from_this_step
+        )
+        return (
+            is_of_data
+            or phases_in_tokens(self.before).phases != phases_in_tokens(self.after).phases
+        )
 
     def check(self) -> None:
         """Raise RecipeError for keys that are fixed, and for changes that the run cannot follow."""
@@ -94,15 +114,23 @@ class Proposal:
         if self.changes_data:
             ended = part_after(self.lines, self.step, self.before).stretches
             read = [stretch.data for stretch in ended_stretches(ended)]
-            if not ended or ended[-1]["step"] < self.step:  # otherwise the stretch until now is empty
+            if (
+                not ended or ended[-1]["step"] < self.step
+            ):  # otherwise the stretch until now is empty
                 read.append(self.before.data)
             problems += problems_of_change(read, self.after.data)
         if problems:
-            where = f"`{self.changes[0].key}`: {self.folder} cannot be changed at step {self.step:,}"
+            where = (
+                f"`{self.changes[0].key}`: {self.folder} cannot be changed at step {self.step:,}"
+            )
             raise RecipeError(f"{where}: {' '.join(problems)}")
 
     def problems_of_batch(self) -> Iterator[str]:
-        if self.manifest is None or not self.manifest.step or all(one.key not in BATCH for one in self.changes):
+        if (
+            self.manifest is None
+            or not self.manifest.step
+            or all(one.key not in BATCH for one in self.changes)
+        ):
             return
         tokens, after = self.manifest.tokens // self.manifest.step, self.after
         wanted, length = after.budget.global_batch_tokens, after.data.sequence_length
@@ -133,7 +161,9 @@ class Proposal:
         section = self.after.schedule
         check_schedule(section.name, section.options, new)
         before, after = factor_at(self.before, trained, old), factor_at(self.after, trained, new)
-        is_of_one_shape = section.name in WITH_A_STABLE_PART and section.name == self.before.schedule.name
+        is_of_one_shape = (
+            section.name in WITH_A_STABLE_PART and section.name == self.before.schedule.name
+        )
         if is_of_one_shape and abs(after - before) > JUMP:
             yield (
                 f"`schedule` {section.name}: its decay would begin or end in the past: the learning rate would jump"
@@ -151,7 +181,12 @@ class Proposal:
         old, new = self.before.budget, self.after.budget
         steps = read_object(self.source / STATUS).get("steps")
         planned: float | None = old.tokens
-        if planned is None and isinstance(steps, int) and self.manifest is not None and self.manifest.step:
+        if (
+            planned is None
+            and isinstance(steps, int)
+            and self.manifest is not None
+            and self.manifest.step
+        ):
             planned = steps * self.manifest.tokens / self.manifest.step
         if new.tokens is not None or planned is None or old.epochs is None or new.epochs is None:
             return planned, new.tokens
@@ -164,17 +199,25 @@ class Proposal:
             where = f"{self.folder} continues {self.source} from step {self.step:,}, with these changes:"
         lines = [where, listed(self.from_this_step), *self.plot()]
         if any(one.key.startswith("evaluation.perplexity") for one in self.from_this_step):
-            lines.append("Sources that the run reads already keep documents of new held-out sets: take other texts.")
+            lines.append(
+                "Sources that the run reads already keep documents of new held-out sets: take other texts."
+            )
         return "\n".join(lines)
 
     def plot(self) -> Iterator[str]:
         (old, new), keys = self.totals, ("budget.", "schedule.", "optimizer.")
-        if old is None or new is None or not any(one.key.startswith(keys) for one in self.from_this_step):
+        if (
+            old is None
+            or new is None
+            or not any(one.key.startswith(keys) for one in self.from_this_step)
+        ):
             return
         longest = max(old, new)
         rates = [
             [
-                recipe.optimizer.learning_rate * factor_at(recipe, tokens, total) if tokens <= total else None
+                recipe.optimizer.learning_rate * factor_at(recipe, tokens, total)
+                if tokens <= total
+                else None
                 for tokens in (longest * (place + 0.5) / PLOT_WIDTH for place in range(PLOT_WIDTH))
             ]
             for recipe, total in ((self.before, old), (self.after, new))
@@ -204,7 +247,12 @@ def listed(changes: Sequence[Change]) -> str:
 
 
 def propose(
-    recipe: Recipe, folder: Path, checkpoint: Path | None, *, is_branch: bool = False, goes_back: bool = False
+    recipe: Recipe,
+    folder: Path,
+    checkpoint: Path | None,
+    *,
+    is_branch: bool = False,
+    goes_back: bool = False,
 ) -> Proposal | None:
     """Compare the recipe with that of its run, or of the run that it branches from, at a checkpoint. None if there is
     no other recipe, or no difference. If the run `goes_back` to this checkpoint, later changes do not count."""
@@ -214,7 +262,11 @@ def propose(
     saved = load_recipe(source / RECIPE)
     if not is_branch and not goes_back and not changes_between(saved, recipe):
         return None
-    manifest = read_manifest(checkpoint) if checkpoint is not None and (checkpoint / MANIFEST).exists() else None
+    manifest = (
+        read_manifest(checkpoint)
+        if checkpoint is not None and (checkpoint / MANIFEST).exists()
+        else None
+    )
     step, lines = steps_in(checkpoint), read_history(source)
     before = part_after(lines, step, saved).recipe
     found = Proposal(folder, before, recipe, step, lines, manifest, source)
@@ -245,7 +297,9 @@ class RecipeChanges:
         checkpoint, began = self.branch_of, began_from(folder)
         if checkpoint is not None:
             if not checkpoint.is_dir():
-                raise CheckpointError(f"--from-checkpoint {checkpoint}: no such folder in {Path.cwd()}.")
+                raise CheckpointError(
+                    f"--from-checkpoint {checkpoint}: no such folder in {Path.cwd()}."
+                )
             if began != checkpoint.resolve() and (began is not None or has_results(folder)):
                 raise RecipeError(
                     f"{folder} is another run, which did not begin from {checkpoint}. Name the new run: name=..."
@@ -258,7 +312,11 @@ class RecipeChanges:
             self.branch_of = None  # a later start
         elif self.resume == "none":  # any recipe may start over
             return True
-        elif isinstance(self.resume, Path) and (self.resume.parent / RECIPE).exists() and not has_results(folder):
+        elif (
+            isinstance(self.resume, Path)
+            and (self.resume.parent / RECIPE).exists()
+            and not has_results(folder)
+        ):
             raise RecipeError(
                 f"--resume {self.resume}: {folder} is a new run. To begin it from a checkpoint of another:"
                 f" --from-checkpoint {self.resume}."
@@ -287,7 +345,11 @@ class RecipeChanges:
 
     def of_run(self, folder: Path) -> Proposal | None:
         """The changes of a started run at the checkpoint to resume from, which is not verified yet."""
-        checkpoint = self.resume if isinstance(self.resume, Path) else latest_checkpoint(folder) or began_from(folder)
+        checkpoint = (
+            self.resume
+            if isinstance(self.resume, Path)
+            else latest_checkpoint(folder) or began_from(folder)
+        )
         return propose(self.recipe, folder, checkpoint, goes_back=isinstance(self.resume, Path))
 
     def part(self, run: Run, point: ResumePoint) -> Part:
@@ -302,7 +364,9 @@ class RecipeChanges:
         if self.resume == "none":
             self.lines = []
             return Part(self.recipe)
-        found = propose(self.recipe, run.folder, checkpoint, is_branch=is_branch, goes_back=goes_back)
+        found = propose(
+            self.recipe, run.folder, checkpoint, is_branch=is_branch, goes_back=goes_back
+        )
         if found is None:
             return part_after(lines, step, self.recipe)
         position = {} if checkpoint is None else read_object(checkpoint / POSITION)
@@ -359,14 +423,18 @@ class EndOfPart(TrainerCallback):
     def __init__(self, end: int | None) -> None:
         self.end = end
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if state.global_step == self.end:
             control.should_save = control.should_training_stop = True
 
     def restart_at_end(self) -> None:
         """Raise RestartNeeded if the recipe changes here."""
         if self.end is not None:
-            raise RestartNeeded(f"The recipe changes after step {self.end} (history.jsonl): the run restarts with it.")
+            raise RestartNeeded(
+                f"The recipe changes after step {self.end} (history.jsonl): the run restarts with it."
+            )
 
 
 def described(change: Change) -> Content:

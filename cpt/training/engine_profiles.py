@@ -65,7 +65,10 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     """
     profile = read_profile(given)
     unknown = (
-        (key, f"`{key}` is not a key of DeepSpeed, which would ignore it.{did_you_mean(key, DEEPSPEED_KEYS)}")
+        (
+            key,
+            f"`{key}` is not a key of DeepSpeed, which would ignore it.{did_you_mean(key, DEEPSPEED_KEYS)}",
+        )
         for key in profile
         if key not in DEEPSPEED_KEYS
     )
@@ -127,7 +130,10 @@ def check_zero(profile: Profile) -> Complaints:
     """Validate `zero_optimization` with DeepSpeed's class, and check keys that it needs elsewhere."""
     section = profile.get("zero_optimization")
     if not isinstance(section, dict):
-        yield "zero_optimization", '`zero_optimization` is missing. Write one with a stage: {"stage": 2}'
+        yield (
+            "zero_optimization",
+            '`zero_optimization` is missing. Write one with a stage: {"stage": 2}',
+        )
         return
     try:
         from deepspeed.runtime.zero import config as zero
@@ -148,8 +154,14 @@ def check_zero(profile: Profile) -> Complaints:
             known = [field.alias or name for name, field in kind.model_fields.items()]
             key = ".".join(["zero_optimization", *above, last])
             unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known)}"
-            yield key, f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}"
-    if isinstance(offload := section.get("offload_optimizer"), Mapping) and offload.get("device") == "nvme":
+            yield (
+                key,
+                f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}",
+            )
+    if (
+        isinstance(offload := section.get("offload_optimizer"), Mapping)
+        and offload.get("device") == "nvme"
+    ):
         text = '`offload_optimizer`: checkpoints cannot hold states that are on a disk. Write "device": "cpu"'
         yield "offload_optimizer", text
     if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
@@ -157,7 +169,8 @@ def check_zero(profile: Profile) -> Complaints:
         text = '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top, or accelerate uses its Adam'
         yield "offload_optimizer", text
     gathers = section.get(
-        "stage3_gather_16bit_weights_on_model_save", section.get("gather_16bit_weights_on_model_save")
+        "stage3_gather_16bit_weights_on_model_save",
+        section.get("gather_16bit_weights_on_model_save"),
     )
     if section.get("stage") == 3 and not gathers:
         text = '"stage3_gather_16bit_weights_on_model_save": true at stage 3, for the export'
@@ -174,7 +187,11 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
         yield "train_batch_size", text
     training = recipe.training
     ours: list[tuple[str, str, object]] = [
-        ("train_micro_batch_size_per_gpu", "training.per_device_train_batch_size", DEFAULT_MICRO_BATCH),
+        (
+            "train_micro_batch_size_per_gpu",
+            "training.per_device_train_batch_size",
+            DEFAULT_MICRO_BATCH,
+        ),
         ("gradient_accumulation_steps", "training.gradient_accumulation_steps", 1),
     ]
     if recipe.budget.global_batch_tokens:
@@ -184,7 +201,10 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
     for key, name, default in ours:
         value = training.get(name.removeprefix("training."), default)
         if key not in profile:
-            yield key, f'`{key}` is missing; DeepSpeed would not follow `{name}`. Write "{key}": "auto"'
+            yield (
+                key,
+                f'`{key}` is missing; DeepSpeed would not follow `{name}`. Write "{key}": "auto"',
+            )
         elif profile[key] not in ("auto", value):
             theirs = f"is {value} in the recipe" if value is not None else "is set in the recipe"
             yield key, f'`{key}` is {profile[key]}, but `{name}` {theirs}. Write "auto"'
@@ -193,10 +213,16 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
         enabled = block.get("enabled", False) if isinstance(block, Mapping) else block
         if enabled is None and wanted:
             remedy = f'Write "{precision}": {{"enabled": "auto"}}'
-            yield precision, f"`{precision}` is missing, but the recipe has `training.{precision}: true`. {remedy}"
+            yield (
+                precision,
+                f"`{precision}` is missing, but the recipe has `training.{precision}: true`. {remedy}",
+            )
         elif enabled is not None and enabled not in ("auto", wanted):
             ours_is = f"`training.{precision}` is {json.dumps(wanted)}"
-            yield precision, f'`{precision}.enabled` is {json.dumps(enabled)}, but {ours_is}. Write "auto"'
+            yield (
+                precision,
+                f'`{precision}.enabled` is {json.dumps(enabled)}, but {ours_is}. Write "auto"',
+            )
 
 
 def offloads(profile: Profile, part: str) -> bool:
@@ -253,7 +279,9 @@ def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
             yield f"{CONFIG}: unknown key `{key}`.{did_you_mean(key, FSDP_KEYS)} Keys: {', '.join(FSDP_KEYS)}."
     if not isinstance(config.get("reshard_after_forward", True), bool):
         yield f"{CONFIG}: `reshard_after_forward` must be true (as in ZeRO-3) or false (as in ZeRO-2)."
-    if bool(config.get("min_num_params")) != (str(config.get("auto_wrap_policy", "")).upper() == "SIZE_BASED_WRAP"):
+    if bool(config.get("min_num_params")) != (
+        str(config.get("auto_wrap_policy", "")).upper() == "SIZE_BASED_WRAP"
+    ):
         yield f"{CONFIG}: `min_num_params` and `auto_wrap_policy: SIZE_BASED_WRAP`: set both, or neither."
 
 

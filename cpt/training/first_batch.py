@@ -90,20 +90,32 @@ def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
     micro_batch = arguments.per_device_train_batch_size
     # Whole logits and attention scores of half a micro-batch need no more memory than a step.
     longest = min(MOST_TOKENS, micro_batch * trainer.recipe.data.sequence_length // 2)
-    number = trainer.first_step * trainer.length.rows_per_step + arguments.process_index * micro_batch
-    row = start_of_row(trainer.rows[number % trainer.length.rows], longest, packed=wants_bounds(model))
-    has_head = isinstance(model, PreTrainedModel | PeftModel) and model.get_output_embeddings() is not None
+    number = (
+        trainer.first_step * trainer.length.rows_per_step + arguments.process_index * micro_batch
+    )
+    row = start_of_row(
+        trainer.rows[number % trainer.length.rows], longest, packed=wants_bounds(model)
+    )
+    has_head = (
+        isinstance(model, PreTrainedModel | PeftModel) and model.get_output_embeddings() is not None
+    )
     if row is None or trainer.shared_rows.parts > 1 or not has_head:
-        print_once("First batch: not compared, because this stage's rows are not whole rows of a language model.")
+        print_once(
+            "First batch: not compared, because this stage's rows are not whole rows of a language model."
+        )
         return []
     tolerance = HALF_WITH_EXPERTS if has_experts(model) else HALF
-    is_rounded = arguments.bf16 or arguments.fp16 or torch.get_float32_matmul_precision() != "highest"
+    is_rounded = (
+        arguments.bf16 or arguments.fp16 or torch.get_float32_matmul_precision() != "highest"
+    )
     if not is_rounded and {weight.dtype for weight in model.parameters()} == {torch.float32}:
         tolerance = SINGLE
     gradients: Gradients = "returned"
     if trainer.is_fsdp_enabled:
         gradients = "accumulated"
-    elif trainer.engine.sharding == f"{ZERO}3" or read_recomputing(vars(arguments)).of_torch.get("use_reentrant"):
+    elif trainer.engine.sharding == f"{ZERO}3" or read_recomputing(vars(arguments)).of_torch.get(
+        "use_reentrant"
+    ):
         gradients = "none"  # hooks or reentrant checkpoints need a whole backward pass
     return compare_fast_parts(
         model,
@@ -123,8 +135,12 @@ def start_of_row(example: Any, longest: int, *, packed: bool) -> dict[str, Any] 
     """
     columns = dict(example)
     if "prompt_ids" in columns:
-        ids = (columns["prompt_ids"] + columns.get("chosen_ids", columns.get("completion_ids")))[:longest]
-        mask = [1] * (len(ids) - len(ids) // 8) + [0] * (len(ids) // 8)  # batches of examples are padded
+        ids = (columns["prompt_ids"] + columns.get("chosen_ids", columns.get("completion_ids")))[
+            :longest
+        ]
+        mask = [1] * (len(ids) - len(ids) // 8) + [0] * (
+            len(ids) // 8
+        )  # batches of examples are padded
         columns = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
     names = columns.keys() & {"input_ids", "position_ids", "attention_mask"}
     if "input_ids" not in names:
@@ -144,7 +160,9 @@ def largest_of_processes(difference: PartDifference) -> PartDifference:
     differences = [difference] * world_size()
     if world_size() > 1:
         dist.all_gather_object(differences, difference)
-    return max(differences, key=lambda other: max(other.loss / HALF.loss, other.gradient / HALF.gradient))
+    return max(
+        differences, key=lambda other: max(other.loss / HALF.loss, other.gradient / HALF.gradient)
+    )
 
 
 def compare_optimizer(trainer: "CPTTrainer") -> list[PartDifference]:
@@ -153,7 +171,9 @@ def compare_optimizer(trainer: "CPTTrainer") -> list[PartDifference]:
     if not isinstance(optimizer, OneKernelAdamW):
         return []
     distance = difference_of_updates(optimizer)
-    is_new = optimizer.has_master and trainer.first_step == 0  # a checkpoint's states fit only its own dtype
+    is_new = (
+        optimizer.has_master and trainer.first_step == 0
+    )  # a checkpoint's states fit only its own dtype
     key = WEIGHTS_DTYPE if is_new else OPTIMIZER
     updates = largest_of_processes(PartDifference(key, gradient=distance))
     return [updates] if updates.gradient > MOST_OF_UPDATE else []
@@ -163,13 +183,20 @@ def difference_of_updates(optimizer: OneKernelAdamW) -> float:
     """Return how far updates by the optimizer's class are from those by plain operations, relative to their norm."""
     group = optimizer.param_groups[0]
     weights = max(map(flat, group["params"]), key=len)[:MOST_UPDATED].clone()
-    gradients = torch.randn(UPDATES, len(weights), generator=torch.Generator().manual_seed(0)).to(weights.dtype)
+    gradients = torch.randn(UPDATES, len(weights), generator=torch.Generator().manual_seed(0)).to(
+        weights.dtype
+    )
     changes = []
     for kind, device in ((type(optimizer), weights.device), (OneKernelAdamW, "cpu")):
         copy = nn.Parameter(weights.to(device, copy=True))
         # The changes of a usual learning rate, and weight decay, would be lost in half precision.
         options = {**group, "params": [copy], "lr": 1.0}
-        updated = kind([options], rounding=optimizer.rounding, eight_bit=optimizer.eight_bit, **optimizer.defaults)
+        updated = kind(
+            [options],
+            rounding=optimizer.rounding,
+            eight_bit=optimizer.eight_bit,
+            **optimizer.defaults,
+        )
         for gradient in gradients:
             copy.grad = gradient.to(device)
             updated.step()
@@ -204,7 +231,14 @@ def fall_back(trainer: "CPTTrainer", differing: list[PartDifference]) -> None:
             raise RecipeError(
                 f"{key}: {reason}. Write `{remedy}`, or `safety.first_batch_proof: false` to train anyway."
             )
-        record_event(folder, "fallback", f"{remedy} instead of auto: {reason}.", key=key, value=value, reason=reason)
+        record_event(
+            folder,
+            "fallback",
+            f"{remedy} instead of auto: {reason}.",
+            key=key,
+            value=value,
+            reason=reason,
+        )
         fallbacks[key] = {"value": value, "reason": reason, "machine": describe_machine()}
     remember(folder, FALLBACKS, fallbacks)
     raise RestartNeeded(f"The run restarts with plain operations for {', '.join(fallbacks)}.")
@@ -217,9 +251,13 @@ def with_fallbacks(recipe: Recipe, folder: Path) -> Recipe:
             section, name = key.split(".")
             update = {name: fallback["value"]}
             values = getattr(recipe, section)
-            changed = {**values, **update} if section == "training" else values.model_copy(update=update)
+            changed = (
+                {**values, **update} if section == "training" else values.model_copy(update=update)
+            )
             recipe = recipe.model_copy(update={section: changed})
-            print_once(f"{key}: auto is {json.dumps(fallback['value'])} here: {fallback['reason']}.")
+            print_once(
+                f"{key}: auto is {json.dumps(fallback['value'])} here: {fallback['reason']}."
+            )
     return recipe
 
 

@@ -15,7 +15,13 @@ from cpt.checkpoints.resume import newest_intact, published_checkpoints, set_asi
 from cpt.distributed import is_main_process, main_process_decides, same_command
 from cpt.errors import Interrupted, RestartNeeded, TrainingError
 from cpt.models.inventory import vocabulary_size
-from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients, gradient_norm, releases_gradients
+from cpt.optim.gradients import (
+    ReleasedGradients,
+    check_release,
+    clip_gradients,
+    gradient_norm,
+    releases_gradients,
+)
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.rules import OWN_LOSS
 from cpt.torch_internals import reads_scale
@@ -71,19 +77,27 @@ class StepGuard(TrainerCallback):
             if trainer.recipe.stage in OWN_LOSS:
                 highest_loss = HIGHEST_LOSS * math.log(vocabulary_size(trainer.model.config))
             self.loss_guard = SpikeDetector(section, trainer.args.device, highest_loss)
-            self.budget = SkipBudget(trainer.rows_of_steps, self.loss_guard.window, self.loss_guard.skips)
+            self.budget = SkipBudget(
+                trainer.rows_of_steps, self.loss_guard.window, self.loss_guard.skips
+            )
         if checkpoint is not None:
             self.restore(Path(checkpoint) / SAFETY)
         rollback = learned_rollback(trainer.run_folder)
-        if rollback is not None and rollback["to_step"] == trainer.first_step:  # the checkpoint predates the roll-back
+        if (
+            rollback is not None and rollback["to_step"] == trainer.first_step
+        ):  # the checkpoint predates the roll-back
             trainer.rows_of_steps.left_out = [(first, end) for first, end in rollback["left_out"]]
             self.budget.restore(rollback["budget"])
             trainer.on_rollback()
-        elif rollback is not None and rollback["to_step"] > trainer.first_step and is_main_process():
+        elif (
+            rollback is not None and rollback["to_step"] > trainer.first_step and is_main_process()
+        ):
             # new checkpoints will reuse the numbers
             remember(trainer.run_folder, ROLLBACK, None)
         until = [phase.until for phase in phases_in_tokens(trainer.recipe).phases[:-1]]
-        self.new_data_from = {tokens // trainer.length.tokens_per_step + 1 for tokens in until if tokens is not None}
+        self.new_data_from = {
+            tokens // trainer.length.tokens_per_step + 1 for tokens in until if tokens is not None
+        }
         self.skipped_since_log = []
         trainer.remove_callback(StepGuard)
         trainer.add_callback(self)  # after callbacks that were added since
@@ -95,12 +109,16 @@ class StepGuard(TrainerCallback):
                 self.released = None
                 del trainer.accelerator.backward
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Install the checks of steps, after everything is built and loaded."""
         self.last_logged_step = state.global_step
         self.trainer.engine.reshard()
         accelerator = self.trainer.accelerator
-        self.trained = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
+        self.trained = [
+            parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad
+        ]
         if self.trainer.is_deepspeed_enabled and self.loss_guard is not None:
             wrapped = accelerator.deepspeed_engine_wrapped
             if not isinstance(wrapped, GuardedEngine):
@@ -125,7 +143,9 @@ class StepGuard(TrainerCallback):
     def restore(self, file: Path) -> None:
         """Restore the checkpoint's record; checkpoints of other programs lack it."""
         state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        self.trainer.rows_of_steps.left_out = [(first, end) for first, end in state.get("left_out", [])]
+        self.trainer.rows_of_steps.left_out = [
+            (first, end) for first, end in state.get("left_out", [])
+        ]
         if self.loss_guard is not None and "guard" in state:
             self.loss_guard.restore(state["guard"])
             self.budget.restore(state["budget"])
@@ -174,11 +194,15 @@ class StepGuard(TrainerCallback):
         if kernel is not None:
             kernel.found_inf = skip.float()
             return
-        loss, norm = metrics.tolist()  # only here the host waits: this kernel does not read a device flag
+        loss, norm = (
+            metrics.tolist()
+        )  # only here the host waits: this kernel does not read a device flag
         # The scaler skips steps with infinite gradients, and lowers its scale.
         scale_is_too_large = scaler is not None and math.isfinite(loss) and not math.isfinite(norm)
         if bool(skip) and not scale_is_too_large:
-            self.trainer.accelerator.sync_gradients = False  # accelerate then skips the optimizer step
+            self.trainer.accelerator.sync_gradients = (
+                False  # accelerate then skips the optimizer step
+            )
 
     def count_loss(self, skip: torch.Tensor) -> None:
         """Add this step's loss to the sum since the last log, unless the step is skipped."""
@@ -187,17 +211,29 @@ class StepGuard(TrainerCallback):
 
     def measure_norm(self) -> torch.Tensor:
         """Clip the gradients to `training.max_grad_norm` if positive; return the norm before clipping."""
-        trainer, most, kernel = self.trainer, self.trainer.args.max_grad_norm, self.kernel_of_optimizer()
+        trainer, most, kernel = (
+            self.trainer,
+            self.trainer.args.max_grad_norm,
+            self.kernel_of_optimizer(),
+        )
         model = trainer.model_wrapped
         if kernel is not None:  # it divides gradients by a device scalar, without another pass
-            norm = gradient_norm([parameter.grad for parameter in self.trained if parameter.grad is not None])
+            norm = gradient_norm(
+                [parameter.grad for parameter in self.trained if parameter.grad is not None]
+            )
             if most > 0:
-                kernel.grad_scale = ((norm + 1e-6) / most).clamp(min=1)  # torch's clipping divides by the same
+                kernel.grad_scale = ((norm + 1e-6) / most).clamp(
+                    min=1
+                )  # torch's clipping divides by the same
             return norm
         if trainer.accelerator.scaler is None:
-            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            gradients = [
+                parameter.grad for parameter in model.parameters() if parameter.grad is not None
+            ]
             # torch's norm would be rounded for half precision or shards
-            if gradients and (trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients)):
+            if gradients and (
+                trainer.is_fsdp_enabled or any(gradient.dtype in HALF for gradient in gradients)
+            ):
                 return clip_gradients(gradients, most) if most > 0 else gradient_norm(gradients)
         return trainer.clip_by_accelerate(model.parameters(), most if most > 0 else math.inf)
 
@@ -219,7 +255,9 @@ class StepGuard(TrainerCallback):
 
     def update_in_backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Run the backward pass, which updates the weights; the loss is checked before, on the device."""
-        assert self.released is not None, "only replaces the accelerator's backward with released gradients"
+        assert self.released is not None, (
+            "only replaces the accelerator's backward with released gradients"
+        )
         self.is_updating = True  # from here on the step cannot be redone
         if self.loss_guard is None:
             self.released.begin(None)
@@ -234,7 +272,9 @@ class StepGuard(TrainerCallback):
 
     # --- end of a step -----------------------------------------------------------------------------------------------
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Make sure that all steps so far are good before anything is logged, measured or saved.
 
         Raises:
@@ -242,7 +282,12 @@ class StepGuard(TrainerCallback):
             TrainingError: the recovery handler ended the run.
         """
         checkpointer = self.trainer.checkpointer
-        is_due = control.should_save or control.should_log or control.should_evaluate or control.should_training_stop
+        is_due = (
+            control.should_save
+            or control.should_log
+            or control.should_evaluate
+            or control.should_training_stop
+        )
         unread = 0 if is_due or checkpointer.weights_due else STEPS_BEHIND
         if self.loss_guard is not None:
             for verdict in self.loss_guard.read(unread=unread):
@@ -250,7 +295,9 @@ class StepGuard(TrainerCallback):
                 if action == "abort":
                     why, handler = verdict.complaint(), self.trainer.recipe.safety.on_spike
                     end = f"`safety.on_spike: {handler and handler.name}` ends the run"
-                    raise TrainingError(f"step {verdict.step} was skipped: {why}. {end}. {self.newest_saved()}")
+                    raise TrainingError(
+                        f"step {verdict.step} was skipped: {why}. {end}. {self.newest_saved()}"
+                    )
                 if action == "roll_back":
                     self.roll_back(self.loss_guard)
         if (kind := checkpointer.weights_due) is not None and not control.should_save:
@@ -280,7 +327,11 @@ class StepGuard(TrainerCallback):
 
     def note_verdict(self, verdict: StepVerdict) -> bool:
         """Record the step if it was skipped, and return whether it was."""
-        if self.trainer.args.fp16 and math.isfinite(verdict.loss) and not math.isfinite(verdict.gradient_norm):
+        if (
+            self.trainer.args.fp16
+            and math.isfinite(verdict.loss)
+            and not math.isfinite(verdict.gradient_norm)
+        ):
             return False  # the scaler adjusts its scale
         skipped = self.budget.note(verdict)
         if skipped is None:
@@ -300,7 +351,14 @@ class StepGuard(TrainerCallback):
     def action_after(self, verdict: StepVerdict) -> str:
         """What follows a skipped step, the same on all processes: by the recipe's handler, else by the loss guard."""
         recent, rollbacks, handler = len(self.budget.recent), self.budget.rollbacks, self.handler
-        spike = Spike(verdict.step, verdict.loss, verdict.gradient_norm, recent, rollbacks, self.trainer.run_folder)
+        spike = Spike(
+            verdict.step,
+            verdict.loss,
+            verdict.gradient_norm,
+            recent,
+            rollbacks,
+            self.trainer.run_folder,
+        )
         action = None if handler is None else main_process_decides(lambda: handler(spike))
         return action or ("roll_back" if self.budget.is_exhausted else "skip")
 
@@ -351,11 +409,18 @@ class StepGuard(TrainerCallback):
 
         def leave_for_next_start() -> None:
             to_step, left_out = step_of(checkpoint), trainer.rows_of_steps.left_out
-            remember(folder, ROLLBACK, {"to_step": to_step, "left_out": left_out, "budget": budget.state()})
+            remember(
+                folder,
+                ROLLBACK,
+                {"to_step": to_step, "left_out": left_out, "budget": budget.state()},
+            )
             later = [path for path in published_checkpoints(folder) if step_of(path) > to_step]
             set_aside(folder, later, f"the run went back to {checkpoint.name}")
 
         main_process_decides(leave_for_next_start)
-        if trainer.control.should_training_stop and trainer.state.global_step < trainer.state.max_steps:
+        if (
+            trainer.control.should_training_stop
+            and trainer.state.global_step < trainer.state.max_steps
+        ):
             raise Interrupted(f"{message} {same_command()} continues.")
         raise RestartNeeded(message)

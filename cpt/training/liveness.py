@@ -103,16 +103,25 @@ class Heartbeat(TrainerCallback):
                 if is_busy and self.phase in OUTSIDE_OF_TRAINING:
                     self.beat(self.phase, self.step)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.step_began = time.perf_counter()
         self.beat("training", state.global_step)
 
-    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.beat("training", state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.seconds.append(time.perf_counter() - self.step_began)
-        self.beat("between" if control.should_evaluate or control.should_save else "training", state.global_step)
+        self.beat(
+            "between" if control.should_evaluate or control.should_save else "training",
+            state.global_step,
+        )
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -120,7 +129,9 @@ class Heartbeat(TrainerCallback):
         """Evaluations before the first and after the last step count as start and end."""
         self.beat("between" if self.phase == "training" else self.phase, state.global_step)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.beat("ending", state.global_step)
 
     def beat(self, phase: Phase, step: int) -> None:
@@ -137,9 +148,14 @@ class Heartbeat(TrainerCallback):
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
         # Sum over all devices, since the current device of another thread is always 0. This process uses one.
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-        peak = max((round(torch.cuda.max_memory_allocated(device) / GIB, 3) for device in devices), default=None)
+        peak = max(
+            (round(torch.cuda.max_memory_allocated(device) / GIB, 3) for device in devices),
+            default=None,
+        )
         place = (rank(), os.getpid(), socket.gethostname())
-        sign = LastHeartbeat(*place, self.phase, self.step, self.beats, median, peak, self.pulse, self.ended)
+        sign = LastHeartbeat(
+            *place, self.phase, self.step, self.beats, median, peak, self.pulse, self.ended
+        )
         write_heartbeat(self.folder, sign)
 
 
@@ -192,7 +208,11 @@ def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
 
 def resumes_from(folder: Path) -> str:
     checkpoints = published_checkpoints(folder)
-    return f"{same_command()} resumes from {checkpoints[-1].name}." if checkpoints else "Nothing was saved yet."
+    return (
+        f"{same_command()} resumes from {checkpoints[-1].name}."
+        if checkpoints
+        else "Nothing was saved yet."
+    )
 
 
 @contextmanager
@@ -208,13 +228,19 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
         interrupted = [sign for sign in failed if str(sign.ended).startswith(Interrupted.__name__)]
         if interrupted:
             who = name_processes(interrupted, everyone)
-            raise Interrupted(f"{who} was stopped by a signal. {resumes_from(run.folder)}") from problem
+            raise Interrupted(
+                f"{who} was stopped by a signal. {resumes_from(run.folder)}"
+            ) from problem
         if failed:
-            ended = [f"{name_processes([sign], everyone)} ended with {sign.ended}" for sign in failed]
+            ended = [
+                f"{name_processes([sign], everyone)} ended with {sign.ended}" for sign in failed
+            ]
             what = f"{'; '.join(ended)}. The others cannot continue without it."
         elif gone:
             steps = ", ".join(sorted({str(sign.step) for sign in gone}))
-            what = f"{name_processes(gone, everyone)} is gone: its last heartbeat is of step {steps}."
+            what = (
+                f"{name_processes(gone, everyone)} is gone: its last heartbeat is of step {steps}."
+            )
         else:
             what = (
                 "All processes exist, but lost their connection: the network failed, or one took longer"
@@ -222,11 +248,18 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
             )
         message = f"{what} {resumes_from(run.folder)}"
         lost = [sign.rank for sign in (*gone, *failed)]
-        if rank() == min(set(range(world_size())) - set(lost), default=0):  # the lowest remaining rank reports
+        if rank() == min(
+            set(range(world_size())) - set(lost), default=0
+        ):  # the lowest remaining rank reports
             step = max((sign.step for sign in everyone), default=None)
             record_event(run.folder, "lost", message, step=step, processes=lost)
             if rank() != 0:  # the main process is lost
-                run.put_status("failed", error=LaunchError.__name__, message=message, exit_code=LaunchError.exit_code)
+                run.put_status(
+                    "failed",
+                    error=LaunchError.__name__,
+                    message=message,
+                    exit_code=LaunchError.exit_code,
+                )
         raise LaunchError(message) from problem
 
 
@@ -237,13 +270,19 @@ def find_lost_ranks(folder: Path) -> tuple[list[LastHeartbeat], list[LastHeartbe
     """
 
     def others() -> list[LastHeartbeat]:
-        return [sign for sign in read_heartbeats(folder) if sign.rank != rank() and sign.rank < world_size()]
+        return [
+            sign
+            for sign in read_heartbeats(folder)
+            if sign.rank != rank() and sign.rank < world_size()
+        ]
 
     first = {sign.rank: sign.pulse for sign in others()}
     end = time.monotonic() + SECONDS_FOR_AN_ANSWER
     while True:
         signs = others()
-        silent = [sign for sign in signs if sign.ended is None and sign.pulse == first.get(sign.rank)]
+        silent = [
+            sign for sign in signs if sign.ended is None and sign.pulse == first.get(sign.rank)
+        ]
         dead = [sign for sign in silent if is_of_this_host(sign) and not is_alive(sign.pid)]
         if len(silent) == len(dead) or time.monotonic() > end:
             return silent, [sign for sign in signs if sign.ended]
@@ -259,11 +298,15 @@ class GroupTimeouts(TrainerCallback):
     def __init__(self) -> None:
         self.is_first_step = True
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if dist.is_initialized():
             set_group_timeouts(args.ddp_timeout_delta)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.is_first_step:
             self.is_first_step = False
             self.on_train_begin(args, state, control)

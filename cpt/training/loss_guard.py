@@ -34,7 +34,9 @@ WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
 FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}  # options of every guard
 
 log = logging.getLogger("cpt")
-StepCheck = Callable[[torch.Tensor], torch.Tensor]  # [2], loss and gradient norm -> whether to skip the update
+StepCheck = Callable[
+    [torch.Tensor], torch.Tensor
+]  # [2], loss and gradient norm -> whether to skip the update
 
 
 @cache
@@ -52,7 +54,9 @@ def on_one_scale(metrics: torch.Tensor) -> torch.Tensor:
     return (metrics / small).asinh() / harmless
 
 
-def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, sigmas: float = 6.0) -> torch.Tensor:
+def robust(
+    step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, sigmas: float = 6.0
+) -> torch.Tensor:
     """Detect spikes by the median and the median absolute deviation of the accepted steps.
 
     OLMo-core skips at 6 standard deviations over 128 steps; the median is robust to accepted spikes.
@@ -69,7 +73,9 @@ def robust(step: torch.Tensor, history: torch.Tensor, count: torch.Tensor, *, si
     median = ranked(history, half)
     deviation = ranked((history - median).abs(), half)
     limit = sigmas + sigmas * YOUTH / torch.where(count < FEWEST, 1, count)
-    return (step[:, None] - median > limit * (SIGMA_OF_MAD * deviation).clamp(min=1))[:, 0] & (count > 0)
+    return (step[:, None] - median > limit * (SIGMA_OF_MAD * deviation).clamp(min=1))[:, 0] & (
+        count > 0
+    )
 
 
 def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -111,7 +117,9 @@ class SpikeDetector:
     """Checks steps, and remembers the accepted ones; a loss above `highest_loss` is always a spike, even in the first
     step."""
 
-    def __init__(self, section: Component, device: torch.device, highest_loss: float = math.inf) -> None:
+    def __init__(
+        self, section: Component, device: torch.device, highest_loss: float = math.inf
+    ) -> None:
         options = dict(section.options)
         self.window = int(options.pop("window", WINDOW))
         self.skips = int(options.pop("skips", SKIPS))
@@ -137,9 +145,13 @@ class SpikeDetector:
         values = on_one_scale(metrics.float())
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
         spikes = torch.stack((spikes[0] | (metrics[0] > self.highest_loss), spikes[1]))
-        skip = (spikes | (values - values != 0)).any()  # the difference is NaN for non-finite values
+        skip = (
+            spikes | (values - values != 0)
+        ).any()  # the difference is NaN for non-finite values
         slot = (self.accepted % self.window).expand(2, 1)
-        self.history.scatter_(1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None]))
+        self.history.scatter_(
+            1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None])
+        )
         self.accepted += ~skip
         return skip, spikes
 
@@ -147,7 +159,9 @@ class SpikeDetector:
         """Record the gradient norm of the last decided step, if it was not known then."""
         slot = ((self.accepted - 1) % self.window).reshape(1)
         scaled = on_one_scale(torch.stack((norm, norm)).float())[1:]
-        self.history[1].scatter_(0, slot, torch.where(skipped, self.history[1].gather(0, slot), scaled))
+        self.history[1].scatter_(
+            0, slot, torch.where(skipped, self.history[1].gather(0, slot), scaled)
+        )
 
     def note(self, step: int, verdict: torch.Tensor) -> None:
         """Send a verdict to the host, without waiting for it."""
@@ -165,21 +179,28 @@ class SpikeDetector:
             if self.arrivals:
                 self.arrivals[place].synchronize()
             loss, norm, loss_spike, gradient_spike = self.read_from[place].tolist()
-            yield StepVerdict(self.unread.popleft(), loss, norm, bool(loss_spike), bool(gradient_spike))
+            yield StepVerdict(
+                self.unread.popleft(), loss, norm, bool(loss_spike), bool(gradient_spike)
+            )
 
     def forget(self) -> None:
         self.history.fill_(math.inf)
         self.accepted.zero_()
 
     def state(self) -> dict[str, Any]:
-        history = [[value if math.isfinite(value) else None for value in row] for row in self.history.tolist()]
+        history = [
+            [value if math.isfinite(value) else None for value in row]
+            for row in self.history.tolist()
+        ]
         return {"accepted": int(self.accepted), "history": history}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the history; a window of another size starts empty."""
         self.unread.clear()
         if len(state["history"][0]) == self.window:
-            history = [[math.inf if value is None else value for value in row] for row in state["history"]]
+            history = [
+                [math.inf if value is None else value for value in row] for row in state["history"]
+            ]
             self.history.copy_(torch.tensor(history))
             self.accepted.fill_(state["accepted"])
         else:
@@ -207,7 +228,9 @@ class SkipBudget:
         if not verdict.is_skipped:
             return None
         skipped = Skipped(verdict.step, self.rows.of(verdict.step - 1))
-        self.recent = [other for other in self.recent if other.step > verdict.step - self.window] + [skipped]
+        self.recent = [
+            other for other in self.recent if other.step > verdict.step - self.window
+        ] + [skipped]
         self.total += 1
         return skipped
 
@@ -233,7 +256,9 @@ class SkipBudget:
 def check_loss_guard(section: Component | None) -> None:
     if section is None:
         return
-    function = with_key("safety.loss_guard.name", partial(find, "loss guard", section.name, LOSS_GUARDS))
+    function = with_key(
+        "safety.loss_guard.name", partial(find, "loss guard", section.name, LOSS_GUARDS)
+    )
     check_options(function, section.options, "safety.loss_guard", also=FOR_ALL)
     for option, least in {"window": FEWEST, "skips": 0, "rollbacks": 0}.items():
         if section.options.get(option, least) < least:
@@ -270,7 +295,9 @@ HANDLERS = {action: always(action) for action in ("skip", "roll_back", "abort")}
 
 def find_handler(section: Component) -> RecoveryHandler:
     """Return the recovery handler with its options; it raises TrainingError instead of returning an unknown action."""
-    function = with_key("safety.on_spike.name", partial(find, "recovery handler", section.name, HANDLERS))
+    function = with_key(
+        "safety.on_spike.name", partial(find, "recovery handler", section.name, HANDLERS)
+    )
     check_options(function, section.options, "safety.on_spike")
 
     def handler(spike: Spike) -> str | None:
@@ -337,7 +364,9 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         together = torch.stack([norm.float() for norm in norms]).to(self.loss.device)
         whole = torch.linalg.vector_norm(together)
         # -1 means a non-finite norm
-        skip = self.skips(torch.where((together < 0).any(), torch.full_like(whole, math.inf), whole))
+        skip = self.skips(
+            torch.where((together < 0).any(), torch.full_like(whole, math.inf), whole)
+        )
         # DeepSpeed multiplies gradients by what it gets back: on the device that it chose, the CPU with offload.
         skip = skip.to(norms[0].device)
         return [torch.where(skip, torch.full_like(norm, math.inf), norm) for norm in norms]

@@ -15,7 +15,13 @@ import numpy as np
 import psutil
 import torch
 from torch import nn
-from transformers import PreTrainedModel, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from cpt.data.rows.build import PreparedData
 from cpt.data.rows.loader import CPTDataLoader
@@ -52,10 +58,14 @@ class TrainingClock(TrainerCallback):
         self.last_steps: deque[tuple[float, float]] = deque(maxlen=LAST_STEPS)
         self.has_warned = False
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.since, self.steps_in_all = time.perf_counter(), 0
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
         now = time.perf_counter()
         self.seconds += now - self.since
         self.last_steps.append((now - self.since, waited_by(more.get("train_dataloader"))))
@@ -77,7 +87,9 @@ class TrainingClock(TrainerCallback):
                 " set CPT_CACHE to a local folder, or `training.dataloader_num_workers: 2` for slow custom datasets."
             )
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         logs, now = kwargs["logs"], time.perf_counter()
         if "loss" in logs and self.steps:
             seconds = self.seconds + now - self.since
@@ -86,15 +98,24 @@ class TrainingClock(TrainerCallback):
             logs["data_wait"] = round((self.waited - before) / seconds, 5)
             logs["tokens"] = state.global_step * self.tokens_per_step
             steps = [one for one, _ in self.last_steps]
-            twentieths = statistics.quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else steps * 19
-            logs["step_seconds_p50"], logs["step_seconds_p95"] = round(twentieths[9], 6), round(twentieths[18], 6)
+            twentieths = (
+                statistics.quantiles(steps, n=20, method="inclusive")
+                if len(steps) > 1
+                else steps * 19
+            )
+            logs["step_seconds_p50"], logs["step_seconds_p95"] = (
+                round(twentieths[9], 6),
+                round(twentieths[18], 6),
+            )
             self.seconds, self.steps = 0.0, 0
             if self.steps_in_all > 1:
                 of_one = (now - self.first_step_ended) / (self.steps_in_all - 1)
                 logs["seconds_to_go"] = round(of_one * (state.max_steps - state.global_step), 1)
         self.since = time.perf_counter()
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Exclude the time of evaluations and saves."""
         self.since = time.perf_counter()
 
@@ -115,11 +136,15 @@ class SmoothedLoss(TrainerCallback):
     def __init__(self) -> None:
         self.total, self.weight = 0.0, 0.0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.total, self.weight = 0.0, 0.0
         self.add(float(line["loss"]) for line in state.log_history if "loss" in line)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         logs = kwargs["logs"]
         if "loss" in logs:
             self.add([logs["loss"]])
@@ -142,12 +167,16 @@ class RealisedShares(TrainerCallback):
     def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
         self.data, self.rows = data, rows
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         logs = kwargs["logs"]
         if "loss" in logs and state.global_step and len(self.data.sources) > 1:
             tokens = self.data.tokens(self.rows.first(state.global_step))
             total = sum(tokens.values())
-            logs.update({f"share_{name}": round(number / total, 6) for name, number in tokens.items()})
+            logs.update(
+                {f"share_{name}": round(number / total, 6) for name, number in tokens.items()}
+            )
             if not self.data.chunked[0].layout.is_one_a_row:
                 logs.update({f"tokens_{name}": round(number) for name, number in tokens.items()})
 
@@ -167,12 +196,16 @@ class Cost(TrainerCallback):
         self.run, self.price = run, dollars_per_gpu_hour
         self.before, self.began = 0.0, 0.0
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.began = time.perf_counter()
         if state.global_step and state.is_world_process_zero:
             self.before = read_metrics(self.run, [COST]).last(COST) or 0.0
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         logs = kwargs["logs"]
         if "loss" in logs:
             per_second = self.price * max(1, args.world_size * args.n_gpu) / 3600
@@ -192,7 +225,9 @@ class ModelFlopsUtilization(TrainerCallback):
         section: of the recipe; it says which weights are trained.
     """
 
-    def __init__(self, data: PreparedData, rows: RowsOfSteps, gpu: str | None, section: Model) -> None:
+    def __init__(
+        self, data: PreparedData, rows: RowsOfSteps, gpu: str | None, section: Model
+    ) -> None:
         self.data, self.rows, self.gpu, self.section = data, rows, gpu, section
         self.peak: float | None = None
         self.since = 0
@@ -202,7 +237,9 @@ class ModelFlopsUtilization(TrainerCallback):
     ) -> None:
         model: nn.Module = kwargs["model"]
         self.since = state.global_step
-        kept = next(parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+        kept = next(
+            parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()
+        )
         is_half = args.bf16 or args.fp16 or kept in (torch.bfloat16, torch.float16)
         precision = "half" if is_half else "tf32" if args.tf32 else "fp32"
         of_one = peak_flops(self.gpu, precision) if state.is_world_process_zero else None
@@ -210,10 +247,16 @@ class ModelFlopsUtilization(TrainerCallback):
             return
         first = self.rows.first(state.global_step)
         try:
-            config: Any = next(part for part in model.modules() if isinstance(part, PreTrainedModel)).config
-            documents = [self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED)]
+            config: Any = next(
+                part for part in model.modules() if isinstance(part, PreTrainedModel)
+            ).config
+            documents = [
+                self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED)
+            ]
             lengths = np.concatenate(documents).astype(np.float64)
-            attended = float((lengths**2).sum() / lengths.sum())  # mean length of a token's document
+            attended = float(
+                (lengths**2).sum() / lengths.sum()
+            )  # mean length of a token's document
             base = build_on_meta(config)
             freeze_base(base, self.section.lora, self.section.train_only)
             self.flops = flops_per_token(base, attended)
@@ -222,12 +265,16 @@ class ModelFlopsUtilization(TrainerCallback):
             return
         self.peak = of_one * max(1, args.world_size * args.n_gpu)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Computed since the last log, like `tokens_per_second`."""
         logs = kwargs["logs"]
         if self.peak is None or TOKENS_PER_SECOND not in logs:
             return
-        filled = self.data.filled(self.rows.first(state.global_step), first=self.rows.first(self.since))
+        filled = self.data.filled(
+            self.rows.first(state.global_step), first=self.rows.first(self.since)
+        )
         logs["mfu"] = round(logs[TOKENS_PER_SECOND] * filled * self.flops / self.peak, 4)
         self.since = state.global_step
 
@@ -253,10 +300,14 @@ class MachineUse(TrainerCallback):
         self.largest_peak = 0.0
         self.has_nvml = importlib.util.find_spec("pynvml") is not None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         psutil.cpu_percent()  # the next call returns the mean since this one
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         logs = kwargs["logs"]
         if "loss" not in logs or not state.is_world_process_zero:
             return
@@ -268,17 +319,25 @@ class MachineUse(TrainerCallback):
             for process in this.children(recursive=True):
                 with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     memory += process.memory_info().rss
-            logs.update({"host_memory_gib": round(memory / GIB, 3), "cpu_percent": psutil.cpu_percent()})
+            logs.update(
+                {"host_memory_gib": round(memory / GIB, 3), "cpu_percent": psutil.cpu_percent()}
+            )
             if has_gpu:
                 logs.update(self.gpu_state())
                 # higher ranks are from an earlier start
                 signs = [sign for sign in read_heartbeats(self.run) if sign.rank < args.world_size]
-                self.largest_peak = max([self.largest_peak, *(sign.gpu_peak_gib or 0.0 for sign in signs)])
+                self.largest_peak = max(
+                    [self.largest_peak, *(sign.gpu_peak_gib or 0.0 for sign in signs)]
+                )
         if has_gpu:
             stats = torch.cuda.memory_stats()  # of this process's GPU, without a synchronization
             for kind in ("allocated", "reserved"):
-                logs[f"gpu_memory_{kind}_gib"] = round(stats.get(f"{kind}_bytes.all.current", 0) / GIB, 3)
-            logs[PEAK] = max(round(stats.get("allocated_bytes.all.peak", 0) / GIB, 3), self.largest_peak)
+                logs[f"gpu_memory_{kind}_gib"] = round(
+                    stats.get(f"{kind}_bytes.all.current", 0) / GIB, 3
+                )
+            logs[PEAK] = max(
+                round(stats.get("allocated_bytes.all.peak", 0) / GIB, 3), self.largest_peak
+            )
 
     def gpu_state(self) -> dict[str, float]:
         """Empty if NVML does not answer, as in some containers and on GPU slices; do not retry then."""

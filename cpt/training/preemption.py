@@ -100,7 +100,9 @@ class Preemption(TrainerCallback):
         if self.previous:
             signal.set_wakeup_fd(-1)
             for number in self.previous:
-                signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+                signal.signal(
+                    number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN
+                )
 
     def watch(self) -> None:
         while self.is_watching:
@@ -117,22 +119,33 @@ class Preemption(TrainerCallback):
         self.received = self.received or number
         if number == signal.SIGINT:
             now = time.monotonic()
-            if self.interrupted_at is not None and now - self.interrupted_at > SECONDS_OF_ONE_INTERRUPT:
+            if (
+                self.interrupted_at is not None
+                and now - self.interrupted_at > SECONDS_OF_ONE_INTERRUPT
+            ):
                 exit_now(CODE_OF_SECOND_INTERRUPT)
             self.interrupted_at = self.interrupted_at or now
 
     # --- the callback ------------------------------------------------------------------------------------------------
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.is_training = True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
             dist.barrier(group=self.group)  # connects the processes while the launcher exists
         self.steps.asked_at = self.batches.asked_at = time.perf_counter()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.is_told_to_stop(self.steps):
-            control.should_save, control.should_evaluate, control.should_training_stop = True, False, True
+            control.should_save, control.should_evaluate, control.should_training_stop = (
+                True,
+                False,
+                True,
+            )
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -143,7 +156,9 @@ class Preemption(TrainerCallback):
         if self.stopped_by is not None:
             raise Interrupted(f"stopped by {self.stopped_by} in an evaluation")
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.is_training = False
 
     def is_told_to_stop(self, pace: Pace) -> bool:

@@ -28,7 +28,9 @@ log = logging.getLogger("cpt")
 LEARNED = "learned.json"
 MICRO_BATCH, ROLLBACK = "micro_batch", "rollback"
 RESTARTS = "CPT_RESTARTS"  # in the environment: number of consecutive restarts with the same reason, and the reason
-MOST_WITHOUT_PROGRESS = 3  # without progress: a step, a smaller micro-batch or another roll-back changes the reason
+MOST_WITHOUT_PROGRESS = (
+    3  # without progress: a step, a smaller micro-batch or another roll-back changes the reason
+)
 
 
 def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
@@ -56,7 +58,9 @@ def is_out_of_memory(problem: BaseException) -> bool:
     if isinstance(problem, torch.OutOfMemoryError):
         return True
     # accelerate reads the first argument as a message, but some of torch's errors have another object there.
-    return isinstance(problem, RuntimeError) and should_reduce_batch_size(RuntimeError(str(problem)))
+    return isinstance(problem, RuntimeError) and should_reduce_batch_size(
+        RuntimeError(str(problem))
+    )
 
 
 def smaller_micro_batch(micro_batch: int) -> int | None:
@@ -101,7 +105,11 @@ def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], Non
             needed = learn_smaller_batch(trainer, problem)
         else:
             learned = learned_micro_batch(trainer.run_folder, arguments.world_size)
-            if arguments.world_size == 1 or learned is None or learned >= arguments.per_device_train_batch_size:
+            if (
+                arguments.world_size == 1
+                or learned is None
+                or learned >= arguments.per_device_train_batch_size
+            ):
                 raise
             raise RestartNeeded(
                 f"Another process ran out of memory in step {trainer.state.global_step + 1}: the run restarts"
@@ -111,7 +119,11 @@ def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], Non
         return
     # Outside of `except`: no error keeps the tensors of its frames alive any more. Only a single process can save the
     # steps since the last checkpoint: others would wait in a collective.
-    is_alone = arguments.world_size == 1 and not trainer.is_deepspeed_enabled and not trainer.is_fsdp_enabled
+    is_alone = (
+        arguments.world_size == 1
+        and not trainer.is_deepspeed_enabled
+        and not trainer.is_fsdp_enabled
+    )
     if is_alone and not trainer.guard.is_updating and trainer.checkpointer.is_unsaved:
         trainer.model.zero_grad()
         gc.collect()
@@ -150,7 +162,15 @@ def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> Restart
             f" with micro-batches of {size}."
         )
         folder = trainer.run_folder
-        record_event(folder, "out_of_memory", message, step=step, micro_batch=size, before=before, restart=True)
+        record_event(
+            folder,
+            "out_of_memory",
+            message,
+            step=step,
+            micro_batch=size,
+            before=before,
+            restart=True,
+        )
         return RestartNeeded(message)
     remedy = "Set `training.gradient_checkpointing: true`, or lower `data.sequence_length`"
     if before > 1:
@@ -160,5 +180,7 @@ def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> Restart
         other = "`optimizer.release_gradients: false`, which allows splitting a step"
     elif before > 1:
         other = "`safety.on_oom: split_batch`"
-    where = f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
+    where = (
+        f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
+    )
     raise ResourceError(f"{where}. {remedy}, or {other}.") from problem

@@ -42,8 +42,19 @@ if TYPE_CHECKING:
 
 BIT_EXACT = "bit-exact"
 WAYS_TO_COMPUTE = (  # free keys that may change the order of sums
-    *("model.attention", "model.fused_loss", "training.per_device_train_batch_size", "training.gradient_"),
-    *("training.torch_compile", "training.use_", "training.full_determinism", "training.deepspeed", "training.fsdp"),
+    *(
+        "model.attention",
+        "model.fused_loss",
+        "training.per_device_train_batch_size",
+        "training.gradient_",
+    ),
+    *(
+        "training.torch_compile",
+        "training.use_",
+        "training.full_determinism",
+        "training.deepspeed",
+        "training.fsdp",
+    ),
 )
 MOVED = "rounding: the optimizer moved to the host or back, where AdamW rounds differently"
 POSITION = "data_position.json"
@@ -51,7 +62,11 @@ POSITION = "data_position.json"
 
 def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) -> None:
     trainer.checkpoint_loader.point = point
-    folder, checkpoint, manifest = Path(str(trainer.args.output_dir)), point.checkpoint, point.manifest
+    folder, checkpoint, manifest = (
+        Path(str(trainer.args.output_dir)),
+        point.checkpoint,
+        point.manifest,
+    )
     if is_main_process():
         remove_universal(folder)
     if checkpoint is None:
@@ -64,7 +79,9 @@ def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) ->
         warn_elastic(folder, manifest)
         if is_zero(trainer.engine.sharding):
             written = checkpoint
-            checkpoint = main_process_decides(lambda: make_universal(written, folder, trust=point.trusted))
+            checkpoint = main_process_decides(
+                lambda: make_universal(written, folder, trust=point.trusted)
+            )
     trainer.train(resume_from_checkpoint=str(checkpoint))
     if is_main_process():
         remove_universal(folder)
@@ -77,14 +94,18 @@ class DataPosition(TrainerCallback):
         self.data, self.rows = data, rows
         self.ahead: ReadAhead | None = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """Start preparing the next chunks, in one process per machine."""
         if args.local_process_index == 0:
             self.ahead = self.data.read_ahead(self.rows.first(state.global_step))
             if self.ahead is not None:
                 self.ahead.start()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.ahead is not None:
             self.ahead.stop()
 
@@ -110,8 +131,14 @@ class CheckpointLoader:
         fits = arguments.per_device_train_batch_size
         if found == BIT_EXACT and fits < requested:
             return f"rounding: {fits} rows at a time instead of {requested} after out-of-memory: sums in another order"
-        keys = [change["key"] for line in read_history(self.trainer.run_folder) for change in line["changes"]]
-        if found == BIT_EXACT and (rounding := [key for key in keys if key.startswith(WAYS_TO_COMPUTE)]):
+        keys = [
+            change["key"]
+            for line in read_history(self.trainer.run_folder)
+            for change in line["changes"]
+        ]
+        if found == BIT_EXACT and (
+            rounding := [key for key in keys if key.startswith(WAYS_TO_COMPUTE)]
+        ):
             return f"rounding: {', '.join(dict.fromkeys(rounding))} changed during the run"
         return found
 
@@ -138,7 +165,9 @@ class CheckpointLoader:
             return prepared
         universal = (checkpoint / "latest_universal").exists()
         if universal:
-            trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
+            trainer.accelerator.state.deepspeed_plugin.deepspeed_config["checkpoint"] = {
+                "load_universal": True
+            }
         with self.only_data(checkpoint):
             prepared = prepare(str(checkpoint))
         if universal:
@@ -151,7 +180,11 @@ class CheckpointLoader:
                 remove_parts(checkpoint)
         if trainer.is_deepspeed_enabled:
             optimizer, manifest = trainer.engine.optimizer, self.point.manifest
-            if convert_adamw(optimizer) and manifest is not None and manifest.exactness == BIT_EXACT:
+            if (
+                convert_adamw(optimizer)
+                and manifest is not None
+                and manifest.exactness == BIT_EXACT
+            ):
                 self.point = replace(self.point, manifest=replace(manifest, exactness=MOVED))
             replay_step_counter(optimizer)
         trainer.set_rates()
@@ -219,7 +252,9 @@ def keep_global_batch(recipe: Recipe, point: ResumePoint) -> Recipe:
     readers = groups_of_rows(recipe.training, world_size())
     if tokens == micro_batch * accumulation * readers * recipe.data.sequence_length:
         return recipe
-    return recipe.model_copy(update={"budget": recipe.budget.model_copy(update={"global_batch_tokens": tokens})})
+    return recipe.model_copy(
+        update={"budget": recipe.budget.model_copy(update={"global_batch_tokens": tokens})}
+    )
 
 
 def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe:
@@ -228,7 +263,12 @@ def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe
     Weights of an engine and adapters are always fp32.
     """
     is_plain = not deepspeed and not recipe.training.get("fsdp") and recipe.model.lora is None
-    if recipe.model.dtype != "auto" or not is_plain or point.checkpoint is None or point.manifest is None:
+    if (
+        recipe.model.dtype != "auto"
+        or not is_plain
+        or point.checkpoint is None
+        or point.manifest is None
+    ):
         return recipe
     if sharding_of(point.manifest) != PLAIN:
         return recipe

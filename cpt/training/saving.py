@@ -28,10 +28,23 @@ from transformers import Trainer
 from transformers.trainer_callback import ExportableState
 from transformers.training_args import ParallelMode
 
-from cpt.checkpoints.manifest import FORMAT, MANIFEST, FileEntry, Manifest, file_of_part, write_manifest
+from cpt.checkpoints.manifest import (
+    FORMAT,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    file_of_part,
+    write_manifest,
+)
 from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.checkpoints.retention import Archive, published_in, rotate
-from cpt.checkpoints.sharding import LATEST, capture_states, full_weights, part_here, scripts_of_deepspeed
+from cpt.checkpoints.sharding import (
+    LATEST,
+    capture_states,
+    full_weights,
+    part_here,
+    scripts_of_deepspeed,
+)
 from cpt.checkpoints.snapshot import (
     HostCopies,
     changed_by_steps,
@@ -84,7 +97,9 @@ class Checkpointer:
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
-        self.snapshot: Contents | None = None  # during a snapshot: collects what the Trainer would write
+        self.snapshot: Contents | None = (
+            None  # during a snapshot: collects what the Trainer would write
+        )
         self.in_flight: Future[None] | None = None  # the save written in the background
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="save")
         self.host_copies = HostCopies()
@@ -106,7 +121,11 @@ class Checkpointer:
     @cached_property
     def archive(self) -> Archive | None:
         place = self.trainer.recipe.checkpoints.archive
-        return Archive(self.trainer.run_folder, place) if place is not None and self.trainer.args.should_save else None
+        return (
+            Archive(self.trainer.run_folder, place)
+            if place is not None and self.trainer.args.should_save
+            else None
+        )
 
     # --- when to save ------------------------------------------------------------------------------------------------
 
@@ -115,7 +134,9 @@ class Checkpointer:
         """Save during training; no save is in flight when it ends or raises."""
         folder = self.trainer.run_folder
         if self.trainer.args.should_save and (names := clear_leftovers(folder)):
-            log.info("%s: removed what a stopped run left unfinished: %s.", folder, ", ".join(names))
+            log.info(
+                "%s: removed what a stopped run left unfinished: %s.", folder, ", ".join(names)
+            )
         if self.archive is not None:
             self.archive.add_missing([checkpoint.folder for checkpoint in published_in(folder)])
         self.agreement.gather(None)  # connects the processes while the launcher exists
@@ -151,7 +172,10 @@ class Checkpointer:
     @property
     def weights_due(self) -> Kind | None:
         """The kind to save after this step, unless a full checkpoint is saved."""
-        every, step = self.trainer.recipe.checkpoints.weights_every_steps, self.trainer.state.global_step
+        every, step = (
+            self.trainer.recipe.checkpoints.weights_every_steps,
+            self.trainer.state.global_step,
+        )
         if every is not None and step % every == 0:
             return "weights"
         return "tasks" if self.trainer.tasks.is_due(step) else None
@@ -176,7 +200,11 @@ class Checkpointer:
             self.wait_for_saves()
         if self.save_failure is not None:
             newest = published_in(trainer.run_folder)[-1:]
-            where = f"The newest checkpoint is {newest[0].folder}." if newest else "No checkpoint exists."
+            where = (
+                f"The newest checkpoint is {newest[0].folder}."
+                if newest
+                else "No checkpoint exists."
+            )
             kind = TrainingError if self.save_failure.reason == "not finite" else CheckpointError
             raise kind(
                 f"step {state.global_step} could not be saved ({self.save_failure}). {where} Fix this, then start"
@@ -202,19 +230,27 @@ class Checkpointer:
             self.write_out(kind, step, contents)
             self.wait_for_saves()
 
-    def write_out(self, kind: Kind, step: int, contents: Contents, copy: Callable[[], None] | None = None) -> None:
+    def write_out(
+        self, kind: Kind, step: int, contents: Contents, copy: Callable[[], None] | None = None
+    ) -> None:
         """Publish, archive, and remove old checkpoints. Record a failure; if it would recur, end the run."""
         name = f"{PREFIXES[kind]}{step}"
         published = self.trainer.run_folder / name
-        check = None if kind in self.kinds_read_back else partial(read_back, model=self.trainer.model)
+        check = (
+            None if kind in self.kinds_read_back else partial(read_back, model=self.trainer.model)
+        )
         try:
             if copy is not None:
                 self.agreement.together(copy)
             describe = partial(self.describe, kind, step)
-            publish(self.trainer.run_folder, name, contents, describe, self.agreement, read_back=check)
+            publish(
+                self.trainer.run_folder, name, contents, describe, self.agreement, read_back=check
+            )
         except SaveFailed as failure:
             self.save_failure = failure
-            self.record("save_failed", f"{name} was not saved: {failure}.", step=step, reason=failure.reason)
+            self.record(
+                "save_failed", f"{name} was not saved: {failure}.", step=step, reason=failure.reason
+            )
             if failure.reason == "error":
                 raise
             return
@@ -225,7 +261,12 @@ class Checkpointer:
         if kind == "full":
             self.not_pushed = published
         if before is not None:  # a full disk may have refused the failure's event
-            self.record("saved_again", f"{name} was saved; before it: {before}.", step=step, reason=before.reason)
+            self.record(
+                "saved_again",
+                f"{name} was saved; before it: {before}.",
+                step=step,
+                reason=before.reason,
+            )
         if not self.trainer.args.should_save or kind == "tasks":
             return
         self.trainer.tasks.link(published, step)
@@ -233,9 +274,17 @@ class Checkpointer:
             self.archive.add(published)
         spared = self.archive.in_use() if self.archive is not None else set()
         try:
-            rotate(self.trainer.run_folder, self.trainer.recipe.checkpoints.kept, prefix=PREFIXES[kind], spared=spared)
+            rotate(
+                self.trainer.run_folder,
+                self.trainer.recipe.checkpoints.kept,
+                prefix=PREFIXES[kind],
+                spared=spared,
+            )
         except Exception as problem:  # disk or custom rule: must not end this process alone
-            self.record("not_removed", f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.")
+            self.record(
+                "not_removed",
+                f"Old checkpoints could not be removed: {type(problem).__name__}: {problem}.",
+            )
 
     def record(self, kind: str, message: str, **details: Any) -> None:
         if self.trainer.args.should_save:
@@ -279,7 +328,9 @@ class Checkpointer:
                 taken.texts |= {"trainer_state.json": progress(trainer), **trainer.guard.texts()}
                 for callback in trainer.callback_handler.callbacks:
                     if isinstance(callback, DataPosition):
-                        taken.texts |= callback.texts(trainer.rows_of_steps.first(trainer.state.global_step))
+                        taken.texts |= callback.texts(
+                            trainer.rows_of_steps.first(trainer.state.global_step)
+                        )
         finally:
             self.snapshot = None
         return taken
@@ -290,17 +341,26 @@ class Checkpointer:
         if taken.write_model is not None and weights is None:
             weights = self.trainer.model.state_dict()
         changing = changed_by_steps(self.trainer.model)
-        copied = [taken.states, [tensor for tensor in tensors_in(weights) if memory_of(tensor) in changing]]
+        copied = [
+            taken.states,
+            [tensor for tensor in tensors_in(weights) if memory_of(tensor) in changing],
+        ]
         needed = self.host_copies.missing(copied) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if not all(self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)):
+        if not all(
+            self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)
+        ):
             if not self.copies_are_too_large:
                 size = f"{needed / 2**30:.1f} GiB"
-                message = f"Copies for a save need {size} of free host memory: training waits for saves."
+                message = (
+                    f"Copies for a save need {size} of free host memory: training waits for saves."
+                )
                 self.record("saves_block", message, step=self.trainer.state.global_step)
             self.copies_are_too_large = True
             return False
         memory_of_buffers = {memory_of(buffer) for buffer in self.trainer.model.buffers()}
-        copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in memory_of_buffers)
+        copy = partial(
+            self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in memory_of_buffers
+        )
         taken.states, taken.weights = copy(taken.states), copy(weights)
         self.copied.clear()
         return True
@@ -310,27 +370,39 @@ class Checkpointer:
         try:
             copy_beside_training(moment)
             changing = changed_by_steps(self.trainer.model)
-            copy = partial(self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in changing)
+            copy = partial(
+                self.host_copies.copy, changing=lambda tensor: memory_of(tensor) in changing
+            )
             taken.states, taken.weights = self.host_copies.copy(taken.states), copy(taken.weights)
         finally:
             self.copied.set()
 
     # --- the Trainer's writes -------------------------------------------------------------------------------
 
-    def take_model(self, weights: Weights | None, write: Callable[[str, Weights | None], None]) -> None:
+    def take_model(
+        self, weights: Weights | None, write: Callable[[str, Weights | None], None]
+    ) -> None:
         """Take the model, its config and the tokenizer; `write` is the Trainer's, and empties its argument."""
         if not self.trainer.args.should_save:
             return
         assert self.snapshot is not None, "the caller checked it"
         self.snapshot.weights = weights
-        self.snapshot.write_model = lambda folder, own: write(str(folder), None if own is None else dict(own))
+        self.snapshot.write_model = lambda folder, own: write(
+            str(folder), None if own is None else dict(own)
+        )
         self.snapshot.check = self.refuse_broken_weights
         saved = saved_parameters(self.trainer.model)
-        self.snapshot.model_bytes = sum(numbers * parameter.element_size() for parameter, numbers in saved)
+        self.snapshot.model_bytes = sum(
+            numbers * parameter.element_size() for parameter, numbers in saved
+        )
 
     def refuse_broken_weights(self, weights: Weights | None) -> None:
         # frozen weights do not change
-        trained = {name: weight for name, weight in self.trainer.model.named_parameters() if weight.requires_grad}
+        trained = {
+            name: weight
+            for name, weight in self.trainer.model.named_parameters()
+            if weight.requires_grad
+        }
         given = trained if weights is None else weights
         refuse_non_finite((name, tensor) for name, tensor in given.items() if name in trained)
 
@@ -340,16 +412,23 @@ class Checkpointer:
         if trainer.is_deepspeed_enabled:
             engine, of_adapter = trainer.model_wrapped, isinstance(trainer.model, PeftModel)
             with capture_states(engine, folder) as states:
-                engine.save_checkpoint(folder, save_latest=False, exclude_frozen_parameters=of_adapter)
+                engine.save_checkpoint(
+                    folder, save_latest=False, exclude_frozen_parameters=of_adapter
+                )
             taken.states |= states
             if trainer.args.should_save:
-                taken.texts |= {LATEST: f"global_step{engine.global_steps}", **scripts_of_deepspeed()}
+                taken.texts |= {
+                    LATEST: f"global_step{engine.global_steps}",
+                    **scripts_of_deepspeed(),
+                }
         elif trainer.is_fsdp_enabled:
             part = part_here(trainer.model, trainer.engine.optimizer)
             taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part
         elif trainer.args.should_save:
             taken.states["optimizer.pt"] = trainer.optimizer.state_dict()
-        of_deepspeed = trainer.is_deepspeed_enabled and isinstance(trainer.lr_scheduler, DeepSpeedSchedulerWrapper)
+        of_deepspeed = trainer.is_deepspeed_enabled and isinstance(
+            trainer.lr_scheduler, DeepSpeedSchedulerWrapper
+        )
         if trainer.args.should_save and not of_deepspeed:
             taken.states["scheduler.pt"] = trainer.lr_scheduler.state_dict()
         if trainer.args.should_save and trainer.accelerator.scaler is not None:
@@ -360,10 +439,16 @@ def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
     """Write the manifest of a complete export, so that `cpt verify RUN` covers it; for every process."""
     if is_main_process():
         hashes = sorted(hash_all(folder).items())
-        files = {name: entry for name, entry in hashes if name != MANIFEST and not name.endswith(WRITTEN_LATER_TOO)}
+        files = {
+            name: entry
+            for name, entry in hashes
+            if name != MANIFEST and not name.endswith(WRITTEN_LATER_TOO)
+        }
         for inside in [path for path in folder.rglob("*") if path.is_dir()]:
             make_durable(inside)
-        write_manifest(folder, trainer.checkpointer.describe("weights", trainer.state.global_step, files))
+        write_manifest(
+            folder, trainer.checkpointer.describe("weights", trainer.state.global_step, files)
+        )
 
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
@@ -372,7 +457,11 @@ def random_states(trainer: Trainer) -> dict[str, Any]:
     states["cpu"] = torch.random.get_rng_state()
     is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
     for kind, device in devices_with_random_states(trainer).items():
-        states[kind] = device.random.get_rng_state_all() if is_one_of_several else device.random.get_rng_state()
+        states[kind] = (
+            device.random.get_rng_state_all()
+            if is_one_of_several
+            else device.random.get_rng_state()
+        )
     return states
 
 
@@ -390,12 +479,18 @@ def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
 
 def devices_with_random_states(trainer: Trainer) -> dict[str, Any]:
     """Kind of device -> torch's module."""
-    kinds = {trainer.args.device.type} - {"cpu", "mps"} | ({"cuda"} if torch.cuda.is_available() else set())
+    kinds = {trainer.args.device.type} - {"cpu", "mps"} | (
+        {"cuda"} if torch.cuda.is_available() else set()
+    )
     return {kind: torch.get_device_module(kind) for kind in kinds}
 
 
 def random_states_file(trainer: Trainer) -> str:
-    return "rng_state.pth" if trainer.args.world_size <= 1 else f"rng_state_{trainer.args.process_index}.pth"
+    return (
+        "rng_state.pth"
+        if trainer.args.world_size <= 1
+        else f"rng_state_{trainer.args.process_index}.pth"
+    )
 
 
 def progress(trainer: Trainer) -> str:

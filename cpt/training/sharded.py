@@ -8,7 +8,11 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -38,7 +42,11 @@ class Engine:
         """`zero_optimization` of the DeepSpeed profile; None without DeepSpeed."""
         if not self.trainer.is_deepspeed_enabled:
             return None
-        return dict(self.trainer.accelerator.state.deepspeed_plugin.deepspeed_config.get("zero_optimization", {}))
+        return dict(
+            self.trainer.accelerator.state.deepspeed_plugin.deepspeed_config.get(
+                "zero_optimization", {}
+            )
+        )
 
     @property
     def sharding(self) -> str:
@@ -69,7 +77,9 @@ class Engine:
 
             state = accelerator.state
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**trainer.args.fsdp_plugin_args)
-            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP  # fields are shared
+            state.distributed_type = PartialState().distributed_type = (
+                DistributedType.FSDP
+            )  # fields are shared
             trainer.is_fsdp_enabled = True
         precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(accelerator.mixed_precision)
         if precision is not None:
@@ -125,7 +135,9 @@ class SharedRows:
             options: Any = self.trainer.args.parallelism_config
             attention = attention_of(self.trainer.model.config)
             check_shared_rows(self.trainer.model.config, self.parts, attention)
-            options.sp_handler.sp_attn_implementation = attention  # set here: accelerate's class accepts few names
+            options.sp_handler.sp_attn_implementation = (
+                attention  # set here: accelerate's class accepts few names
+            )
 
     def take_engine(self, loader: DataLoader[Any], engine: Any) -> DataLoader[Any]:
         """Called by accelerate before a checkpoint is loaded."""
@@ -140,7 +152,9 @@ class SharedRows:
         self.trainer.model_accepts_loss_kwargs = True
         return loader
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], num_labels: torch.Tensor | int | None) -> Any:
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], num_labels: torch.Tensor | int | None
+    ) -> Any:
         """Return loss and outputs of this process's tokens, scaled so that the mean over processes is the step's."""
         outputs = model(**inputs, num_items_in_batch=num_labels)
         return outputs.loss * self.trainer.args.world_size, outputs
@@ -165,7 +179,11 @@ class Gradients:
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        return [parameter for group in self.trainer.optimizer.param_groups for parameter in group["params"]]
+        return [
+            parameter
+            for group in self.trainer.optimizer.param_groups
+            for parameter in group["params"]
+        ]
 
     def begin_step(self) -> None:
         """Set the gradients' dtype, while none exist; our optimizers accept fp32 gradients of bf16 weights."""
@@ -193,5 +211,7 @@ class Gradients:
         if self.average is None:
             trained = set(self.weights)
             weights = [weight for weight in model.parameters() if weight in trained]
-            self.average = AverageInBackward(weights, may_lack=bool(self.trainer.args.ddp_find_unused_parameters))
+            self.average = AverageInBackward(
+                weights, may_lack=bool(self.trainer.args.ddp_find_unused_parameters)
+            )
         return self.average.during_backward()

@@ -47,15 +47,24 @@ class SourceLosses(TrainerCallback):
             self.args, self.state = args, state
             self.hook = kwargs["model"].register_forward_hook(self.look, with_kwargs=True)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         step, every = state.global_step + 1, int(state.logging_steps)
         self.state, self.micro_batch = state, 0
         log = (step - 1) // every
         # equal in every process and after a resume
-        drawn, self.measured = Random(log).randrange(every), Random(step).randrange(args.gradient_accumulation_steps)
-        self.is_measuring = step == log * every + 1 + drawn or (args.logging_first_step and step == 1)
+        drawn, self.measured = (
+            Random(log).randrange(every),
+            Random(step).randrange(args.gradient_accumulation_steps),
+        )
+        self.is_measuring = step == log * every + 1 + drawn or (
+            args.logging_first_step and step == 1
+        )
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Add the means over all processes; these log at the same steps."""
         if "loss" not in kwargs["logs"] or self.is_off:
             return
@@ -67,7 +76,9 @@ class SourceLosses(TrainerCallback):
             if count and abs(loss) < float("inf"):  # also false for NaN
                 kwargs["logs"][f"loss_{source.name}"] = loss / count
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if self.hook is not None:
             self.hook.remove()
             self.hook = None
@@ -86,17 +97,29 @@ class SourceLosses(TrainerCallback):
         self.micro_batch += 1
 
     def add(
-        self, model: nn.Module, targets: torch.Tensor, num_items: torch.Tensor | int | None, output: dict[str, Any]
+        self,
+        model: nn.Module,
+        targets: torch.Tensor,
+        num_items: torch.Tensor | int | None,
+        output: dict[str, Any],
     ) -> None:
         """Add a micro-batch's losses; `targets` are the next tokens, [rows, tokens]."""
         sources = [self.data.rows.turn(row)[0] for row in self.rows_under_way()]
-        if len(set(sources)) == 1 and output.get("aux_loss") is None and output.get("loss") is not None:
+        if (
+            len(set(sources)) == 1
+            and output.get("aux_loss") is None
+            and output.get("loss") is not None
+        ):
             tokens = (targets != IGNORED).sum()
             loss = output["loss"].detach().float() * (tokens if num_items is None else num_items)
             self.take(sources[0], loss, tokens)
             return
         row_loss = loss_of_rows(model, output.get("logits"), targets)
-        if row_loss is not None and len(targets) == len(sources) and self.micro_batch == self.measured:
+        if (
+            row_loss is not None
+            and len(targets) == len(sources)
+            and self.micro_batch == self.measured
+        ):
             for row, source in enumerate(sources):
                 self.take(source, row_loss(row), (targets[row] != IGNORED).sum())
 
@@ -107,7 +130,10 @@ class SourceLosses(TrainerCallback):
     def rows_under_way(self) -> range:
         """Global indices of the rows in the current micro-batch, see `CPTDataLoader`."""
         args, size = self.args, self.args.per_device_train_batch_size
-        groups, group = args.world_size // self.sharing_rows, args.process_index // self.sharing_rows
+        groups, group = (
+            args.world_size // self.sharing_rows,
+            args.process_index // self.sharing_rows,
+        )
         first = self.rows.first(self.state.global_step) + (self.micro_batch * groups + group) * size
         return range(first, first + size)
 
@@ -129,7 +155,9 @@ def loss_of_rows(
         tokens = max(1, BYTES_AT_ONCE // (12 * logits.shape[-1]))
         chunks = zip(logits[row].split(tokens), targets[row].split(tokens), strict=True)
         parts = [
-            F.cross_entropy(some.float(), wanted.to(some.device), ignore_index=IGNORED, reduction="sum")
+            F.cross_entropy(
+                some.float(), wanted.to(some.device), ignore_index=IGNORED, reduction="sum"
+            )
             for some, wanted in chunks
         ]
         return torch.stack(parts).sum()

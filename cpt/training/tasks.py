@@ -52,7 +52,9 @@ class TaskEvaluations(TrainerCallback):
         self.waiting: list[Path] = []
 
     def is_due(self, step: int) -> bool:
-        every = self.trainer.length.steps_between(self.trainer.recipe.evaluation.tasks_every_tokens, None)
+        every = self.trainer.length.steps_between(
+            self.trainer.recipe.evaluation.tasks_every_tokens, None
+        )
         return every is not None and step > 0 and step % every == 0
 
     def link(self, published: Path, step: int) -> None:
@@ -71,38 +73,59 @@ class TaskEvaluations(TrainerCallback):
         device = self.trainer.recipe.evaluation.tasks_device
         return device == "auto" and self.trainer.args.device.type == "cuda"
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         device = self.trainer.recipe.evaluation.tasks_device.removeprefix("cuda:")
         if device.isdigit() and int(device) >= torch.cuda.device_count():
-            raise RecipeError(f"`evaluation.tasks_device`: this machine has {torch.cuda.device_count()} GPUs.")
+            raise RecipeError(
+                f"`evaluation.tasks_device`: this machine has {torch.cuda.device_count()} GPUs."
+            )
         if not state.is_world_process_zero:
             return
         folder = self.trainer.run_folder
         self.lines = LinesFile(folder / METRICS)
         lines = read_objects(folder / METRICS)
         done = {line.get("step") for line in lines if any(name.startswith(TASK) for name in line)}
-        left = [one for one in published_in(folder, PREFIX) if one.step <= state.global_step and one.step not in done]
+        left = [
+            one
+            for one in published_in(folder, PREFIX)
+            if one.step <= state.global_step and one.step not in done
+        ]
         self.waiting = [one.folder for one in left]
         for path in {*folder.glob(f"{PREFIX}*")} - {*self.waiting}:
             shutil.rmtree(path, ignore_errors=True)
 
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         """The weights of the last step are published, or being written in the background."""
         self.add(state.global_step)
-        if self.on_own_gpu and (self.is_due(state.global_step) or state.global_step == self.trainer.first_step):
+        if self.on_own_gpu and (
+            self.is_due(state.global_step) or state.global_step == self.trainer.first_step
+        ):
             self.wait(control)
         else:
             self.advance()
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self.add(state.global_step)
         self.wait(control)
 
     def add(self, step: int) -> None:
         """Put a due step into the queue; the oldest in it are skipped if there are many, or the disk gets full."""
-        if not self.trainer.is_world_process_zero() or not self.is_due(step) or step == self.trainer.first_step:
+        if (
+            not self.trainer.is_world_process_zero()
+            or not self.is_due(step)
+            or step == self.trainer.first_step
+        ):
             return
-        free, largest = shutil.disk_usage(self.trainer.run_folder).free, max(map(size_of, self.waiting), default=0)
+        free, largest = (
+            shutil.disk_usage(self.trainer.run_folder).free,
+            max(map(size_of, self.waiting), default=0),
+        )
         is_full = free < LEAST_FREE * largest
         while self.waiting and (is_full or len(self.waiting) >= MOST_WAITING):
             weights = self.waiting.pop(0)
@@ -133,7 +156,9 @@ class TaskEvaluations(TrainerCallback):
     def advance(self) -> bool:
         """Read the result of an evaluation that has ended, start the next one, and return whether there is one."""
         try:
-            if self.child is not None and (self.child.poll() is not None or time.monotonic() > self.ends):
+            if self.child is not None and (
+                self.child.poll() is not None or time.monotonic() > self.ends
+            ):
                 self.read_result()
             if self.child is None and self.waiting and not self.trainer.checkpointer.is_writing:
                 self.weights = self.waiting.pop(0)
@@ -153,7 +178,9 @@ class TaskEvaluations(TrainerCallback):
         environment = {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONSAFEPATH": "1"}
         words = [sys.executable, str(PROGRAM), str(self.weights)]
         with (self.trainer.run_folder / OUTPUT).open("wb") as output:
-            self.child = Child(words, environment=environment, inherits=environment_alone(), output=output)
+            self.child = Child(
+                words, environment=environment, inherits=environment_alone(), output=output
+            )
         self.ends = time.monotonic() + LONGEST_SECONDS
 
     def read_result(self) -> None:
@@ -161,7 +188,9 @@ class TaskEvaluations(TrainerCallback):
         child, self.child = self.child, None
         late = f"killed after {LONGEST_SECONDS:,} s, " if child.poll() is None else ""
         child.kill_family()
-        lines = (self.trainer.run_folder / OUTPUT).read_text(errors="replace").strip().splitlines() or [""]
+        lines = (self.trainer.run_folder / OUTPUT).read_text(
+            errors="replace"
+        ).strip().splitlines() or [""]
         scores = parse_object(lines[-1].encode()) if child.returncode == 0 else None
         if scores is None:
             self.fail(f"{late}exit code {child.returncode}: {lines[-1]}")
@@ -170,11 +199,15 @@ class TaskEvaluations(TrainerCallback):
         step = step_of(self.weights)
         line = {"step": step, "tokens": step * self.trainer.length.tokens_per_step, **scores}
         self.lines.add(json.dumps(line))
-        log.info(f"Tasks of step {step}: {', '.join(f'{name} {score:.4g}' for name, score in scores.items())}")
+        log.info(
+            f"Tasks of step {step}: {', '.join(f'{name} {score:.4g}' for name, score in scores.items())}"
+        )
         for callback in self.trainer.callback_handler.callbacks:
             if isinstance(callback, Tracker | Alert):  # they accept only the current step
                 logs = {**scores, f"{TASK}step": step}
-                callback.on_log(self.trainer.args, self.trainer.state, self.trainer.control, logs=logs)
+                callback.on_log(
+                    self.trainer.args, self.trainer.state, self.trainer.control, logs=logs
+                )
 
     def fail(self, why: str) -> None:
         text = f"The tasks of step {step_of(self.weights)} were not evaluated: {why}. See {OUTPUT} of the run."

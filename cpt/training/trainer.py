@@ -79,27 +79,45 @@ class CPTTrainer(TrainerHooks, Trainer):
     ) -> None:
         # Only routers leave parameters unused, and detecting them costs time in each step.
         if arguments.ddp_find_unused_parameters is None:
-            arguments.ddp_find_unused_parameters = any(".experts." in name for name, _ in model.named_parameters())
+            arguments.ddp_find_unused_parameters = any(
+                ".experts." in name for name, _ in model.named_parameters()
+            )
         if arguments.ddp_broadcast_buffers is None:  # otherwise each forward synchronizes constants
-            arguments.ddp_broadcast_buffers = any(name.endswith("running_mean") for name, _ in model.named_buffers())
+            arguments.ddp_broadcast_buffers = any(
+                name.endswith("running_mean") for name, _ in model.named_buffers()
+            )
         keep_liger_to_layers(arguments)
         if self.trains_on_model_loss:
             set_up_loss(model, recipe.model.fused_loss, arguments)
         elif recipe.model.fused_loss is True:
-            raise RecipeError(f"model.fused_loss: stage `{recipe.stage}` uses another loss. Remove the key.")
+            raise RecipeError(
+                f"model.fused_loss: stage `{recipe.stage}` uses another loss. Remove the key."
+            )
         self.recipe = recipe
         self.rows = rows
         self.length = length
         self.rows_of_steps = RowsOfSteps(length.rows_per_step)
         self.held_out = held_out or {}
         self.first_step = self.begun_step = 0
-        self.engine, self.shared_rows, self.gradients = Engine(self), SharedRows(self), Gradients(self)
+        self.engine, self.shared_rows, self.gradients = (
+            Engine(self),
+            SharedRows(self),
+            Gradients(self),
+        )
         self.checkpointer, self.checkpoint_loader = Checkpointer(self), CheckpointLoader(self)
         self.guard, self.tasks = StepGuard(self), TaskEvaluations(self)
-        self.activations, compiling = set_up_recomputing(model, arguments), take_compiling(arguments)
+        self.activations, compiling = (
+            set_up_recomputing(model, arguments),
+            take_compiling(arguments),
+        )
         shown = self.shown_at_first(rows)
         super().__init__(
-            model=model, args=arguments, train_dataset=shown, eval_dataset=shown, processing_class=tokenizer, **options
+            model=model,
+            args=arguments,
+            train_dataset=shown,
+            eval_dataset=shown,
+            processing_class=tokenizer,
+            **options,
         )
         self.train_dataset = self.eval_dataset = rows
         self.set_up_precision(model)
@@ -139,7 +157,9 @@ class CPTTrainer(TrainerHooks, Trainer):
     def set_up_precision(self, model: nn.Module) -> None:
         accelerator = self.accelerator
         if accelerator.ddp_handler is not None:
-            accelerator.ddp_handler.gradient_as_bucket_view = True  # otherwise DDP keeps a copy of all gradients
+            accelerator.ddp_handler.gradient_as_bucket_view = (
+                True  # otherwise DDP keeps a copy of all gradients
+            )
         # Stages with another loss read logits, which autocast returns in fp32.
         if (
             accelerator.native_amp
@@ -159,7 +179,9 @@ class CPTTrainer(TrainerHooks, Trainer):
         """Train to the end of the budget, optionally from a checkpoint's folder."""
         checkpoint = None if resume_from_checkpoint is None else str(resume_from_checkpoint)
         if checkpoint is not None:
-            self.first_step = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json").global_step
+            self.first_step = TrainerState.load_from_json(
+                f"{checkpoint}/trainer_state.json"
+            ).global_step
             self.args.eval_on_start = False
             if self.args.eval_strategy == IntervalStrategy.STEPS:
                 # a signal may have come before the evaluation of this step
@@ -171,7 +193,9 @@ class CPTTrainer(TrainerHooks, Trainer):
         with self.guard.guarding(checkpoint), self.checkpointer.saving(), closing(self.tasks):
             return super().train(checkpoint, **options)
 
-    def prepare_for_training(self, checkpoint: str | None, prepare: Callable[[str | None], Any]) -> Any:
+    def prepare_for_training(
+        self, checkpoint: str | None, prepare: Callable[[str | None], Any]
+    ) -> Any:
         if self.is_fsdp_enabled:
             prepare = partial(self.engine.shard, prepare)
         load = self.checkpoint_loader.prepare
@@ -267,8 +291,12 @@ class CPTTrainer(TrainerHooks, Trainer):
             schedule = schedule.scheduler
         factors = [factor(schedule.last_epoch) for factor in schedule.lr_lambdas]
         rates = [peak * factor for peak, factor in zip(self.peak_rates, factors, strict=True)]
-        schedule.load_state_dict({**schedule.state_dict(), "base_lrs": self.peak_rates, "_last_lr": rates})
-        for group, peak, rate in zip(self.engine.optimizer.param_groups, self.peak_rates, rates, strict=True):
+        schedule.load_state_dict(
+            {**schedule.state_dict(), "base_lrs": self.peak_rates, "_last_lr": rates}
+        )
+        for group, peak, rate in zip(
+            self.engine.optimizer.param_groups, self.peak_rates, rates, strict=True
+        ):
             group.update(lr=rate, initial_lr=peak)
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -285,7 +313,10 @@ class CPTTrainer(TrainerHooks, Trainer):
         return [to_device(batch, device) for batch in batches], number
 
     def number_of_labels(
-        self, batches: list[Any], device: torch.device, count: Callable[..., torch.Tensor | int | None]
+        self,
+        batches: list[Any],
+        device: torch.device,
+        count: Callable[..., torch.Tensor | int | None],
     ) -> torch.Tensor | int | None:
         """Return a step's labels on all processes, on the device.
 
@@ -345,7 +376,9 @@ class CPTTrainer(TrainerHooks, Trainer):
         if auxiliary is not None and num_items_in_batch is not None and model.training:
             weight = self.accelerator.unwrap_model(model).config.router_aux_loss_coef
             added = self.args.world_size if self.args.average_tokens_across_devices else 1
-            loss = loss - weight * auxiliary * (added - 1 / self.current_gradient_accumulation_steps)
+            loss = loss - weight * auxiliary * (
+                added - 1 / self.current_gradient_accumulation_steps
+            )
         return (loss, outputs) if return_outputs else loss
 
     def clip_or_measure(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> Any:
@@ -353,7 +386,9 @@ class CPTTrainer(TrainerHooks, Trainer):
         if self.guard.released is not None:
             return self.guard.released.norm()
         return (
-            self.clip_by_accelerate(parameters, max_norm) if self.is_deepspeed_enabled else self.guard.norm_of_step()
+            self.clip_by_accelerate(parameters, max_norm)
+            if self.is_deepspeed_enabled
+            else self.guard.norm_of_step()
         )
 
     # --- after a step ------------------------------------------------------------------------------------------------
@@ -385,7 +420,9 @@ class CPTTrainer(TrainerHooks, Trainer):
             self.engine.reshard()
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
     def measure_held_out(self) -> dict[str, float]:

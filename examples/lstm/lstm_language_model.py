@@ -8,7 +8,13 @@ import transformers
 from packaging.version import Version
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationMixin,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -62,8 +68,12 @@ class Documents:
         lengths = number.bincount()
         self.longest_first = lengths.argsort(descending=True, stable=True)
         rank = self.longest_first.argsort()
-        place = torch.arange(rows * tokens, device=begins.device) - starts[number]  # in its document
-        self.order = (place * len(starts) + rank[number]).argsort()  # all first tokens, all second ones, ...
+        place = (
+            torch.arange(rows * tokens, device=begins.device) - starts[number]
+        )  # in its document
+        self.order = (
+            place * len(starts) + rank[number]
+        ).argsort()  # all first tokens, all second ones, ...
         self.back = self.order.argsort()
         self.batch_sizes = place.bincount().cpu()
         self.first_of_row = rank[number.view(rows, tokens)[:, 0]]
@@ -75,12 +85,16 @@ class Documents:
         """[B, T, D] through one layer. The row's state goes to its first document, that of the last document comes
         back."""
         begin = [
-            part.new_zeros(len(self.longest_first), part.shape[-1]).index_copy(0, self.first_of_row, part)
+            part.new_zeros(len(self.longest_first), part.shape[-1]).index_copy(
+                0, self.first_of_row, part
+            )
             for part in state
         ]
         sequences = PackedSequence(hidden.flatten(0, 1)[self.order], self.batch_sizes)
         output, end = lstm(sequences, tuple(part.unsqueeze(0) for part in begin))
-        return output.data[self.back].view_as(hidden), tuple(part[0, self.last_of_row] for part in end)
+        return output.data[self.back].view_as(hidden), tuple(
+            part[0, self.last_of_row] for part in end
+        )
 
 
 def find_documents(
@@ -114,7 +128,10 @@ class LstmLayer(GradientCheckpointingLayer):
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(
-        self, hidden: torch.Tensor, documents: Documents | None, state: tuple[torch.Tensor, torch.Tensor]
+        self,
+        hidden: torch.Tensor,
+        documents: Documents | None,
+        state: tuple[torch.Tensor, torch.Tensor],
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """[B, T, D], with the state before and after."""
         normed = self.norm(hidden).to(
@@ -135,7 +152,9 @@ class LstmPreTrainedModel(PreTrainedModel):
     config_class = LstmConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    keeps_documents_apart = True  # by position_ids; cpt tries it before it packs documents into one row
+    keeps_documents_apart = (
+        True  # by position_ids; cpt tries it before it packs documents into one row
+    )
     _is_stateful = True  # a state cannot be cut back, as some ways to generate would have it
     _no_split_modules = ["LstmLayer"]
 
@@ -145,7 +164,9 @@ class LstmPreTrainedModel(PreTrainedModel):
         if isinstance(module, nn.LSTM):
             for name, parameter in module.named_parameters():
                 if "weight" in name:
-                    nn.init.orthogonal_(parameter) if "hh" in name else nn.init.xavier_uniform_(parameter)
+                    nn.init.orthogonal_(parameter) if "hh" in name else nn.init.xavier_uniform_(
+                        parameter
+                    )
                 else:
                     nn.init.zeros_(parameter)
             # Remember at first: the forget gate's bias is 1 (proceedings.mlr.press/v37/jozefowicz15.html).
@@ -184,7 +205,9 @@ class LstmModel(LstmPreTrainedModel):
             ends.append(end)
         seen = tokens + (state.tokens if state is not None else 0)
         keeps = self.config.use_cache if use_cache is None else use_cache
-        return BaseModelOutputWithPast(self.norm(hidden), **{STATE: LstmState(ends, seen) if keeps else None})
+        return BaseModelOutputWithPast(
+            self.norm(hidden), **{STATE: LstmState(ends, seen) if keeps else None}
+        )
 
 
 class LstmForCausalLM(LstmPreTrainedModel, GenerationMixin):
@@ -212,9 +235,17 @@ class LstmForCausalLM(LstmPreTrainedModel, GenerationMixin):
         """As transformers' own: labels are shifted here, and `num_items_in_batch` among the options divides the
         loss."""
         state = options.pop(STATE, None)
-        output = self.model(input_ids, attention_mask, position_ids, state, inputs_embeds, use_cache)
-        logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:].to(self.lm_head.weight.dtype))
-        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **options)
+        output = self.model(
+            input_ids, attention_mask, position_ids, state, inputs_embeds, use_cache
+        )
+        logits = self.lm_head(
+            output.last_hidden_state[:, -logits_to_keep:].to(self.lm_head.weight.dtype)
+        )
+        loss = (
+            None
+            if labels is None
+            else self.loss_function(logits, labels, self.config.vocab_size, **options)
+        )
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{STATE: output.get(STATE)})
 
     @classmethod

@@ -16,7 +16,12 @@ from pathlib import Path
 
 
 def prices(
-    *, folder: str, symbols: Sequence[str], until: str = "9999", step_percent: float = 0.1, max_percent: float = 20.0
+    *,
+    folder: str,
+    symbols: Sequence[str],
+    until: str = "9999",
+    step_percent: float = 0.1,
+    max_percent: float = 20.0,
 ) -> Iterator[dict[str, str]]:
     """Documents like `AAPL 2020-01-02 2021-01-05\\n3 -12 0 7`: first day, last day, then the changes in steps.
 
@@ -29,8 +34,17 @@ def prices(
     most = round(max_percent / step_percent)
     for symbol in symbols:
         with (Path(folder) / f"{symbol}.csv").open(newline="") as file:
-            days = [(row["Date"], float(row["Close"])) for row in csv.DictReader(file) if row["Date"] <= until]
-        steps = [round(100 * math.log(after / before) / step_percent) for (_, before), (_, after) in pairwise(days)]
+            days = [
+                (row["Date"], float(row["Close"]))
+                for row in csv.DictReader(file)
+                if row["Date"] <= until
+            ]
+        steps = [
+            round(100 * math.log(after / before) / step_percent)
+            for (_, before), (_, after) in pairwise(days)
+        ]
         for at in range(0, len(steps), 512):
             values = [max(-most, min(most, step)) for step in steps[at : at + 512]]
-            yield {"text": f"{symbol} {days[at][0]} {days[at + len(values)][0]}\n{' '.join(map(str, values))}"}
+            yield {
+                "text": f"{symbol} {days[at][0]} {days[at + len(values)][0]}\n{' '.join(map(str, values))}"
+            }

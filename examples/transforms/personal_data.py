@@ -16,7 +16,10 @@ Document = Mapping[str, str]
 
 
 def mask(
-    document: Document, *, kinds: Sequence[Kind] = ("email", "card", "ip", "phone"), by: str = "<{kind}>"
+    document: Document,
+    *,
+    kinds: Sequence[Kind] = ("email", "card", "ip", "phone"),
+    by: str = "<{kind}>",
 ) -> Document:
     """Put `<email>`, `<card>`, `<ip>`, `<phone>` in the place of each.
 
@@ -24,11 +27,16 @@ def mask(
         by: what to put there, `{kind}` being the kind.
     """
     text = document["text"]
-    for kind, (candidate, is_real) in PATTERNS.items():  # in our order: the digits of a card look like a phone number
+    for kind, (
+        candidate,
+        is_real,
+    ) in PATTERNS.items():  # in our order: the digits of a card look like a phone number
         if kind in kinds:
             replacement = by.replace("{kind}", kind)
             text = candidate.sub(
-                lambda match, is_real=is_real, new=replacement: new if is_real(match[0]) else match[0],  # type: ignore[misc]
+                lambda match, is_real=is_real, new=replacement: (
+                    new if is_real(match[0]) else match[0]
+                ),  # type: ignore[misc]
                 text,
             )
     return {**document, "text": text}
@@ -56,12 +64,17 @@ def is_public_address(candidate: str) -> bool:
         address = ipaddress.ip_address(candidate)
     except ValueError:
         return False
-    return address.is_global and (address.version == 4 or address in ipaddress.ip_network("2000::/3"))
+    return address.is_global and (
+        address.version == 4 or address in ipaddress.ip_network("2000::/3")
+    )
 
 
 # Every repeat has a limit: a document may be one line of 50 MB.
 PATTERNS: dict[Kind, tuple[re.Pattern[str], Callable[[str], bool]]] = {
-    "email": (re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"), always),
+    "email": (
+        re.compile(r"(?<![\w.+%-])[\w.+%-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b"),
+        always,
+    ),
     "card": (re.compile(r"(?<![\w.-])\d(?:[ -]?\d){12,18}(?![\w-])", re.ASCII), is_card),
     "ip": (
         re.compile(

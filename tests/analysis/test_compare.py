@@ -16,7 +16,11 @@ def compared(tmp_path, *plants):
 
 
 def differences(comparison):
-    return {(topic.title, row.name): tuple(row.values) for topic in comparison.differences for row in topic.rows}
+    return {
+        (topic.title, row.name): tuple(row.values)
+        for topic in comparison.differences
+        for row in topic.rows
+    }
 
 
 def figures(comparison, title):
@@ -36,7 +40,9 @@ def one_byte(inputs, **others):
 def elsewhere(recipe, environment, inputs, status):
     """Only the paths are differences."""
     recipe["output_dir"] = "elsewhere/runs"
-    environment.update(started="2026-05-05T00:00:00+00:00", command=["other.py"], folder="/elsewhere")
+    environment.update(
+        started="2026-05-05T00:00:00+00:00", command=["other.py"], folder="/elsewhere"
+    )
     environment["git"]["changes"] = "?? elsewhere/runs/\n"
     status.update(pid=77, seconds=99.0)
     recipe["data"]["sources"][0]["path"] = "copy/of.jsonl"
@@ -73,7 +79,11 @@ def test_other_rows_of_the_same_files_have_another_fingerprint(tmp_path):
 
 
 def changed(step, key, after, *, kind="from_step", note=None):
-    return {"step": step, "note": note, "changes": [{"key": key, "kind": kind, "before": 1.0, "after": after}]}
+    return {
+        "step": step,
+        "note": note,
+        "changes": [{"key": key, "kind": kind, "before": 1.0, "after": after}],
+    }
 
 
 def test_changes_during_a_run_are_differences_unless_they_are_free_or_the_same(tmp_path):
@@ -81,7 +91,10 @@ def test_changes_during_a_run_are_differences_unless_they_are_free_or_the_same(t
     free = changed(5, "checkpoints.keep", 2, kind="free")
     same = changed(8, "data.sources[code].weight", 2.0)
     write_lines(first / "history.jsonl", [same])
-    slower = [changed(9, "optimizer.learning_rate", 0.7), changed(9, "optimizer.learning_rate", 0.5, note="too fast")]
+    slower = [
+        changed(9, "optimizer.learning_rate", 0.7),
+        changed(9, "optimizer.learning_rate", 0.5, note="too fast"),
+    ]
     write_lines(second / "history.jsonl", [free, same, *slower])
     assert differences(compare([first, second])) == {
         ("Changes during the run", "step 9: optimizer.learning_rate"): (
@@ -97,8 +110,12 @@ def test_changes_during_a_run_are_differences_unless_they_are_free_or_the_same(t
 def branch_of(folder, step, losses):
     """A run that began from a checkpoint of a run of 20 steps."""
     run = write_run(folder.with_name(f"branch-{step}"))
-    (run / "began_from.json").write_text(json.dumps({"checkpoint": str(folder / f"checkpoint-{step}")}))
-    lines = [{"step": at, "tokens": 1024 * at, "loss": loss} for at, loss in enumerate(losses, step + 1)]
+    (run / "began_from.json").write_text(
+        json.dumps({"checkpoint": str(folder / f"checkpoint-{step}")})
+    )
+    lines = [
+        {"step": at, "tokens": 1024 * at, "loss": loss} for at, loss in enumerate(losses, step + 1)
+    ]
     write_lines(run / "metrics.jsonl", lines)
     return run
 
@@ -121,7 +138,13 @@ def test_branches_of_one_trunk_fork_where_the_first_of_them_left_it(tmp_path):
     trunk = write_run(tmp_path / "trunk")
     early, late = branch_of(trunk, 5, [2.0] * 15), branch_of(trunk, 15, [3.0] * 5)
     last = branch_of(early, 12, [4.0] * 8)
-    forks = {(early, late): 5, (late, early, trunk): 5, (late, last): 5, (last, early): 12, (late, trunk): 15}
+    forks = {
+        (early, late): 5,
+        (late, early, trunk): 5,
+        (late, last): 5,
+        (last, early): 12,
+        (late, trunk): 15,
+    }
     assert {runs: compare(runs).fork for runs in forks} == forks
     assert compare([trunk, trunk]).fork == compare([early, write_run(tmp_path / "other")]).fork == 0
 
@@ -148,7 +171,9 @@ def test_losses_of_another_task_or_tokenizer_are_not_compared(tmp_path):
         recipe["stage"] = "sft"
 
     comparison = compared(tmp_path, other_tokenizer, other_stage)
-    assert all(values[1:] == (None, None) for values in figures(comparison, "Training loss").values())
+    assert all(
+        values[1:] == (None, None) for values in figures(comparison, "Training loss").values()
+    )
     assert any("tokenizer" in one for one in comparison.not_compared)
     assert any("sft" in one for one in comparison.not_compared)
 
@@ -160,11 +185,20 @@ def test_held_out_text_is_compared_document_by_document_if_the_documents_are_the
     keep_document_losses(third, first=1)
     comparison = compare([first, second, third])
     rows = figures(comparison, "Held-out")
-    assert rows["domain, difference"][1].startswith("+0.1443 (95 % interval +0.1443 to +0.1443, 40 documents")
+    assert rows["domain, difference"][1].startswith(
+        "+0.1443 (95 % interval +0.1443 to +0.1443, 40 documents"
+    )
     assert rows["domain, difference"][2] is None and "third" in comparison.not_compared[0]
 
 
-FILES = ("recipe.yaml", "environment.json", "inputs.json", "status.json", "metrics.jsonl", "held_out/step-20.npz")
+FILES = (
+    "recipe.yaml",
+    "environment.json",
+    "inputs.json",
+    "status.json",
+    "metrics.jsonl",
+    "held_out/step-20.npz",
+)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -178,7 +212,9 @@ def test_a_missing_or_damaged_file_costs_only_its_own_rows(tmp_path, name, damag
         (second / name).write_bytes(damage)
     comparison = compare([first, second])
     json.dumps(comparison.to_json(), allow_nan=False)
-    assert (("Recipe", "optimizer.learning_rate") in differences(comparison)) == (name != "recipe.yaml")
+    assert (("Recipe", "optimizer.learning_rate") in differences(comparison)) == (
+        name != "recipe.yaml"
+    )
     assert any("second" in sentence for sentence in comparison.not_compared)
 
 
@@ -193,7 +229,10 @@ def test_long_runs_are_read_by_several_processes(tmp_path, monkeypatch):
 def test_the_page_draws_the_smoothed_losses(tmp_path, cpt):
     runs = [write_run(tmp_path / name) for name in ("first", "second")]
     for run in runs:
-        write_lines(run / "metrics.jsonl", [{"step": s, "tokens": s, "loss_smoothed": 1 / s} for s in range(1, 9)])
+        write_lines(
+            run / "metrics.jsonl",
+            [{"step": s, "tokens": s, "loss_smoothed": 1 / s} for s in range(1, 9)],
+        )
     cpt("compare", *runs, "--html", tmp_path / "page.html")
     assert "<figcaption>Training loss" in (tmp_path / "page.html").read_text()
 
@@ -205,15 +244,25 @@ def test_the_printed_comparison_is_as_approved(tmp_path, cpt):
     first, second = write_run(tmp_path / "first"), write_run(tmp_path / "second", another_machine)
     task = {"name": "arc", "metric": "acc", "interval": [0.402, 0.598], "questions": 100}
     for run, value in ((first, 0.5), (second, 0.6)):
-        (run / "verdict.json").write_text(json.dumps({"tasks": [{**task, "value": value}], "domain_test": None}))
+        (run / "verdict.json").write_text(
+            json.dumps({"tasks": [{**task, "value": value}], "domain_test": None})
+        )
         keep_document_losses(run, shift=value)
     write_lines(second / "starts.jsonl", [{"started": "later", "processes": 4}])
     lines = [
-        {"step": step, "tokens": 1024 * step, "loss": 5 - 0.09 * step, "tokens_per_second": 2000, "mfu": 0.4}
+        {
+            "step": step,
+            "tokens": 1024 * step,
+            "loss": 5 - 0.09 * step,
+            "tokens_per_second": 2000,
+            "mfu": 0.4,
+        }
         for step in range(1, 21)
     ]
     write_lines(second / "metrics.jsonl", [{**line, "gpu_memory_peak_gib": 7} for line in lines])
-    write_lines(second / "events.jsonl", [{"kind": "restart"}, {"kind": "restart"}, {"kind": "alert"}])
+    write_lines(
+        second / "events.jsonl", [{"kind": "restart"}, {"kind": "restart"}, {"kind": "alert"}]
+    )
     assert len(json.loads(cpt("compare", first, second, "--json")[1])["differences"]) > 5
     code, said = cpt("compare", first, second)
     assert code == 0

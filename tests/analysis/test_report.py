@@ -25,14 +25,34 @@ PLAN = {
     "assumed_mfu": 0.4,
 }
 EVENTS = [
-    {"time": "2026-01-02T03:05:00.123+00:00", "kind": "nan_skipped", "step": 40, "message": "Step 40 was skipped."},
-    {"time": "2026-01-02T03:06:00.123+00:00", "kind": "restart", "step": None, "message": "Starting again."},
+    {
+        "time": "2026-01-02T03:05:00.123+00:00",
+        "kind": "nan_skipped",
+        "step": 40,
+        "message": "Step 40 was skipped.",
+    },
+    {
+        "time": "2026-01-02T03:06:00.123+00:00",
+        "kind": "restart",
+        "step": None,
+        "message": "Starting again.",
+    },
 ]
 
 
 def log_line(step):
-    figures = {"loss": 5 - math.log(1 + step), "learning_rate": 1e-3, "grad_norm": 1.0, "cost": 0.01 * step}
-    speed = {"tokens_per_second": 100.0, "mfu": 0.4, "step_seconds_p50": 0.16, "step_seconds_p95": 0.2}
+    figures = {
+        "loss": 5 - math.log(1 + step),
+        "learning_rate": 1e-3,
+        "grad_norm": 1.0,
+        "cost": 0.01 * step,
+    }
+    speed = {
+        "tokens_per_second": 100.0,
+        "mfu": 0.4,
+        "step_seconds_p50": 0.16,
+        "step_seconds_p95": 0.2,
+    }
     memory = {"gpu_memory_peak_gib": 6.5, "gpu_memory_reserved_gib": 7.0, "host_memory_gib": 3.5}
     sources = {"share_domain": 0.74, "share_general": 0.26, "loss_domain": 4.0, "loss_general": 4.5}
     return {"step": step, "tokens": 16 * step, **figures, **speed, **memory, **sources}
@@ -68,7 +88,10 @@ def plant(recipe, environment, inputs, status):
 def run_folder(tmp_path):
     """All files that a run can have."""
     folder = write_run(tmp_path / "code", plant)
-    for name, content in {"plan": PLAN, "verdict": {"headline": "It worked: 10 % fewer bits per byte."}}.items():
+    for name, content in {
+        "plan": PLAN,
+        "verdict": {"headline": "It worked: 10 % fewer bits per byte."},
+    }.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     write_lines(folder / "metrics.jsonl", METRICS)
     write_lines(folder / "events.jsonl", EVENTS)
@@ -84,7 +107,11 @@ def without_plots(monkeypatch):
 def text_of(page: str) -> str:
     """What a reader sees, a line for each paragraph and row; a plot by its caption."""
     body = re.sub(r"<svg.*?</svg>", " [plot] ", page.partition("<body>")[2], flags=re.DOTALL)
-    for mark, shown in {"</dt><dd>": ": ", "</(td|th)>\\s*<(td|th)[^>]*>": " | ", "<h2>": "\n## "}.items():
+    for mark, shown in {
+        "</dt><dd>": ": ",
+        "</(td|th)>\\s*<(td|th)[^>]*>": " | ",
+        "<h2>": "\n## ",
+    }.items():
         body = re.sub(mark, shown, body)
     body = re.sub(r"<(div|p|tr|section|a|pre|small|/tr|/h2)\b[^>]*>", "\n", body)
     lines = html.unescape(re.sub(r"<[^>]*>", "", body)).splitlines()
@@ -94,7 +121,9 @@ def text_of(page: str) -> str:
 @pytest.mark.heavy
 def test_the_page_of_a_finished_run_is_as_approved(run_folder, cpt, tmp_path):
     table = "| set | change |\n| --- | ---: |\n| <b>x</b> | -10.0 % |\n"
-    (run_folder / "verdict.md").write_text(f"# Verdict on code\n\n**It worked.**\n\nThe model.\n\n{table}")
+    (run_folder / "verdict.md").write_text(
+        f"# Verdict on code\n\n**It worked.**\n\nThe model.\n\n{table}"
+    )
     assert cpt("report", run_folder, "--output", tmp_path / "page.html")[0] == 0
     page = (tmp_path / "page.html").read_text()
     assert not any(word in page for word in ("<script", "<link", "<img", "src="))
@@ -103,19 +132,29 @@ def test_the_page_of_a_finished_run_is_as_approved(run_folder, cpt, tmp_path):
 
 @pytest.mark.parametrize("state", ["running", "failed", "interrupted"])
 def test_a_run_in_any_state_has_a_page(run_folder, without_plots, state):
-    (run_folder / "status.json").write_text(json.dumps({"state": state, "step": 5, "steps": 9, "message": "why"}))
+    (run_folder / "status.json").write_text(
+        json.dumps({"state": state, "step": 5, "steps": 9, "message": "why"})
+    )
     for name in ("verdict.json", "plan.json"):
         (run_folder / name).unlink()
     record = read_run(run_folder)
-    assert f"{state.capitalize()} after 5 of 9 steps: why" in report_page(record) and against_plan(record) == []
+    assert (
+        f"{state.capitalize()} after 5 of 9 steps: why" in report_page(record)
+        and against_plan(record) == []
+    )
 
 
 def test_changes_of_the_recipe_are_listed_and_drawn_at_their_tokens(run_folder, monkeypatch):
     drawn = {}
-    monkeypatch.setattr("cpt.analysis.report.curves", lambda title, _, lines, **__: drawn.update({title: lines}) or [])
+    monkeypatch.setattr(
+        "cpt.analysis.report.curves",
+        lambda title, _, lines, **__: drawn.update({title: lines}) or [],
+    )
     change = {"key": "data.sources[code].weight", "kind": "from_step", "before": 1.0, "after": 2.0}
     free = {"key": "checkpoints.archive", "kind": "free", "before": None, "after": "backup"}
-    write_lines(run_folder / "history.jsonl", [{"step": 40, "note": "more code", "changes": [change, free]}])
+    write_lines(
+        run_folder / "history.jsonl", [{"step": 40, "note": "more code", "changes": [change, free]}]
+    )
     rows = text_of(report_page(read_run(run_folder))).splitlines()
     assert "40 | data.sources[code].weight | 1.0 | 2.0 | from_step | more code" in rows
     assert any(row.startswith("40 | checkpoints.archive | null | backup | free") for row in rows)
@@ -124,8 +163,12 @@ def test_changes_of_the_recipe_are_listed_and_drawn_at_their_tokens(run_folder, 
 
 
 @pytest.mark.parametrize("content", ['{"state": "fin', None])
-@pytest.mark.parametrize("name", ["recipe.yaml", "status.json", "metrics.jsonl", "verdict.json", "inputs.json"])
-def test_a_damaged_or_missing_file_is_named_and_the_rest_is_shown(run_folder, without_plots, name, content):
+@pytest.mark.parametrize(
+    "name", ["recipe.yaml", "status.json", "metrics.jsonl", "verdict.json", "inputs.json"]
+)
+def test_a_damaged_or_missing_file_is_named_and_the_rest_is_shown(
+    run_folder, without_plots, name, content
+):
     (run_folder / name).unlink()
     if content is not None:
         (run_folder / name).write_text(content)

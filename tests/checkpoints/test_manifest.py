@@ -29,7 +29,9 @@ def found_in(checkpoint):
         ({"files": {"/etc/passwd": FileEntry(1, "0")}}, "/etc/passwd"),
     ],
 )
-def test_a_manifest_of_another_format_or_of_files_outside_its_folder_is_refused(tmp_path, changes, named):
+def test_a_manifest_of_another_format_or_of_files_outside_its_folder_is_refused(
+    tmp_path, changes, named
+):
     checkpoint = save_checkpoint(tmp_path, 3)
     write_manifest(checkpoint, replace(read_manifest(checkpoint), **changes))
     with pytest.raises(CheckpointError, match=named):
@@ -81,7 +83,10 @@ def test_everything_that_a_run_has_published_is_verified_in_order(tmp_path):
     save_checkpoint(tmp_path, 20).rename(tmp_path / "bad-checkpoint-20")
     (tmp_path / "final").mkdir()
     damage(tmp_path / "checkpoint-12" / "optimizer.pt", "zeros")
-    assert [(one.folder.name, one.step, [found.what for found in one.found]) for one in verify_path(tmp_path)] == [
+    assert [
+        (one.folder.name, one.step, [found.what for found in one.found])
+        for one in verify_path(tmp_path)
+    ] == [
         ("checkpoint-4", 4, []),
         ("checkpoint-8", 8, []),
         ("checkpoint-12", 12, ["hash"]),

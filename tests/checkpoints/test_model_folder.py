@@ -28,7 +28,9 @@ def model_folder(tokenizer_folder, tmp_path_factory):
 @pytest.fixture(scope="module")
 def in_shards(model_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
-    AutoModelForCausalLM.from_pretrained(model_folder).save_pretrained(folder, max_shard_size="50KB")
+    AutoModelForCausalLM.from_pretrained(model_folder).save_pretrained(
+        folder, max_shard_size="50KB"
+    )
     return folder
 
 
@@ -39,10 +41,18 @@ def test_a_folder_is_known_by_its_files(model_folder, in_shards, tmp_path):
     (tmp_path / "zero" / "latest").write_text("global_step3")
     (tmp_path / "zero" / "global_step3" / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").touch()
     folders = (model_folder, in_shards, tmp_path / "adapter", tmp_path / "zero", tmp_path)
-    assert [kind_of(folder) for folder in folders] == ["model", "model", "adapter", "zero", "nothing"]
+    assert [kind_of(folder) for folder in folders] == [
+        "model",
+        "model",
+        "adapter",
+        "zero",
+        "nothing",
+    ]
 
 
-def test_tensors_are_the_same_from_one_file_from_shards_and_from_a_pickle(model_folder, in_shards, tmp_path):
+def test_tensors_are_the_same_from_one_file_from_shards_and_from_a_pickle(
+    model_folder, in_shards, tmp_path
+):
     whole = Tensors(model_folder)
     torch.save({name: whole.read(name) for name in whole.files}, tmp_path / "pytorch_model.bin")
     assert len(set(Tensors(in_shards).files.values())) > 1
@@ -85,7 +95,11 @@ def planted(tmp_path):
     parts = tmp_path / "checkpoint-3" / "global_step3"
     parts.mkdir(parents=True)
     (parts.parent / "latest").write_text("global_step3")
-    content = {"module": {}, "optimizer_state_dict": {"zero_stage": 2}, "x": Planted(tmp_path / "ran")}
+    content = {
+        "module": {},
+        "optimizer_state_dict": {"zero_stage": 2},
+        "x": Planted(tmp_path / "ran"),
+    }
     for name in ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"):
         torch.save(content, parts / name)
     return parts.parent

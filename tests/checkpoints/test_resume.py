@@ -25,8 +25,13 @@ def test_a_run_continues_from_its_newest_checkpoint_by_number_not_by_name(tmp_pa
         save_checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-99-old").mkdir()
     point = choose_checkpoint(tmp_path)
-    assert point.checkpoint == tmp_path / "checkpoint-10" == latest_checkpoint(tmp_path) and point.manifest.step == 10
-    assert complete_checkpoints(tmp_path) == published_checkpoints(tmp_path) and kinds(tmp_path) == []
+    assert (
+        point.checkpoint == tmp_path / "checkpoint-10" == latest_checkpoint(tmp_path)
+        and point.manifest.step == 10
+    )
+    assert (
+        complete_checkpoints(tmp_path) == published_checkpoints(tmp_path) and kinds(tmp_path) == []
+    )
 
 
 # --- damaged checkpoints ---------------------------------------------------------------------------------------------
@@ -78,7 +83,9 @@ def test_deepspeeds_parts_without_a_manifest_need_the_users_trust(tmp_path):
     assert choose_checkpoint(tmp_path, resume=theirs, trust=True).trusted
 
 
-def test_a_run_that_began_from_anothers_checkpoint_begins_there_again_until_it_has_its_own(tmp_path):
+def test_a_run_that_began_from_anothers_checkpoint_begins_there_again_until_it_has_its_own(
+    tmp_path,
+):
     theirs, run = save_checkpoint(tmp_path / "theirs", 4), tmp_path / "run"
     run.mkdir()
     choose_checkpoint(run, resume=theirs)

@@ -102,7 +102,14 @@ def test_a_copy_is_whole_and_its_manifest_comes_last(run, archive, tmp_path, mon
 def test_the_record_covers_each_copied_checkpoint(run, archive, tmp_path):
     place, sizes = tmp_path / "archive" / "run", []
     (run / "held_out").mkdir()
-    for name in ("recipe.yaml", "status.json", "verdict.md", "held_out/step-0.npz", "final.bin", ".lock"):
+    for name in (
+        "recipe.yaml",
+        "status.json",
+        "verdict.md",
+        "held_out/step-0.npz",
+        "final.bin",
+        ".lock",
+    ):
         (run / name).write_text(name)
     for step in (1, 2):
         append(run / "metrics.jsonl", f'{{"step": {step}}}\n')
@@ -124,7 +131,9 @@ def test_an_archive_without_files_of_this_machine_gets_the_record_too(run):
     archive_record(run, None)
 
 
-def test_a_slow_archive_gets_the_newest_checkpoints_and_training_does_not_wait(run, archive, monkeypatch):
+def test_a_slow_archive_gets_the_newest_checkpoints_and_training_does_not_wait(
+    run, archive, monkeypatch
+):
     proceed, begun, copied = threading.Event(), threading.Event(), []
 
     def slow(files, source, target, size):
@@ -137,11 +146,15 @@ def test_a_slow_archive_gets_the_newest_checkpoints_and_training_does_not_wait(r
     begun.wait(10)
     for step in (2, 3, 4):
         archive.add(run / f"checkpoint-{step}")
-    assert archive.in_use() == {run / f"checkpoint-{step}" for step in (1, 3, 4)}, "what is copied must stay"
+    assert archive.in_use() == {run / f"checkpoint-{step}" for step in (1, 3, 4)}, (
+        "what is copied must stay"
+    )
     proceed.set()
     archive.finish()
     assert list(dict.fromkeys(copied)) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
-    assert archive.in_use() == set() and [event["kind"] for event in read_events(run)] == ["archive_behind"]
+    assert archive.in_use() == set() and [event["kind"] for event in read_events(run)] == [
+        "archive_behind"
+    ]
 
 
 def test_an_archive_that_fails_costs_an_event(run, archive, tmp_path):
@@ -156,4 +169,6 @@ def test_after_a_kill_the_newest_missing_ones_are_copied(run, archive, tmp_path)
     (tmp_path / "archive" / "run" / "checkpoint-3" / MANIFEST).unlink()  # killed before it
     archive.add_missing([run / f"checkpoint-{step}" for step in (1, 2, 3, 4)])
     archive.finish()
-    assert all(damages(tmp_path / "archive" / "run" / f"checkpoint-{step}") == [] for step in (3, 4))
+    assert all(
+        damages(tmp_path / "archive" / "run" / f"checkpoint-{step}") == [] for step in (3, 4)
+    )

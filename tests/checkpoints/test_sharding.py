@@ -39,7 +39,9 @@ def group():
 
 
 def tiny_model(seed):
-    return build_model(Model(from_scratch=True, config=tiny_config("llama")), make_tokenizer(), seed=seed)
+    return build_model(
+        Model(from_scratch=True, config=tiny_config("llama")), make_tokenizer(), seed=seed
+    )
 
 
 def sharded(seed):
@@ -68,7 +70,9 @@ def test_an_fsdp_model_resumes_from_its_parts_bit_for_bit(group, tmp_path):
 def test_the_weights_of_an_fsdp_model_are_gathered_for_the_models_file(group):
     model, _ = sharded(seed=1)
     found, expected = full_weights(model, only_trained=False), tiny_model(seed=1).state_dict()
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
 
 
 @pytest.fixture
@@ -78,7 +82,11 @@ def of_two_processes(tmp_path):
     (tmp_path / "fsdp").mkdir()
     for rank, mine in enumerate((rows[:2], rows[2:])):
         state = {"step": torch.tensor(3.0), "exp_avg": {"shape": [3, 4], "rows": mine * 2}}
-        part = {"format": 1, "weights": {"w": {"shape": [3, 4], "rows": mine}}, "states": {"w": state}}
+        part = {
+            "format": 1,
+            "weights": {"w": {"shape": [3, 4], "rows": mine}},
+            "states": {"w": state},
+        }
         torch.save(part, tmp_path / file_of_part(rank, 2))
     return tmp_path
 
@@ -88,7 +96,11 @@ def test_one_process_reads_the_rows_of_several(of_two_processes):
     optimizer = torch.optim.AdamW(model.parameters())
     load_parts(of_two_processes, model, optimizer)
     rows, state = torch.arange(12.0).view(3, 4), optimizer.state[model["w"]]
-    assert torch.equal(model["w"], rows) and torch.equal(state["exp_avg"], 2 * rows) and state["step"] == 3
+    assert (
+        torch.equal(model["w"], rows)
+        and torch.equal(state["exp_avg"], 2 * rows)
+        and state["step"] == 3
+    )
     no_rows = {"shape": [1, 2], "rows": torch.ones(0, 2)}
     assert whole([{"shape": [1, 2], "rows": torch.ones(1, 2)}, no_rows]).tolist() == [[1, 1]]
 
@@ -135,7 +147,9 @@ def test_zero_parts_that_cannot_be_read_are_refused_and_leave_nothing(tmp_path):
     checkpoint = tmp_path / "checkpoint-4"
     (checkpoint / "global_step4").mkdir(parents=True)
     (checkpoint / "latest").write_text("global_step4")
-    (checkpoint / "global_step4" / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(bytes(1000))
+    (checkpoint / "global_step4" / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(
+        bytes(1000)
+    )
     with pytest.raises(CheckpointError, match="checkpoint-4"):
         consolidated_state(checkpoint)
     with pytest.raises(CheckpointError, match="checkpoint-4"):
@@ -155,6 +169,8 @@ def test_a_checkpoint_of_which_only_zeros_parts_are_left_is_exported(tiny_recipe
         file.unlink()
     assert find_trained(parts).kind == "zero"
     list(export_whole(find_trained(parts), tmp_path / "export", ExportOptions(torch.bfloat16)))
-    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)(ids).logits
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)(
+        ids
+    ).logits
     final = AutoModelForCausalLM.from_pretrained(run / "final", dtype=torch.float32)(ids).logits
     assert torch.allclose(exported, final, atol=5e-3)  # final was rounded to bf16 elsewhere

@@ -17,8 +17,14 @@ from cpt.checkpoints.snapshot import (
 def test_views_of_one_memory_are_views_of_one_copy():
     flat = torch.arange(6.0)
     copied = HostCopies().copy({"first": flat[:2], "matrix": flat[2:].view(2, 2).t(), "tied": flat})
-    assert torch.equal(copied["matrix"], flat[2:].view(2, 2).t()) and copied["matrix"].stride() == (1, 2)
-    assert len({memory_of(tensor) for tensor in copied.values()}) == 1 and bytes_in(copied) == bytes_in(flat) == 24
+    assert torch.equal(copied["matrix"], flat[2:].view(2, 2).t()) and copied["matrix"].stride() == (
+        1,
+        2,
+    )
+    assert (
+        len({memory_of(tensor) for tensor in copied.values()}) == 1
+        and bytes_in(copied) == bytes_in(flat) == 24
+    )
 
 
 def test_what_no_step_changes_is_not_copied():
@@ -37,7 +43,9 @@ def test_the_memory_of_one_checkpoint_takes_the_next():
 
 
 def test_steps_change_trained_parameters_and_buffers():
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2, bias=False))
+    model = nn.Sequential(
+        nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2, bias=False)
+    )
     model[2].weight.requires_grad_(False)
     changing = changed_by_steps(model)
     assert memory_of(model[0].weight) in changing and memory_of(model[1].running_mean) in changing
@@ -46,10 +54,19 @@ def test_steps_change_trained_parameters_and_buffers():
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_weights_that_are_not_finite_are_refused_by_name(broken):
-    weights = {"sound": torch.ones(3), "head": torch.tensor([1.0, broken]), "ids": torch.tensor([2])}
+    weights = {
+        "sound": torch.ones(3),
+        "head": torch.tensor([1.0, broken]),
+        "ids": torch.tensor([2]),
+    }
     with pytest.raises(NotFiniteError, match="NaN or infinity: head$"):
         refuse_non_finite(weights.items())
 
 
 def test_large_weights_whose_sum_is_infinite_are_finite():
-    refuse_non_finite({"large": torch.full((4,), 3e38), "half": torch.full((4,), 6e4, dtype=torch.float16)}.items())
+    refuse_non_finite(
+        {
+            "large": torch.full((4,), 3e38),
+            "half": torch.full((4,), 6e4, dtype=torch.float16),
+        }.items()
+    )

@@ -40,7 +40,11 @@ def test_the_same_step_saved_again_replaces_the_first(tmp_path):
 def test_a_state_is_hashed_as_it_is_written(tmp_path, numbers):
     state = {"m": torch.arange(float(numbers)), "step": 3}
     entry = write_state(tmp_path / "below" / "optimizer.pt", state)
-    assert entry == hash_file(tmp_path / "below" / "optimizer.pt") == hash_durably(tmp_path / "below" / "optimizer.pt")
+    assert (
+        entry
+        == hash_file(tmp_path / "below" / "optimizer.pt")
+        == hash_durably(tmp_path / "below" / "optimizer.pt")
+    )
     read = torch.load(tmp_path / "below" / "optimizer.pt", weights_only=True)
     assert torch.equal(read["m"], state["m"]) and read["step"] == 3
 
@@ -61,7 +65,9 @@ def test_a_disk_that_is_full_costs_this_save_alone(tmp_path, room):
 
 
 def test_a_disk_without_room_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, 1000))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, 1000)
+    )
     with pytest.raises(SaveFailed, match="MiB free") as failed:
         save(tmp_path)
     assert failed.value.reason == "storage" and names(tmp_path) == []
@@ -86,7 +92,9 @@ def test_the_weights_of_shards_are_counted_together_and_a_tied_head_once(tmp_pat
     for shard in (1, 2):
         save_file({f"w{shard}": torch.zeros(2, 3)}, tmp_path / f"model-{shard}.safetensors")
     assert count_stored(tmp_path) == 12
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**{**TINY_LLAMA, "tie_word_embeddings": True}))
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**{**TINY_LLAMA, "tie_word_embeddings": True})
+    )
     assert sum(numbers for _, numbers in saved_parameters(model)) == model.num_parameters()
 
 
@@ -131,5 +139,7 @@ def test_what_fails_on_one_process_fails_on_all_while_training_continues(tmp_pat
     (tmp_path / "program.py").write_text(PROGRAM)
     torchrun = Path(sys.executable).with_name("torchrun")
     words = [torchrun, "--standalone", "--nproc_per_node=2", tmp_path / "program.py"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2]
+    )
     assert done.returncode == 0 and done.stdout.count("agreed") == 2, done.stderr

@@ -60,7 +60,9 @@ def test_each_command_explains_every_option_and_its_example_can_be_typed(words):
     (example,) = command.help.split("Example: cpt ")[1:]
     typed = shlex.split(example.split(" > ")[0].replace("\n", " "))
     assert tuple(typed[: len(words)]) == words
-    command.make_context(words[-1], typed[len(words) :])  # raises for an unknown option or a value of the wrong kind
+    command.make_context(
+        words[-1], typed[len(words) :]
+    )  # raises for an unknown option or a value of the wrong kind
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,18 @@ def test_each_command_explains_every_option_and_its_example_can_be_typed(words):
         ("train", TINY, "--launcher", "torchrun", "--supervise", "--processes", "2"),
         ("rehearse", TINY, "--launcher", "torchrun", "--processes", "2"),
         ("search", TINY, "--space", "x.yaml", "--steps", "50"),
-        ("init", "recipes/tiny/data", "--model", "x/y", "--gpu", "cpu", "--output", "/nonexistent/x", "--gpus", "2"),
+        (
+            "init",
+            "recipes/tiny/data",
+            "--model",
+            "x/y",
+            "--gpu",
+            "cpu",
+            "--output",
+            "/nonexistent/x",
+            "--gpus",
+            "2",
+        ),
         ("plan", TINY, "--gpu", "cpu", "--memory-gib", "80"),
         ("data", "check", TINY, "--truncated-share", "0.2"),
         ("evaluate", "x/y", "--text", "a=b.txt", "--limit", "5"),
@@ -89,9 +102,15 @@ def test_an_option_without_effect_is_refused_and_named(words, cpt, monkeypatch):
     [("cpt train --su", {"--supervise"}), ("cpt tokenizer ", {"train", "report", "extend"})],
 )
 def test_a_shell_completes_commands_and_options(typed, offered):
-    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_CPT_COMPLETE": "complete_bash"}
+    asked = {
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(typed.count(" ")),
+        "_CPT_COMPLETE": "complete_bash",
+    }
     program = "import sys; sys.argv = ['cpt']; from cpt.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | asked)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | asked
+    )
     assert set(done.stdout.split()) == offered, done.stderr
 
 
@@ -112,7 +131,10 @@ def known_options(name, words):
     below = getattr(command, "commands", {})
     named = [below[word] for word in words if word in below][:1] or [*below.values()] or [command]
     return {
-        option for one in named for parameter in one.params for option in (*parameter.opts, *parameter.secondary_opts)
+        option
+        for one in named
+        for parameter in one.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
     }
 
 
@@ -122,9 +144,14 @@ def test_every_command_and_option_that_a_message_names_exists():
         for line, text in literals(path):
             for quoted in re.findall(r"`cpt ([^`]+)`", text):
                 name, *words = quoted.split()
-                if not name.isalpha() or name in ("x", "COMMAND"):  # a version, or a name that is put in
+                if not name.isalpha() or name in (
+                    "x",
+                    "COMMAND",
+                ):  # a version, or a name that is put in
                     continue
-                options = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
+                options = {word.partition("=")[0] for word in words if word.startswith("--")} - {
+                    "--help"
+                }
                 if name not in COMMANDS or options - known_options(name, words):
                     wrong.append(f"{path.name}:{line}: cpt {quoted}")
     assert not wrong
@@ -132,7 +159,17 @@ def test_every_command_and_option_that_a_message_names_exists():
 
 # --- the start: none of this waits for torch -------------------------------------------------------------------------
 
-SLOW_TO_IMPORT = ("torch", "transformers", "numpy", "pyarrow", "datasets", "peft", "trl", "accelerate", "deepspeed")
+SLOW_TO_IMPORT = (
+    "torch",
+    "transformers",
+    "numpy",
+    "pyarrow",
+    "datasets",
+    "peft",
+    "trl",
+    "accelerate",
+    "deepspeed",
+)
 PROGRAM = """
 import sys
 from cpt.cli import main
@@ -148,8 +185,14 @@ for words in WORDS:
 
 def typed(words, code=0, slow=SLOW_TO_IMPORT):
     """Type them in one process: what one of them imports would stay there for the next."""
-    program = PROGRAM.replace("WORDS", repr(words)).replace("CODE", repr(code)).replace("SLOW", repr(slow))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        PROGRAM.replace("WORDS", repr(words))
+        .replace("CODE", repr(code))
+        .replace("SLOW", repr(slow))
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -164,7 +207,13 @@ def test_no_help_page_imports_torch_or_its_kind():
 
 @pytest.mark.heavy
 def test_no_wrong_word_waits_for_torch():
-    words = [["trian"], ["train", "--no-such"], ["data", "chek"], ["train"], ["plan", "r.yaml", "--gpus", "0"]]
+    words = [
+        ["trian"],
+        ["train", "--no-such"],
+        ["data", "chek"],
+        ["train"],
+        ["plan", "r.yaml", "--gpus", "0"],
+    ]
     printed = typed(words, code=2).stderr
     for part in ("'train'?", "'check'?", "--no-such", "'recipe'", "--gpus"):
         assert part in printed

@@ -16,7 +16,9 @@ CHATML = (
 @pytest.fixture
 def recipe_with_bad_rows(tiny_recipe, tmp_path):
     """`recipe_with_bad_rows(filters=[...])`: a recipe of two good sources and a bad one."""
-    (tmp_path / "bad.jsonl").write_text('{"text": "good one"}\n{"text": null}\n{"text": ""}\nnot json\n')
+    (tmp_path / "bad.jsonl").write_text(
+        '{"text": "good one"}\n{"text": null}\n{"text": ""}\nnot json\n'
+    )
 
     def write(**data):
         tiny_recipe["data"]["sources"].append({"path": str(tmp_path / "bad.jsonl")})
@@ -33,7 +35,9 @@ def write_rows(path, rows):
 
 def test_check_names_the_bad_rows_that_would_stop_a_run(cpt, recipe_with_bad_rows, tmp_path):
     code, said = cpt("data", "check", recipe_with_bad_rows(), "--output", tmp_path / "found.jsonl")
-    assert code == 2 and "2 bad row(s)" in said and f"{tmp_path}/bad.jsonl:4: not valid JSON" in said
+    assert (
+        code == 2 and "2 bad row(s)" in said and f"{tmp_path}/bad.jsonl:4: not valid JSON" in said
+    )
     rows = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert [row["where"].rpartition(":")[2] for row in rows] == ["2", "4"]
 
@@ -48,7 +52,12 @@ def test_check_reads_documents_without_a_recipe(cpt, tmp_path, monkeypatch):
 
 
 def talk(question, answer):
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    }
 
 
 GOOD = [talk(f"question {n}", f"answer {n}") for n in range(30)]
@@ -63,7 +72,9 @@ def check_examples(cpt, tiny_recipe, tmp_path):
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
         tokenizer.chat_template = template
         tokenizer.save_pretrained(tmp_path / "talking")
-        tiny_recipe.update({"stage": "sft", "evaluation": {}, "tokenizer": {"path": str(tmp_path / "talking")}})
+        tiny_recipe.update(
+            {"stage": "sft", "evaluation": {}, "tokenizer": {"path": str(tmp_path / "talking")}}
+        )
         tiny_recipe["data"]["sources"] = [{"path": str(write_rows(tmp_path / "rows.jsonl", rows))}]
         return cpt("data", "check", write_recipe(tiny_recipe, tmp_path / "r.yaml"), *options)
 
@@ -89,7 +100,9 @@ def preview(cpt, tiny_recipe, tmp_path):
     def command(stage, rows):
         tiny_recipe.update({"stage": stage, "evaluation": {}})
         tiny_recipe["data"]["sources"] = [{"path": str(write_rows(tmp_path / "rows.jsonl", rows))}]
-        code, said = cpt("data", "preview", write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--rows", "1")
+        code, said = cpt(
+            "data", "preview", write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--rows", "1"
+        )
         assert code == 0 and "rows.jsonl:2: " not in said, said
         return said.partition("rows.jsonl:1: ")[2].splitlines()[1]
 
@@ -97,8 +110,12 @@ def preview(cpt, tiny_recipe, tmp_path):
 
 
 def test_preview_puts_what_is_learned_in_brackets(preview):
-    line = preview("sft", [{"prompt": "a", "completion": " b"}, {"prompt": "c", "completion": " d"}])
-    assert line.count("[") == line.count("]") >= 2 and line.index("a") < line.index("[") < line.index("b")
+    line = preview(
+        "sft", [{"prompt": "a", "completion": " b"}, {"prompt": "c", "completion": " d"}]
+    )
+    assert line.count("[") == line.count("]") >= 2 and line.index("a") < line.index(
+        "["
+    ) < line.index("b")
 
 
 def test_preview_puts_what_is_rejected_in_braces(preview):

@@ -8,13 +8,21 @@ import torch
 from cpt.commands import doctor
 from cpt.hardware import INSTALL_LINES, Gpu, describe_machine
 
-GPU = Gpu("NVIDIA H100 80GB HBM3", memory_gib=79.6, free_gib=79.0, driver="580.95", compute_capability="9.0")
+GPU = Gpu(
+    "NVIDIA H100 80GB HBM3",
+    memory_gib=79.6,
+    free_gib=79.0,
+    driver="580.95",
+    compute_capability="9.0",
+)
 
 
 @pytest.fixture
 def machine():
     found = {name: f"/usr/bin/{name}" for name in INSTALL_LINES} | {"nvcc": None}
-    return replace(describe_machine(), gpus=[], programs=found, shared_memory_gib=16.0, free_disk_gib=500.0)
+    return replace(
+        describe_machine(), gpus=[], programs=found, shared_memory_gib=16.0, free_disk_gib=500.0
+    )
 
 
 def rows(machine):
@@ -38,7 +46,9 @@ def test_kernels_are_for_machines_with_a_gpu(machine):
 
 def test_what_triton_lacks_has_its_own_row_and_remedy(machine):
     failure = "Triton compiles kernels and needs C compiler, not found on this machine"
-    broken = replace(machine, gpus=[GPU], programs=dict.fromkeys(INSTALL_LINES), triton_failure=failure)
+    broken = replace(
+        machine, gpus=[GPU], programs=dict.fromkeys(INSTALL_LINES), triton_failure=failure
+    )
     found = rows(broken)
     assert found["C compiler"].remedy == "apt-get install gcc python3-dev"
     assert "apt-get install gcc python3-dev" in found["Python.h"].remedy
@@ -79,7 +89,9 @@ def test_a_gpu_that_torch_cannot_use_is_an_error(machine):
     assert "H100 80GB HBM3" in found["GPU 0"].here and found["torch"].broken
 
 
-def test_a_kernel_that_cannot_be_imported_is_shown_with_the_reason_and_the_page(tmp_path, monkeypatch):
+def test_a_kernel_that_cannot_be_imported_is_shown_with_the_reason_and_the_page(
+    tmp_path, monkeypatch
+):
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol')")
     monkeypatch.syspath_prepend(tmp_path)
     found = doctor.examine_kernel("flash_attn")
@@ -90,12 +102,19 @@ def test_a_stack_that_is_too_old_is_an_error(monkeypatch):
     required = ["transformers>=99", "no-such-package>=1", "ruff>=9; extra == 'dev'"]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: required)
     found = {finding.part: finding for finding in doctor.examine_stack()}
-    assert found["transformers"].broken and found["transformers"].remedy == "pip install 'transformers>=99'"
+    assert (
+        found["transformers"].broken
+        and found["transformers"].remedy == "pip install 'transformers>=99'"
+    )
     assert found["no-such-package"].broken and "ruff" not in found
 
 
 def test_a_line_to_be_copied_is_not_wrapped(monkeypatch, capsys):
     line = "pip install 'a[b] @ https://example.org/" + "long/" * 60 + "flash_attn.whl'"
-    monkeypatch.setattr(doctor, "examine", lambda machine: [doctor.Diagnosis("flash-attn", "missing", "speed", line)])
+    monkeypatch.setattr(
+        doctor,
+        "examine",
+        lambda machine: [doctor.Diagnosis("flash-attn", "missing", "speed", line)],
+    )
     assert doctor.print_machine() == 0
     assert f"flash-attn: {line}\n" in capsys.readouterr().out

@@ -29,7 +29,13 @@ def run(tmp_path, monkeypatch, base_folder, corpus):
         (tmp_path / name / f"{name}.jsonl").write_bytes((corpus / f"{name}.jsonl").read_bytes())
 
     def init_with(**options):
-        chosen = {"documents": "domain", "model": "./base", "gpu": "cpu", "general": "./general", **options}
+        chosen = {
+            "documents": "domain",
+            "model": "./base",
+            "gpu": "cpu",
+            "general": "./general",
+            **options,
+        }
         init.command(**chosen)
         return load_recipe(chosen.get("output", "recipe.yaml"))
 
@@ -39,7 +45,9 @@ def run(tmp_path, monkeypatch, base_folder, corpus):
 @pytest.mark.heavy
 def test_the_recipe_is_as_approved(run):
     run(gpu="RTX 4090", gpus=4, host_memory=64.0, price_per_gpu_hour=2.0)
-    check_approved(Path("recipe.yaml").read_text(), Path(__file__).with_name("approved_recipe.yaml"))
+    check_approved(
+        Path("recipe.yaml").read_text(), Path(__file__).with_name("approved_recipe.yaml")
+    )
 
 
 @pytest.mark.heavy
@@ -59,7 +67,9 @@ def test_the_recipe_has_no_mistakes_and_no_warnings(run, gpu, gpus):
 @pytest.mark.slow
 def test_without_a_general_set_the_public_one_is_replayed_and_with_none_nothing_is(run):
     recipe = run(general=None, gpu="RTX 4090")
-    assert recipe.data.sources[1].path == init.PUBLIC_GENERAL and recipe.data.sources[1].max_documents
+    assert (
+        recipe.data.sources[1].path == init.PUBLIC_GENERAL and recipe.data.sources[1].max_documents
+    )
     recipe = run(general="none", output=Path("without.yaml"))
     assert recipe.evaluation.retain == {"general": None}  # measured on a set of its own
     assert len(recipe.data.sources) == 1 and "`data.sources`" in check_reality(recipe).warnings[0]
@@ -79,11 +89,18 @@ def test_the_base_writes_the_replayed_text_itself(run, cpt, capsys):
 
 @pytest.mark.heavy
 def test_bad_rows_and_repeats_become_settings(run, tmp_path):
-    rows = [json.dumps({"content": f"Water boils at {i} degrees or so, said the cook."}) for i in range(200)]
+    rows = [
+        json.dumps({"content": f"Water boils at {i} degrees or so, said the cook."})
+        for i in range(200)
+    ]
     (tmp_path / "domain/domain.jsonl").write_text("\n".join([*rows, rows[0], "no json"]) + "\n")
     recipe = run()
     data = recipe.data
-    assert (data.on_bad_row, data.deduplicate, data.sources[0].text_column) == ("skip", "exact", "content")
+    assert (data.on_bad_row, data.deduplicate, data.sources[0].text_column) == (
+        "skip",
+        "exact",
+        "content",
+    )
     assert data.max_bad_share >= 1 / 202
     assert check_reality(recipe).mistakes == []
 
@@ -99,7 +116,9 @@ def test_bad_rows_and_repeats_become_settings(run, tmp_path):
         (10**9, {"full": False}, {"raise `r`"}),
     ],
 )
-def test_advice_appears_where_the_corpus_has_the_size_for_it(run, monkeypatch, tokens, options, advised):
+def test_advice_appears_where_the_corpus_has_the_size_for_it(
+    run, monkeypatch, tokens, options, advised
+):
     read = init.read_documents
     monkeypatch.setattr(init, "read_documents", lambda *given: replace(read(*given), tokens=tokens))
     run(**options)

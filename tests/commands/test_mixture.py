@@ -39,7 +39,9 @@ def test_the_forecast_is_what_the_run_reads(predict):
     for number, (source, rows) in enumerate(zip(forecast.sources, prepared.sources, strict=True)):
         assert source.epochs == turns.count(number) / rows.rows
         assert source.seen == pytest.approx(source.asked, abs=0.001)
-    assert forecast.is_reached and sum(source.seen for source in forecast.sources) == pytest.approx(1)
+    assert forecast.is_reached and sum(source.seen for source in forecast.sources) == pytest.approx(
+        1
+    )
 
 
 def test_phases_are_forecast_as_far_as_the_run_gets(predict, unweighted):
@@ -75,19 +77,29 @@ def test_the_table_and_the_json_have_the_shares(cpt, tiny_recipe, tmp_path):
     assert domain["documents"] == sum(domain["lengths"].values()) == 120
 
 
-def test_of_a_run_whose_mixture_changed_the_rows_between_the_changes_are_counted(cpt, tiny_recipe, tmp_path):
+def test_of_a_run_whose_mixture_changed_the_rows_between_the_changes_are_counted(
+    cpt, tiny_recipe, tmp_path
+):
     run, (domain, general) = tmp_path / "run", tiny_recipe["data"]["sources"]
     (run / "checkpoint-30").mkdir(parents=True)
     recipes = []
     for sources in ([domain], [domain, general], [general]):
         tiny_recipe["data"]["sources"] = sources
         recipes.append(
-            load_recipe(write_recipe(tiny_recipe, run / "recipe.yaml")).model_dump(mode="json", by_alias=True)
+            load_recipe(write_recipe(tiny_recipe, run / "recipe.yaml")).model_dump(
+                mode="json", by_alias=True
+            )
         )
     position = {"row": 100, "positions": {"domain": {"rows": 70}, "general": {"rows": 30}}}
     lines = [
         {"step": 5, "row": 20, "positions": {}, "recipe": {}, "new_stretch": False},
-        {"step": 10, "row": 40, "positions": {"domain": {"rows": 40}}, "recipe": recipes[0], "new_stretch": True},
+        {
+            "step": 10,
+            "row": 40,
+            "positions": {"domain": {"rows": 40}},
+            "recipe": recipes[0],
+            "new_stretch": True,
+        },
         {"step": 20, **position, "recipe": recipes[1], "new_stretch": True},
     ]
     (run / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -95,7 +107,10 @@ def test_of_a_run_whose_mixture_changed_the_rows_between_the_changes_are_counted
     (run / "checkpoint-30/trainer_state.json").write_text("{}")
     (run / "checkpoint-30/data_position.json").write_text(json.dumps({**position, "row": 120}))
     code, said = cpt("mixture", run, "--json")
-    found = [[one[key] for key in ("first_step", "end_row", "name", "rows", "change")] for one in json.loads(said)]
+    found = [
+        [one[key] for key in ("first_step", "end_row", "name", "rows", "change")]
+        for one in json.loads(said)
+    ]
     assert code == 0 and found == [
         [1, 40, "domain", 40, ""],
         [11, 100, "domain", 30, ""],
@@ -110,16 +125,30 @@ def test_of_a_run_whose_mixture_changed_the_rows_between_the_changes_are_counted
     assert f"Did you mean {run}?" in cpt("mixture", f"{run}s")[1]
 
 
-def test_a_phase_until_a_learning_rate_reads_like_one_until_that_token(cpt, tiny_recipe, unweighted, tmp_path):
+def test_a_phase_until_a_learning_rate_reads_like_one_until_that_token(
+    cpt, tiny_recipe, unweighted, tmp_path
+):
     weights = {"domain": 1, "general": 3}
     phases = [{"until_learning_rate": 0.2, "weights": weights}, {"weights": {"domain": 1}}]
     tiny_recipe["data"] |= {"sources": unweighted, "phases": phases}
-    tiny_recipe |= {"budget": {"tokens": 64_000}, "schedule": {"name": "linear", "warmup_tokens": 6400}}
-    by_rate = json.loads(cpt("mixture", write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--json")[1])
+    tiny_recipe |= {
+        "budget": {"tokens": 64_000},
+        "schedule": {"name": "linear", "warmup_tokens": 6400},
+    }
+    by_rate = json.loads(
+        cpt("mixture", write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--json")[1]
+    )
     end = ROW * round((64_000 - 0.2 * (64_000 - 6400)) / ROW)
     first, second = by_rate["phases"]
-    assert first["end_token"] == second["first_token"] == end and first["until_learning_rate"] == 0.2
-    assert first["seen"]["general"] == pytest.approx(0.75, abs=0.002) and second["seen"]["general"] == 0
+    assert (
+        first["end_token"] == second["first_token"] == end and first["until_learning_rate"] == 0.2
+    )
+    assert (
+        first["seen"]["general"] == pytest.approx(0.75, abs=0.002)
+        and second["seen"]["general"] == 0
+    )
     phases[0] = {"until": end, "weights": weights}
-    by_token = json.loads(cpt("mixture", write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--json")[1])
+    by_token = json.loads(
+        cpt("mixture", write_recipe(tiny_recipe, tmp_path / "r.yaml"), "--json")[1]
+    )
     assert by_token["sources"] == by_rate["sources"]

@@ -18,12 +18,23 @@ SHIPPED = sorted((REPOSITORY / "recipes" / "pipelines").glob("*.yaml"))
 def pipeline_file(tiny_recipe, tmp_path):
     """`pipeline_file(*steps, **keys)`: by default pre-training and a continuation."""
     write_recipe({**tiny_recipe, "name": "base"}, tmp_path / "base.yaml")
-    more = {**tiny_recipe, "stage": "cpt", "name": "more", "model": {"path": "elsewhere"}, "tokenizer": {}}
+    more = {
+        **tiny_recipe,
+        "stage": "cpt",
+        "name": "more",
+        "model": {"path": "elsewhere"},
+        "tokenizer": {},
+    }
     write_recipe(more, tmp_path / "more.yaml")
-    default = ({"recipe": "base.yaml"}, {"recipe": "more.yaml", "model": {"path": str(tmp_path / "runs" / "base")}})
+    default = (
+        {"recipe": "base.yaml"},
+        {"recipe": "more.yaml", "model": {"path": str(tmp_path / "runs" / "base")}},
+    )
 
     def write(*steps, **keys):
-        return write_recipe({"name": "two", "steps": [*(steps or default)], **keys}, tmp_path / "pipeline.yaml")
+        return write_recipe(
+            {"name": "two", "steps": [*(steps or default)], **keys}, tmp_path / "pipeline.yaml"
+        )
 
     return write
 
@@ -41,7 +52,10 @@ def makers(pipeline):
 
 def test_steps_are_recipes_next_to_the_file_with_keys_on_top(pipeline_file, tmp_path):
     pipeline = load_pipeline(pipeline_file(), ["seed=7"])
-    assert [(step.recipe.name, step.recipe.seed) for step in pipeline.steps] == [("base", 7), ("more", 7)]
+    assert [(step.recipe.name, step.recipe.seed) for step in pipeline.steps] == [
+        ("base", 7),
+        ("more", 7),
+    ]
     assert pipeline.steps[1].recipe.model.path == str(tmp_path / "runs" / "base")
     assert makers(pipeline) == [[], [1]]
 
@@ -53,7 +67,11 @@ def test_steps_are_recipes_next_to_the_file_with_keys_on_top(pipeline_file, tmp_
         ([{"model": {}}], {}, "step 1: `recipe`"),
         ([{"recipe": "base.yaml", "sead": 3}], {}, r"step 1 \(.*base.yaml\):\n.*`sead` .*`seed`"),
         ([{"recipe": "base.yaml"}, {"recipe": "base.yaml"}], {}, "steps 1 and 2 .*runs/base"),
-        ([{"recipe": "base.yaml"}, {"recipe": "base.yaml", "seed": -1, "name": "b"}], {}, r"step 2 .*:\n.*`seed`"),
+        (
+            [{"recipe": "base.yaml"}, {"recipe": "base.yaml", "seed": -1, "name": "b"}],
+            {},
+            r"step 2 .*:\n.*`seed`",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_step_and_key(pipeline_file, steps, keys, named):
@@ -67,9 +85,13 @@ def test_a_step_before_the_one_it_starts_from_is_refused(pipeline_file, tmp_path
         load_pipeline(pipeline_file(later, {"recipe": "base.yaml"}))
 
 
-def test_a_folder_of_another_recipe_is_refused_with_the_difference(pipeline_file, tiny_recipe, tmp_path):
+def test_a_folder_of_another_recipe_is_refused_with_the_difference(
+    pipeline_file, tiny_recipe, tmp_path
+):
     (tmp_path / "runs" / "base").mkdir(parents=True)
-    write_recipe({**tiny_recipe, "name": "base", "seed": 5}, tmp_path / "runs" / "base" / "recipe.yaml")
+    write_recipe(
+        {**tiny_recipe, "name": "base", "seed": 5}, tmp_path / "runs" / "base" / "recipe.yaml"
+    )
     with pytest.raises(RecipeError, match="seed: 5 -> 42"):
         load_pipeline(pipeline_file())
 
@@ -80,7 +102,9 @@ def test_a_step_starts_from_the_final_model_of_a_finished_one(pipeline_file, tmp
     final = first.run.folder / "final"
     final.mkdir()
     (final / "config.json").write_text("{}")
-    write_recipe(first.recipe.model_dump(mode="json", by_alias=True), first.run.folder / "recipe.yaml")
+    write_recipe(
+        first.recipe.model_dump(mode="json", by_alias=True), first.run.folder / "recipe.yaml"
+    )
     pipeline = load_pipeline(pipeline_file())
     assert pipeline.steps[0].run.is_finished and pipeline.steps[1].recipe.model.path == str(final)
     assert makers(pipeline) == [[], [1]]
@@ -93,8 +117,14 @@ def test_each_shipped_pipeline_is_a_chain(path, tmp_path, monkeypatch):
     assert made == [[], *([number] for number in range(1, len(made)))]
 
 
-def test_a_mistake_in_a_later_step_and_a_dry_run_start_nothing(pipeline_file, tiny_recipe, tmp_path, capsys):
-    bad = {**tiny_recipe, "name": "bad", "data": {**tiny_recipe["data"], "sources": [{"path": "gone.jsonl"}]}}
+def test_a_mistake_in_a_later_step_and_a_dry_run_start_nothing(
+    pipeline_file, tiny_recipe, tmp_path, capsys
+):
+    bad = {
+        **tiny_recipe,
+        "name": "bad",
+        "data": {**tiny_recipe["data"], "sources": [{"path": "gone.jsonl"}]},
+    }
     write_recipe(bad, tmp_path / "bad.yaml")
     with pytest.raises(typer.Exit) as ended:
         command(pipeline_file({"recipe": "base.yaml"}, {"recipe": "bad.yaml"}))
@@ -103,14 +133,22 @@ def test_a_mistake_in_a_later_step_and_a_dry_run_start_nothing(pipeline_file, ti
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_step_that_fails_ends_the_pipeline_with_its_code_and_how_to_continue(pipeline_file, capsys):
+def test_a_step_that_fails_ends_the_pipeline_with_its_code_and_how_to_continue(
+    pipeline_file, capsys
+):
     pipeline = load_pipeline(file := pipeline_file())
     step = pipeline.steps[0]
-    leave_status(step.run, state="failed", message="the loss is no number\nmore of it", step=3, steps=16)
+    leave_status(
+        step.run, state="failed", message="the loss is no number\nmore of it", step=3, steps=16
+    )
     with pytest.raises(typer.Exit) as ended:
         end(pipeline, step, file, 2, 0)
     said = capsys.readouterr().out
-    assert ended.value.exit_code == 2 and "the loss is no number" in said and f"cpt pipeline {file}" in said
+    assert (
+        ended.value.exit_code == 2
+        and "the loss is no number" in said
+        and f"cpt pipeline {file}" in said
+    )
 
 
 @pytest.mark.parametrize(("code", "told"), [(75, signal.SIGTERM), (75, 0), (-15, signal.SIGTERM)])

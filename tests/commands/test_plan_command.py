@@ -39,7 +39,9 @@ def plan(tmp_path, monkeypatch):
 
 def test_the_page_is_as_approved(plan):
     result = plan("--gpu", "RTX 4090", "--host-memory", "64", "--price-per-gpu-hour", "0.5")
-    page = re.sub(r" *\d+\.\d+", " #.##", result.output)  # sizes depend on the version of transformers
+    page = re.sub(
+        r" *\d+\.\d+", " #.##", result.output
+    )  # sizes depend on the version of transformers
     check_approved(page, Path(__file__).with_name("approved_plan.txt"))
 
 
@@ -63,7 +65,10 @@ def test_a_limit_of_the_recipe_is_named(plan):
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        (("optimizer={name: adamw, release_gradients: true}", "training.max_grad_norm=0"), "release_gradients"),
+        (
+            ("optimizer={name: adamw, release_gradients: true}", "training.max_grad_norm=0"),
+            "release_gradients",
+        ),
         (("training.fsdp=full_shard", "optimizer.name=muon"), "`training.fsdp`"),
         (("--network-gbit", "10"), "--network-gbit"),
     ],

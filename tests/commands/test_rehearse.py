@@ -17,14 +17,24 @@ WRONG = "tests.commands.wrong_runs"
 
 def evaluated_recipe(sections, folder, **changes):
     write_documents(folder / "judged.jsonl", 40, seed=9)
-    evaluation = {"perplexity": [{"path": str(folder / "judged.jsonl"), "name": "judged"}], "every_steps": 4}
-    sections = {**sections, "evaluation": evaluation, "checkpoints": {"every_steps": 2, "keep": 2}, **changes}
+    evaluation = {
+        "perplexity": [{"path": str(folder / "judged.jsonl"), "name": "judged"}],
+        "every_steps": 4,
+    }
+    sections = {
+        **sections,
+        "evaluation": evaluation,
+        "checkpoints": {"every_steps": 2, "keep": 2},
+        **changes,
+    }
     return write_recipe(sections, folder / "recipe.yaml")
 
 
 def rehearse(recipe, *words):
     command = [sys.executable, "-m", "cpt.cli", "rehearse", str(recipe), *words]
-    return subprocess.run(command, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=540)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=540
+    )
 
 
 def verdicts(recipe, *words):
@@ -38,12 +48,16 @@ def verdicts(recipe, *words):
 def test_too_little_memory_for_the_longest_rows_is_found(tiny_recipe, tmp_path):
     found, findings, code = verdicts(evaluated_recipe(tiny_recipe, tmp_path, stage=WRONG))
     assert code == 2 and [step for step in found if found[step] == "FAILED"] == ["longest rows"]
-    assert "out of memory" in findings["longest rows"]["result"] and found["first steps"] == "not run"
+    assert (
+        "out of memory" in findings["longest rows"]["result"] and found["first steps"] == "not run"
+    )
 
 
 @pytest.mark.slow
 def test_a_state_that_no_checkpoint_holds_is_found(tiny_recipe, tmp_path):
-    recipe = evaluated_recipe(tiny_recipe, tmp_path, optimizer={"name": f"{WRONG}:counting", "learning_rate": 1e-2})
+    recipe = evaluated_recipe(
+        tiny_recipe, tmp_path, optimizer={"name": f"{WRONG}:counting", "learning_rate": 1e-2}
+    )
     found, findings, _ = verdicts(recipe)
     assert [step for step in found if found[step] == "FAILED"] == ["resume"]
     assert findings["resume"]["error"] == "CheckpointError"
@@ -65,7 +79,9 @@ def test_a_recipe_is_rehearsed_once_at_a_time_in_an_empty_folder(tiny_recipe, tm
 def test_a_stopped_rehearsal_ends_its_processes_and_removes_its_folder(tiny_recipe, tmp_path):
     recipe = evaluated_recipe(tiny_recipe, tmp_path)
     words = [sys.executable, "-m", "cpt.cli", "rehearse", str(recipe)]
-    child = subprocess.Popen(words, cwd=ROOT, env=environment_of_a_run(), stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        words, cwd=ROOT, env=environment_of_a_run(), stderr=subprocess.PIPE, text=True
+    )
     scratch = tmp_path / "runs" / ".tiny.rehearsal"
     while not (scratch / "longest_rows.log").exists() and child.poll() is None:
         time.sleep(0.1)

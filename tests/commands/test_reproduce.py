@@ -33,7 +33,9 @@ LINES = [
 
 def write_results(folder, lines, weight=1.0):
     (folder / "final").mkdir(parents=True)
-    save_file({"weight": np.full(3, weight, dtype=np.float32)}, folder / "final" / "model.safetensors")
+    save_file(
+        {"weight": np.full(3, weight, dtype=np.float32)}, folder / "final" / "model.safetensors"
+    )
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return folder
 
@@ -44,19 +46,26 @@ def compared(tmp_path):
 
     def compare(place, weight=1.0, **figures):
         lines = [*LINES[:place], {**LINES[place], **figures}, *LINES[place + 1 :]]
-        then, now = write_results(tmp_path / "then", LINES), write_results(tmp_path / "now", lines, weight)
+        then, now = (
+            write_results(tmp_path / "then", LINES),
+            write_results(tmp_path / "now", lines, weight),
+        )
         return compare_results(RunRecord(then, {}, Metrics({})), now)
 
     return compare
 
 
 @pytest.mark.parametrize(
-    ("place", "figures"), [(1, {"loss": 4.5 + 1e-15}), (2, {"grad_norm": 0.25}), (0, {"eval_domain_loss": 5.5})]
+    ("place", "figures"),
+    [(1, {"loss": 4.5 + 1e-15}), (2, {"grad_norm": 0.25}), (0, {"eval_domain_loss": 5.5})],
 )
 def test_the_first_figure_that_differs_in_its_last_bit_is_named(compared, place, figures):
     found = compared(place, **figures)
     assert found.difference is not None and not found.is_bit_equal
-    assert (found.difference["step"], found.difference["metric"]) == (LINES[place]["step"], *figures)
+    assert (found.difference["step"], found.difference["metric"]) == (
+        LINES[place]["step"],
+        *figures,
+    )
     assert str(found.difference["now"]) in report(found, ["versions: numpy 1 -> 2"])[0]
 
 
@@ -73,7 +82,9 @@ def recipe(tiny_recipe, tmp_path):
     for name in ("domain", "judge"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "the model reads"}) + "\n")
     tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "domain.jsonl"), "name": "domain"}]
-    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(tmp_path / "judge.jsonl"), "name": "judge"}]}
+    tiny_recipe["evaluation"] = {
+        "perplexity": [{"path": str(tmp_path / "judge.jsonl"), "name": "judge"}]
+    }
     tiny_recipe["monitoring"] = {"trackers": ["tensorboard"]}
     tiny_recipe["checkpoints"] = {"every_steps": 4, "archive": str(tmp_path / "archive")}
     tiny_recipe["training"]["gradient_checkpointing"] = "auto"
@@ -84,9 +95,16 @@ def test_all_changed_inputs_are_reported_at_once(recipe, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     (base / "model.safetensors").write_bytes(b"other")
-    files = {name: {str(path): size_and_hash(path)[1]} for path in tmp_path.glob("*.jsonl") for name in [path.stem]}
+    files = {
+        name: {str(path): size_and_hash(path)[1]}
+        for path in tmp_path.glob("*.jsonl")
+        for name in [path.stem]
+    }
     recorded = {
-        "data": {"sources": {"domain": {"files": files["domain"]}}, "held_out": {"judge": files["judge"]}},
+        "data": {
+            "sources": {"domain": {"files": files["domain"]}},
+            "held_out": {"judge": files["judge"]},
+        },
         "tokenizer": {"path": "its/folder", "xxh3": "0" * 32},
         "weights": {"path": str(base), "sha256": {"model.safetensors": "1" * 64}},
         "teacher": {"path": str(tmp_path / "nowhere"), "sha256": {"model.safetensors": "1" * 64}},
@@ -102,14 +120,26 @@ def test_all_changed_inputs_are_reported_at_once(recipe, tmp_path):
 
 @pytest.fixture
 def record(tmp_path):
-    environment = {"variables": {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "5"}, "hardware": {"gpus": []}}
-    inputs = {"training": {"gradient_checkpointing": True, "deepspeed": {"zero_optimization": {"stage": 2}}}}
+    environment = {
+        "variables": {"OMP_NUM_THREADS": "3", "CUDA_VISIBLE_DEVICES": "5"},
+        "hardware": {"gpus": []},
+    }
+    inputs = {
+        "training": {
+            "gradient_checkpointing": True,
+            "deepspeed": {"zero_optimization": {"stage": 2}},
+        }
+    }
     return RunRecord(tmp_path / "runs" / "tiny", {}, Metrics({}), environment, inputs=inputs)
 
 
 def test_the_repetition_has_the_chosen_values_and_no_trackers_or_archive(record, recipe):
     again = repetition_of(record, recipe, record.inputs)
-    assert (again.name, again.output_dir, again.tags) == ("tiny-reproduced", record.folder.parent, ["reproduces tiny"])
+    assert (again.name, again.output_dir, again.tags) == (
+        "tiny-reproduced",
+        record.folder.parent,
+        ["reproduces tiny"],
+    )
     assert again.training["gradient_checkpointing"] is True and again.training["use_cpu"] is True
     assert again.training["deepspeed"] == {"zero_optimization": {"stage": 2}}
     assert (again.data, again.budget, again.seed) == (recipe.data, recipe.budget, recipe.seed)

@@ -10,12 +10,16 @@ import pytest
 from cpt.cache import hold, publish_once
 from cpt.data.store.token_files import FORMAT, SourceDescription, TokenFiles, TokenWriter, as_text
 
-DESCRIPTION = SourceDescription("", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"})
+DESCRIPTION = SourceDescription(
+    "", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}
+)
 
 
 def write_shard(folder):
     writer = TokenWriter(folder, np.dtype(np.uint16))
-    writer.append(np.arange(9, dtype=np.uint16), np.array([9]), np.array([1], np.uint64), np.array([9]))
+    writer.append(
+        np.arange(9, dtype=np.uint16), np.array([9]), np.array([1], np.uint64), np.array([9])
+    )
     writer.close(dropped={}, bad_rows={}, longest=("", 0), engine="", texts="")
 
 
@@ -30,7 +34,9 @@ def cache(tmp_path):
     """Tokens used now and 30 days ago, a packing, what a killed run left, and what another version made."""
     for name in ("new", "old", "foreign"):
         publish_once(tmp_path / "tokens" / name, write_source)
-    publish_once(tmp_path / "rows" / "packing", lambda folder: (folder / "a.npy").write_bytes(b"1" * 1000))
+    publish_once(
+        tmp_path / "rows" / "packing", lambda folder: (folder / "a.npy").write_bytes(b"1" * 1000)
+    )
     (tmp_path / "tokens" / "killed").mkdir()
     description = tmp_path / "tokens" / "foreign" / "description.json"
     description.write_text(description.read_text().replace(f'"format": {FORMAT}', '"format": 1'))
@@ -47,7 +53,12 @@ def store(cpt, cache, monkeypatch):
 
 
 def entries(cache):
-    return {path.name for kind in ("tokens", "rows") for path in (cache / kind).iterdir() if path.is_dir()}
+    return {
+        path.name
+        for kind in ("tokens", "rows")
+        for path in (cache / kind).iterdir()
+        if path.is_dir()
+    }
 
 
 def test_the_list_has_source_tokenizer_age_and_state(store):

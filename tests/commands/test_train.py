@@ -11,7 +11,9 @@ from cpt.runs.events import read_events
 from cpt.train import train
 
 
-@pytest.mark.parametrize("section", [{"model": {"path": "lab/never"}}, {"tokenizer": {"path": "lab/never"}}])
+@pytest.mark.parametrize(
+    "section", [{"model": {"path": "lab/never"}}, {"tokenizer": {"path": "lab/never"}}]
+)
 def test_without_the_hub_a_model_is_refused_before_a_run_is_made(tiny_recipe, tmp_path, section):
     recipe = load_recipe(write_recipe({**tiny_recipe, **section}, tmp_path / "r.yaml"))
     with pytest.raises(ResourceError, match="hf download lab/never"):
@@ -26,7 +28,9 @@ def test_train_names_the_keys_that_are_still_auto(tiny_recipe, tmp_path):
         train(recipe)
 
 
-def test_a_machine_without_triton_is_reported_before_a_document_is_opened(tiny_recipe, tmp_path, monkeypatch):
+def test_a_machine_without_triton_is_reported_before_a_document_is_opened(
+    tiny_recipe, tmp_path, monkeypatch
+):
     events = []
 
     def check_documents(recipe, found):

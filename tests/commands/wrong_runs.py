@@ -14,13 +14,21 @@ class WrongTrainer(CPTTrainer):
 
     def compute_loss(self, model, inputs, *arguments, **options):
         if model.training and int((inputs["labels"][:, 1:] == -100).sum(-1).max()) <= 1:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB (injected)")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB (injected)"
+            )
         return super().compute_loss(model, inputs, *arguments, **options)
 
 
 def build_trainer(recipe, model, tokenizer, data, arguments, length):
     return WrongTrainer(
-        recipe, model, arguments, rows=data.rows, length=length, held_out=data.held_out, tokenizer=tokenizer
+        recipe,
+        model,
+        arguments,
+        rows=data.rows,
+        length=length,
+        held_out=data.held_out,
+        tokenizer=tokenizer,
     )
 
 

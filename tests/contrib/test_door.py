@@ -15,7 +15,9 @@ NAMES = sorted(
         for module, tree in house.TREES.items()
         if not module.startswith("cpt.contrib")
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cpt.contrib.")
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("cpt.contrib.")
     }
 )
 SCRIPT = """
@@ -42,7 +44,9 @@ def test_each_name_is_there(name):
 def test_a_run_of_continued_pre_training_loads_no_optional_part(tiny_recipe, tmp_path):
     tiny_recipe["training"] |= {"use_cpu": True}
     recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
-    run = subprocess.run([sys.executable, "-c", SCRIPT, str(recipe)], cwd=tmp_path, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(recipe)], cwd=tmp_path, capture_output=True, text=True
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     assert [line for line in run.stderr.splitlines() if line.startswith("cpt.contrib")] == []
     assert (tmp_path / "runs" / "tiny" / "final").is_dir()

@@ -16,7 +16,13 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, make_shards
 from cpt.recipe.schema import Component, Data, Evaluation, Source
 
-CHAT_MARKS = ["<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+CHAT_MARKS = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+]
 PROMPTED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -27,11 +33,16 @@ CHATML = (
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     """One id a byte, then `<|endoftext|>` 256, `<pad>` 257."""
-    vocabulary = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary = {
+        character: number
+        for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<pad>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<pad>"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -40,18 +51,27 @@ def talking(tokenizer) -> Callable[..., PreTrainedTokenizerFast]:
     `bos=True` puts `<s>` in front, with `strips=True` special tokens swallow blanks behind them."""
 
     def make(
-        template: str | None = CHATML, *, bos: bool = False, eos: str = "<|endoftext|>", strips: bool = False
+        template: str | None = CHATML,
+        *,
+        bos: bool = False,
+        eos: str = "<|endoftext|>",
+        strips: bool = False,
     ) -> PreTrainedTokenizerFast:
         model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
         merges = [("Ġ", "y"), ("Ġy", "e"), ("Ġye", "s"), ("o", "k"), ("Ċ", "Ċ"), ("a", "a")]
-        vocabulary = {**model["vocab"], **{"".join(pair): 1000 + number for number, pair in enumerate(merges)}}
+        vocabulary = {
+            **model["vocab"],
+            **{"".join(pair): 1000 + number for number, pair in enumerate(merges)},
+        }
         backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
         made = PreTrainedTokenizerFast(
             tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<pad>", bos_token="<s>"
         )
-        marks = [AddedToken(mark, special=True, normalized=False, rstrip=strips) for mark in CHAT_MARKS]
+        marks = [
+            AddedToken(mark, special=True, normalized=False, rstrip=strips) for mark in CHAT_MARKS
+        ]
         made.add_tokens(marks, special_tokens=True)
         made.eos_token, made.chat_template = eos, template
         if bos:
@@ -133,10 +153,14 @@ def tokenized(tokenizer, tmp_path: Path) -> Callable[..., TokenizedSource]:
         **data: object,
     ) -> TokenizedSource:
         recipe = Data(sources=[source], filters=list(filters), **data)
-        opened = open_source(recipe, source, "data.sources[0]", DocumentEncoder(by), tmp_path / cache, seed=1)
+        opened = open_source(
+            recipe, source, "data.sources[0]", DocumentEncoder(by), tmp_path / cache, seed=1
+        )
         with pytest.MonkeyPatch.context() as patch:
             if workers is not None:
-                patch.setattr("cpt.data.store.tokenized.workers_for", lambda num_bytes, num_jobs: workers)
+                patch.setattr(
+                    "cpt.data.store.tokenized.workers_for", lambda num_bytes, num_jobs: workers
+                )
             make_shards([(opened, number) for number in range(len(opened.plan.shards))])
         opened.finish()
         return opened
@@ -149,12 +173,22 @@ def build(tokenizer, tmp_path: Path) -> Callable[..., PreparedData]:
     """`build(source, seed=2, packing="none")`: the rows of a run, with a store in the test's folder."""
 
     def run(
-        *sources: Source, cache: str = "cache", by: object = tokenizer, evaluation: object = None, **options: object
+        *sources: Source,
+        cache: str = "cache",
+        by: object = tokenizer,
+        evaluation: object = None,
+        **options: object,
     ) -> PreparedData:
-        given = {name: options.pop(name) for name in ("budget", "whole", "form", "earlier") if name in options}
+        given = {
+            name: options.pop(name)
+            for name in ("budget", "whole", "form", "earlier")
+            if name in options
+        }
         seed = options.pop("seed", 1)
         data = Data(sources=list(sources), **{"sequence_length": 64, **options})
         evaluation = evaluation or Evaluation()
-        return build_data(data, by, seed=seed, evaluation=evaluation, cache_dir=tmp_path / cache, **given)
+        return build_data(
+            data, by, seed=seed, evaluation=evaluation, cache_dir=tmp_path / cache, **given
+        )
 
     return run

@@ -48,7 +48,10 @@ def machine(build, source, tmp_path, monkeypatch):
     (tmp_path / "bucket").mkdir()
     monkeypatch.setenv("CPT_STORE", f"faulty://{tmp_path}/bucket")
     sizes = {"a": 400, "b": 200}
-    sources = [source(name, [f"{name}{n:04}" + "x" * (n % 40) for n in range(size)]) for name, size in sizes.items()]
+    sources = [
+        source(name, [f"{name}{n:04}" + "x" * (n % 40) for n in range(size)])
+        for name, size in sizes.items()
+    ]
 
     def run(name, **options):
         return build(*sources, chunk_bytes=8_000, cache=name, evaluation=EVALUATION, **options)
@@ -90,7 +93,9 @@ def test_a_damaged_object_is_an_error_with_its_name(machine, filled, tmp_path, h
     for path in (tmp_path / "bucket").rglob("*.tar"):
         whole = bytearray(path.read_bytes())
         whole[whole.rindex(b"tokens.bin") + 520] ^= 1  # behind the header of the file
-        path.write_bytes({"a changed byte": whole, "cut off": whole[: len(whole) // 3], "empty": b""}[harm])
+        path.write_bytes(
+            {"a changed byte": whole, "cut off": whole[: len(whole) // 3], "empty": b""}[harm]
+        )
     with pytest.raises(DataError, match=r"bucket/tokens/\w+/\w+.tar"):
         all_rows(machine("other"))
 

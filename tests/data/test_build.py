@@ -25,7 +25,9 @@ def test_every_mistake_of_the_sources_is_reported_at_once(source, tmp_path):
         source("b", ["text"], filters=[Component(name="lenght")]),
     ]
     found = check_sources(Data(sources=sources), Evaluation())
-    for key, complaint in zip(("missing.jsonl", "no rows", "`body`", "`lenght`"), found, strict=True):
+    for key, complaint in zip(
+        ("missing.jsonl", "no rows", "`body`", "`lenght`"), found, strict=True
+    ):
         assert key in complaint
 
 
@@ -52,8 +54,13 @@ def test_transforms_come_before_filters_and_reach_held_out_sets_too(build, sourc
 
 def test_tokens_and_padding_are_arithmetic(build, source):
     sources = [source("a", ["x" * 15] * 40, weight=3.0), source("b", ["y" * 15] * 10)]
-    data = build(*sources, sequence_length=16, packing="none")  # each document with its end fills a row
-    assert data.tokens(1000) == pytest.approx({"a": 12_000, "b": 4_000}, rel=0.01) and data.filled(1000) == 1
+    data = build(
+        *sources, sequence_length=16, packing="none"
+    )  # each document with its end fills a row
+    assert (
+        data.tokens(1000) == pytest.approx({"a": 12_000, "b": 4_000}, rel=0.01)
+        and data.filled(1000) == 1
+    )
     assert sum(data.tokens(1000, 500).values()) == 500 * 16
     assert [data.rows.documents_in(row).tolist() for row in range(3)] == [[16]] * 3
 
@@ -78,7 +85,11 @@ def test_the_fingerprint_changes_with_the_rows(build, source, tokenizer):
         {"packing": "concatenate"},
         {"filters": [Component(name="pattern", drop="document 7 ")]},
         {"evaluation": Evaluation(held_out_share=0.5)},
-        {"by": type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eot>", pad_token="<pad>")},
+        {
+            "by": type(tokenizer)(
+                tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eot>", pad_token="<pad>"
+            )
+        },
     ]
     fingerprints = [build(first, second, **change).fingerprint for change in changes]
     fingerprints += [build(first, second.model_copy(update={"weight": 2.0})).fingerprint]
@@ -92,7 +103,9 @@ def test_the_fingerprint_changes_with_the_rows(build, source, tokenizer):
 def test_a_huge_document_is_trained_on_and_not_held_out(build, source):
     candidates = (f"{number} " + "x" * 20_000 for number in range(1000))
     huge = next(text for text in candidates if xxh3_64_intdigest(text.encode()) < 0.1 * 2**64)
-    prepared = build(source("a", [*TEXTS, huge]), sequence_length=512, evaluation=Evaluation(held_out_share=0.1))
+    prepared = build(
+        source("a", [*TEXTS, huge]), sequence_length=512, evaluation=Evaluation(held_out_share=0.1)
+    )
     held_out = prepared.held_out["a"]
     assert 20 <= held_out.num_documents <= 60 and held_out.rows.num_tokens < 2000
     assert prepared.sources[0].documents + held_out.num_documents == 401
@@ -106,7 +119,10 @@ def test_a_source_that_is_all_held_out_is_refused(build, source):
 
 @pytest.mark.parametrize("count", [2, 10])
 def test_a_small_held_out_share_is_a_warning_or_a_mistake_before_the_build(build, source, count):
-    first, evaluation = source("a", [f"{text} {'x' * 90}" for text in TEXTS[:count]]), Evaluation(held_out_share=0.2)
+    first, evaluation = (
+        source("a", [f"{text} {'x' * 90}" for text in TEXTS[:count]]),
+        Evaluation(held_out_share=0.2),
+    )
     try:
         held_out = build(first, evaluation=evaluation).held_out["a"]
     except DataError:
@@ -118,7 +134,9 @@ def test_a_small_held_out_share_is_a_warning_or_a_mistake_before_the_build(build
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
-def test_held_out_conversations_and_texts_are_read_to_their_ends(talking, tokenized, rows_file, tmp_path, packing):
+def test_held_out_conversations_and_texts_are_read_to_their_ends(
+    talking, tokenized, rows_file, tmp_path, packing
+):
     said = [{"role": "user", "content": "why"}, {"role": "assistant", "content": "b" * 50}]
     rows = rows_file("talks", [{"messages": said}, {"text": "c" * 40}, {"text": "d"}])
     documents = tokenized(source_with_form(rows, "conversation", "k"), by=talking()).documents([0])
@@ -129,5 +147,7 @@ def test_held_out_conversations_and_texts_are_read_to_their_ends(talking, tokeni
         for start, end in zip(documents.offsets, documents.offsets[1:], strict=False)
     ]
     learned = sum(int((segments[1:] == LEARNED).sum()) for segments in of_documents)
-    assert sum(int((row["labels"] != -100).sum()) for row in found.rows) == learned == 50 + 2 + 40 + 1
+    assert (
+        sum(int((row["labels"] != -100).sum()) for row in found.rows) == learned == 50 + 2 + 40 + 1
+    )
     assert (found.num_documents, documents.num_bytes[found.chosen].sum()) == (3, 50 + 40 + 1)

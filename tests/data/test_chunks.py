@@ -23,7 +23,10 @@ def large(tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 2_000)
     folder = tmp_path / "large"
     folder.mkdir()
-    lines = [json.dumps({"text": f"{number:04}" + "x" * (number % 40)}) + "\n" for number in range(NUMBER)]
+    lines = [
+        json.dumps({"text": f"{number:04}" + "x" * (number % 40)}) + "\n"
+        for number in range(NUMBER)
+    ]
     for part, name in enumerate("abc"):
         (folder / f"{name}.jsonl").write_text("".join(lines[part::3]))
     return Source(path=str(folder))
@@ -64,20 +67,30 @@ CASES = {
 
 @pytest.mark.heavy
 @settings(max_examples=8)
-@given(LENGTHS, st.lists(st.integers(0, 200), min_size=1, max_size=8), st.integers(0, 5), st.fixed_dictionaries(CASES))
+@given(
+    LENGTHS,
+    st.lists(st.integers(0, 200), min_size=1, max_size=8),
+    st.integers(0, 5),
+    st.fixed_dictionaries(CASES),
+)
 def test_a_row_does_not_depend_on_what_was_read_before(tokenizer, lengths, numbers, seed, options):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "corpus.jsonl"
-        texts = [f"{number:03}" + "abcdefg"[number % 7] * length for number, length in enumerate(lengths)]
+        texts = [
+            f"{number:03}" + "abcdefg"[number % 7] * length for number, length in enumerate(lengths)
+        ]
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         data = Data(sources=[Source(path=str(path))], **options)
         straight, cold = (
-            build_data(data, tokenizer, seed=seed, cache_dir=Path(folder) / cache).rows for cache in "ab"
+            build_data(data, tokenizer, seed=seed, cache_dir=Path(folder) / cache).rows
+            for cache in "ab"
         )
         in_order = {number: straight[number] for number in sorted(set(numbers))}
         for number in numbers:
             row, other = cold[number], in_order[number]
-            assert row.keys() == other.keys() and all(torch.equal(row[name], other[name]) for name in row)
+            assert row.keys() == other.keys() and all(
+                torch.equal(row[name], other[name]) for name in row
+            )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +135,9 @@ def test_a_removed_chunk_is_made_again_the_same(chunked):
                 shutil.rmtree(path)
     (prepared.chunked[0].tokenized.folder / "description.json").unlink()
     tokenized = chunked().chunked[0].tokenized
-    assert len(tokenized.missing(range(len(tokenized.plan.shards)))) == len(tokenized.plan.shards) - 1
+    assert (
+        len(tokenized.missing(range(len(tokenized.plan.shards)))) == len(tokenized.plan.shards) - 1
+    )
     # `other` believes that all is there.
     assert all_rows(other, range(250)) == rows == all_rows(chunked(), range(250))
 

@@ -19,21 +19,31 @@ def text(seed, count=60):
 
 @pytest.fixture(scope="module")
 def runs():
-    return read_runs(EvaluationDocument("exam", f"exam.jsonl:{number}", text(number)) for number in range(1, 41))
+    return read_runs(
+        EvaluationDocument("exam", f"exam.jsonl:{number}", text(number)) for number in range(1, 41)
+    )
 
 
 @pytest.mark.parametrize("begin", [0, 7, 30])
 def test_half_a_document_is_found_whatever_is_around_it(runs, begin):
     planted = text(17).split()[begin : begin + 30]
     found = runs.find(f"{text(900, 500)} {' '.join(planted)} {text(901)}")
-    assert (found.set_name, found.where, found.words) == ("exam", "exam.jsonl:17", " ".join(planted[:8]))
+    assert (found.set_name, found.where, found.words) == (
+        "exam",
+        "exam.jsonl:17",
+        " ".join(planted[:8]),
+    )
     assert found.is_contaminated and found.share == 0.5
 
 
 def test_less_than_half_is_a_phrase_and_no_contamination(runs):
     words = text(17).split()
     found = runs.find(f"{text(900)} {' '.join(words[5:34])} {text(901)}")
-    assert found.where == "exam.jsonl:17" and not found.is_contaminated and found.share == pytest.approx(29 / 60)
+    assert (
+        found.where == "exam.jsonl:17"
+        and not found.is_contaminated
+        and found.share == pytest.approx(29 / 60)
+    )
     assert runs.find(f"{text(900)} {' '.join(words[5:12])} {text(901)}") is None
 
 
@@ -51,7 +61,9 @@ def test_case_and_punctuation_do_not_hide_it(runs):
 
 def test_words_that_many_evaluation_documents_share_are_ignored():
     header = text(999, 30)
-    runs = read_runs(EvaluationDocument("code", str(number), f"{header} {text(number)}") for number in range(100))
+    runs = read_runs(
+        EvaluationDocument("code", str(number), f"{header} {text(number)}") for number in range(100)
+    )
     assert runs.find(f"{header} {text(2000)}") is None
     copy = runs.find(f"{text(2000, 200)} {' '.join(text(3).split()[:35])}")
     # The header's last 7 words make runs with a document's first ones.
@@ -59,7 +71,9 @@ def test_words_that_many_evaluation_documents_share_are_ignored():
 
 
 def test_chinese_is_compared_by_characters():
-    runs = read_runs([EvaluationDocument("zh", "1", "催化剂是一种能加快化学反应速度而本身不被消耗的物质")])
+    runs = read_runs(
+        [EvaluationDocument("zh", "1", "催化剂是一种能加快化学反应速度而本身不被消耗的物质")]
+    )
     assert runs.find("他写道:催化剂是一种能加快化学反应速度而本身不被消耗").is_contaminated
     assert runs.find("催化剂是一种很贵的金属,大多数工厂都不愿意购买它") is None
 
@@ -69,13 +83,19 @@ def test_chinese_is_compared_by_characters():
 
 @pytest.fixture
 def exam(source):
-    return Evaluation(perplexity=[HeldOut(path=source("exam", [text(n) for n in range(40)]).path, name="exam")])
+    return Evaluation(
+        perplexity=[HeldOut(path=source("exam", [text(n) for n in range(40)]).path, name="exam")]
+    )
 
 
 def test_a_document_that_is_held_out_of_its_source_is_no_copy_of_itself(source, tmp_path):
     data = Data(sources=[source("a", [text(number) for number in range(60)])])
     found = find_contamination(data, Evaluation(held_out_share=0.3))
-    assert found.num_exact_copies == 0 and found.evaluated > 5 and found.documents == {"a": 60 - found.evaluated}
+    assert (
+        found.num_exact_copies == 0
+        and found.evaluated > 5
+        and found.documents == {"a": 60 - found.evaluated}
+    )
 
 
 @pytest.mark.heavy
@@ -95,7 +115,10 @@ def test_workers_find_what_one_process_finds(source, exam, tmp_path, monkeypatch
 
 
 def data_of(*filters):
-    return Data(sources=[Source(path="a.jsonl")], filters=[Component(name="length", min_characters=5), *filters])
+    return Data(
+        sources=[Source(path="a.jsonl")],
+        filters=[Component(name="length", min_characters=5), *filters],
+    )
 
 
 @pytest.fixture
@@ -111,7 +134,10 @@ def dropped(tmp_path):
     def reasons(data, evaluation, *seeds):
         filters = with_decontamination(data, evaluation, tmp_path / "cache").filters
         built = build_components("filter", {"data.filters": filters})
-        return [reason_to_drop({"text": f"{text(seed)} copied", "source": "s", "where": "w"}, built) for seed in seeds]
+        return [
+            reason_to_drop({"text": f"{text(seed)} copied", "source": "s", "where": "w"}, built)
+            for seed in seeds
+        ]
 
     return reasons
 
@@ -150,6 +176,10 @@ def test_the_stored_tokens_are_found_again_by_another_cache_and_place(build, sou
         exam.parent.mkdir()
         exam.write_text(text(5))
         evaluation = Evaluation(perplexity=[HeldOut(path=str(exam), name="exam")])
-        built = build(source("train", [text(100), f"{text(101)} {text(5)}"]), evaluation=evaluation, cache=place)
+        built = build(
+            source("train", [text(100), f"{text(101)} {text(5)}"]),
+            evaluation=evaluation,
+            cache=place,
+        )
         keys.append((built.chunked[0].tokenized.folder.name, built.fingerprint))
     assert keys[0] == keys[1]

@@ -16,7 +16,9 @@ def near(tokenized, source, tmp_path):
 
     def dropped(texts):
         opened = tokenized(source("a", texts))
-        return near_duplicates(opened.documents(range(len(opened.plan.shards))).parts, tmp_path).tolist()
+        return near_duplicates(
+            opened.documents(range(len(opened.plan.shards))).parts, tmp_path
+        ).tolist()
 
     return dropped
 

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from cpt.data.readers.columns import form_of_source, source_with_form, with_form
 from cpt.data.readers.documents import BadRow, BadValue, Piece
-from cpt.data.readers.example import CONTROL, MARK, PART, example_of, filled_lines, messages_of, text_of, transcript
+from cpt.data.readers.example import (
+    CONTROL,
+    MARK,
+    PART,
+    example_of,
+    filled_lines,
+    messages_of,
+    text_of,
+    transcript,
+)
 from cpt.data.readers.sources import read_piece
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Source
@@ -20,7 +29,9 @@ ASKED, ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "conte
 SYSTEM = {"role": "system", "content": "s"}
 TEXT = st.text().filter(lambda text: not set(CONTROL) & set(text) and "\0" not in text)
 TALK = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXT}), min_size=1, max_size=3
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": TEXT}),
+    min_size=1,
+    max_size=3,
 )
 
 
@@ -33,7 +44,9 @@ def example(row, form, chat=None):
 
 
 @pytest.mark.parametrize(
-    ("form", "chat"), [("preference", "talk"), ("document", {"prompt": "a", "completion": "b"})], ids=str
+    ("form", "chat"),
+    [("preference", "talk"), ("document", {"prompt": "a", "completion": "b"})],
+    ids=str,
 )
 def test_columns_of_another_form_are_refused(form, chat):
     with pytest.raises(RecipeError, match=r"`data.sources\[0\].chat"):
@@ -41,10 +54,18 @@ def test_columns_of_another_form_are_refused(form, chat):
 
 
 def test_held_out_files_of_plain_texts_are_documents():
-    sets = [HeldOut(path="a.jsonl"), HeldOut(path="b.txt.gz"), HeldOut(path="d.jsonl", text_column="a")]
+    sets = [
+        HeldOut(path="a.jsonl"),
+        HeldOut(path="b.txt.gz"),
+        HeldOut(path="d.jsonl", text_column="a"),
+    ]
     data = Data(sources=[Source(path="a.jsonl")])
     _, evaluation = with_form(data, Evaluation(perplexity=sets), "preference")
-    assert [form_of_source(one) for one in evaluation.perplexity] == ["preference", "document", "document"]
+    assert [form_of_source(one) for one in evaluation.perplexity] == [
+        "preference",
+        "document",
+        "document",
+    ]
 
 
 @pytest.mark.parametrize("words", [TEXT, TALK])
@@ -59,12 +80,22 @@ def test_an_example_gives_its_parts_back(words, data):
     assert (row.prompt, row.columns) == (prompt, {"answer": {"a": [1, None]}})
 
 
-CALL = [{"type": "function", "function": {"name": "add", "arguments": {"b": 2, "a": [1, None, "\n<|im_end|> é"]}}}]
+CALL = [
+    {
+        "type": "function",
+        "function": {"name": "add", "arguments": {"b": 2, "a": [1, None, "\n<|im_end|> é"]}},
+    }
+]
 
 
 def test_tool_calls_and_thoughts_of_messages_are_kept_in_their_order():
     talk = [
-        {"role": "assistant", "content": None, "tool_calls": CALL, "reasoning_content": "I add.\nThen"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": CALL,
+            "reasoning_content": "I add.\nThen",
+        },
         {"role": "tool", "content": "3", "name": "add", "tool_call_id": "1"},
         {"role": "assistant", "content": "", "tool_calls": CALL},
     ]
@@ -138,7 +169,11 @@ def said(role, value):
     "row",
     [
         {"instruction": "q", "chosen": "a", "rejected": "b"},
-        {"conversations": [said("human", "q")], "chosen": said("gpt", "a"), "rejected": said("gpt", "b")},
+        {
+            "conversations": [said("human", "q")],
+            "chosen": said("gpt", "a"),
+            "rejected": said("gpt", "b"),
+        },
     ],
 )
 def test_preferences_of_alpaca_and_sharegpt_are_known(row):
@@ -147,18 +182,26 @@ def test_preferences_of_alpaca_and_sharegpt_are_known(row):
     assert found.rejected == [{"role": "assistant", "content": "b"}]
 
 
-@pytest.mark.parametrize("calls", [{"name": "f", "arguments": {"a": 1}}, [{"name": "f", "arguments": {"a": 1}}]])
+@pytest.mark.parametrize(
+    "calls", [{"name": "f", "arguments": {"a": 1}}, [{"name": "f", "arguments": {"a": 1}}]]
+)
 def test_function_calls_of_sharegpt_and_what_came_of_them(calls):
     talk = [said("system", "s"), said("function_call", json.dumps(calls)), said("observation", "2")]
     system, asked, found = messages_of(transcript(talk, "conversations"))
     assert system == SYSTEM and found == {"role": "tool", "content": "2"}
-    assert asked["tool_calls"] == [{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]
+    assert asked["tool_calls"] == [
+        {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    ]
 
 
 def test_the_last_turn_is_what_was_judged():
     found = example({"messages": [SYSTEM, ASKED, ANSWERED], "label": True}, "unpaired")
     assert (found.prompt, found.completion, found.label) == ([SYSTEM, ASKED], [ANSWERED], True)
-    found = example({"q": "q", "a": "a", "good": 0}, "unpaired", {"user": "q", "assistant": "a", "label": "good"})
+    found = example(
+        {"q": "q", "a": "a", "good": 0},
+        "unpaired",
+        {"user": "q", "assistant": "a", "label": "good"},
+    )
     assert (found.prompt, found.completion, found.label) == ([ASKED], [ANSWERED], False)
 
 

@@ -20,7 +20,11 @@ ENDLESS = (
 
 def talk(*contents):
     roles = ["user", "assistant"] * len(contents)
-    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]}
+    return {
+        "messages": [
+            {"role": role, "content": text} for role, text in zip(roles, contents, strict=False)
+        ]
+    }
 
 
 @pytest.fixture
@@ -30,8 +34,13 @@ def inspect(talking, rows_file):
     def run(form, rows, tokenizer=None):
         source = source_with_form(rows_file("a", rows), form, "k")
         encoder = encoder_of(source, DocumentEncoder(tokenizer or talking()), "k")
-        found = read_source(source, "k", Inspector("a", Sieve({}, {"k.filters": []}), encoder, 100)).examples
-        return {kind: [int(where.rpartition(":")[2]) for where in found.where(kind, LISTED)] for kind in found.counts}
+        found = read_source(
+            source, "k", Inspector("a", Sieve({}, {"k.filters": []}), encoder, 100)
+        ).examples
+        return {
+            kind: [int(where.rpartition(":")[2]) for where in found.where(kind, LISTED)]
+            for kind in found.counts
+        }
 
     return run
 
@@ -80,29 +89,39 @@ def test_a_fault_of_a_preference_is_named_with_its_row(inspect, row, kind):
 def test_turns_without_an_end_are_found(inspect, talking):
     unended = talking().chat_template.replace("'<|im_end|>' + ", "")
     assert inspect("conversation", good(3), talking(ENDLESS)) == {check.NO_END: [1, 2, 3]}
-    assert inspect("conversation", [talk("a", "b")], talking(unended)) == {}, "an EOS follows at the end"
+    assert inspect("conversation", [talk("a", "b")], talking(unended)) == {}, (
+        "an EOS follows at the end"
+    )
     assert inspect("conversation", good(2), talking(unended)) == {check.NO_END: [1, 2]}
 
 
 def test_an_example_of_which_nothing_is_learned_is_found(inspect, talking):
     nothing = ENDLESS.replace("{% generation %}{{ m.content }}", "{{ m.content }}{% generation %}")
     asked_last = [talk("a", "b", "c"), *good(1)]
-    assert inspect("conversation", asked_last, talking(nothing.replace("m.role == 'assistant'", "false"))) == {
-        check.MASKED: [1]
-    }
+    assert inspect(
+        "conversation", asked_last, talking(nothing.replace("m.role == 'assistant'", "false"))
+    ) == {check.MASKED: [1]}
 
 
 def test_tokens_of_a_template_that_the_tokenizer_does_not_have(talking, rows_file):
     source = source_with_form(rows_file("a", good(1)), "conversation", "k")
     foreign = talking().chat_template.replace("<|im_end|>", "<|end_of_answer|>")
-    for template, missing in ((foreign, ["<|end_of_answer|>"]), (talking().chat_template, []), (None, [])):
-        assert missing_tokens(encoder_of(source, DocumentEncoder(talking(template)), "k")) == missing
+    for template, missing in (
+        (foreign, ["<|end_of_answer|>"]),
+        (talking().chat_template, []),
+        (None, []),
+    ):
+        assert (
+            missing_tokens(encoder_of(source, DocumentEncoder(talking(template)), "k")) == missing
+        )
 
 
 @pytest.mark.heavy
 def test_processes_and_pieces_do_not_change_what_a_check_finds(tmp_path, monkeypatch):
     for name in "ab":
-        rows = [json.dumps({"text": f"{name} {number}" if number % 10 else ""}) for number in range(400)]
+        rows = [
+            json.dumps({"text": f"{name} {number}" if number % 10 else ""}) for number in range(400)
+        ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, "bad", "{}"]) + "\n")
     source = Source(path=str(tmp_path))
     alone = read_source(source, "k")

@@ -17,7 +17,12 @@ def examples(build, talking):
 
 
 def talk(question, answer):
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {
+        "messages": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+    }
 
 
 def talks(number, size=1):
@@ -26,7 +31,8 @@ def talks(number, size=1):
 
 def pairs(number):
     return [
-        {"prompt": f"question {n}?", "chosen": f" good {n}", "rejected": " bad" * (1 + n % 3)} for n in range(number)
+        {"prompt": f"question {n}?", "chosen": f" good {n}", "rejected": " bad" * (1 + n % 3)}
+        for n in range(number)
     ]
 
 
@@ -34,7 +40,9 @@ def all_rows(prepared):
     return [prepared.rows[number] for number in range(prepared.num_rows)]
 
 
-def test_an_example_without_anything_to_learn_after_the_cut_is_dropped_and_counted(examples, rows_file):
+def test_an_example_without_anything_to_learn_after_the_cut_is_dropped_and_counted(
+    examples, rows_file
+):
     long = [talk("q" * 100, "a")]
     (report,) = examples("conversation", rows_file("a", talks(5) + long * 3)).sources
     assert (report.documents, list(report.dropped.values())) == (5, [3])
@@ -47,7 +55,9 @@ def test_a_preference_is_a_row_of_its_own(examples, rows_file, talking):
     names = ("prompt_ids", "chosen_ids", "rejected_ids")
     found = {tuple(tokenizer.decode(row[name]) for name in names) for row in all_rows(prepared)}
     end = "<|endoftext|>"
-    assert found == {(row["prompt"], f"{row['chosen']}{end}", f"{row['rejected']}{end}") for row in pairs(30)}
+    assert found == {
+        (row["prompt"], f"{row['chosen']}{end}", f"{row['rejected']}{end}") for row in pairs(30)
+    }
     assert prepared.num_rows == 30 and prepared.sources[0].padding == 0
 
 
@@ -58,13 +68,18 @@ def test_completions_are_cut_and_long_prompts_dropped(examples, rows_file):
     (row,) = all_rows(prepared)
     assert [len(row[name]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")] == [60, 4, 2]
     assert prepared.sources[0].dropped == {"prompt longer than sequence_length": 1}
-    judged = examples("unpaired", rows_file("b", [{"prompt": "p" * 60, "completion": "c" * 50, "label": False}]))
+    judged = examples(
+        "unpaired", rows_file("b", [{"prompt": "p" * 60, "completion": "c" * 50, "label": False}])
+    )
     row = judged.rows[0]
     assert (len(row["prompt_ids"]), len(row["completion_ids"]), row["label"]) == (60, 4, False)
 
 
 def test_prompts_come_back_as_their_rows_and_are_never_cut(examples, rows_file):
-    rows = [{"prompt": [{"role": "user", "content": f"{n} é"}], "answer": n, "more": [None, 0.1]} for n in range(9)]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{n} é"}], "answer": n, "more": [None, 0.1]}
+        for n in range(9)
+    ]
     rows += [{"prompt": "x" * 64, "answer": 9}, {"prompt": "x" * 65, "answer": 10}]
     prepared = examples("prompt", rows_file("a", rows))
     assert sorted(all_rows(prepared), key=lambda row: row["answer"]) == rows[:10]
@@ -72,7 +87,9 @@ def test_prompts_come_back_as_their_rows_and_are_never_cut(examples, rows_file):
     assert prepared.sources[0].tokens < 500, "columns for rewards are not counted as tokens"
 
 
-@pytest.mark.parametrize(("form", "rows"), [("preference", pairs(200)), ("conversation", talks(200))])
+@pytest.mark.parametrize(
+    ("form", "rows"), [("preference", pairs(200)), ("conversation", talks(200))]
+)
 def test_held_out_examples_are_never_trained_on(examples, rows_file, form, rows):
     prepared = examples(form, rows_file("a", rows), evaluation=Evaluation(held_out_share=0.1))
     held_out = prepared.held_out["a"]

@@ -49,7 +49,9 @@ def test_json_of_any_shape_is_read(tmp_path, texts, content, expected):
     assert texts(tmp_path / "a.json") == expected
 
 
-def test_a_line_that_is_too_long_is_a_bad_row_and_does_not_spoil_the_next(tmp_path, read, monkeypatch):
+def test_a_line_that_is_too_long_is_a_bad_row_and_does_not_spoil_the_next(
+    tmp_path, read, monkeypatch
+):
     monkeypatch.setattr(formats, "LONGEST_LINE", 5000)
     (tmp_path / "a.jsonl").write_bytes(GOOD + b'{"text": "a"}' + b" " * 6000 + b"x\n" + GOOD)
     one, bad, last = read(tmp_path / "a.jsonl")
@@ -62,14 +64,19 @@ def test_a_line_longer_than_pieces_is_one_line_of_the_first(tmp_path, monkeypatc
     monkeypatch.setattr(formats, "LONGEST_LINE", 3000)
     path, content = tmp_path / "a.txt", b"first\n" + b"y" * 4000 + b"\nlast\n"
     path.write_bytes(content)
-    pieces = [Piece(str(path), start, start + piece_bytes) for start in range(0, len(content), piece_bytes)]
+    pieces = [
+        Piece(str(path), start, start + piece_bytes)
+        for start in range(0, len(content), piece_bytes)
+    ]
     assert [at for piece in pieces for _, at, _ in lines_of(piece)[1]] == [0, 6, 4007]
 
 
 # Text in parts
 
 
-PARTS = st.lists(st.sampled_from([b"", b"a", b"-", b"--", b"---", b"ab-", b"long " * 5]), max_size=30)
+PARTS = st.lists(
+    st.sampled_from([b"", b"a", b"-", b"--", b"---", b"ab-", b"long " * 5]), max_size=30
+)
 
 
 @given(PARTS, st.integers(1, 9), st.booleans())
@@ -87,7 +94,9 @@ def test_parts_are_what_split_gives_wherever_the_buffer_ends(parts, buffer, bom)
 
 def test_csv_fields_may_hold_line_breaks_quotes_and_much_text(tmp_path, texts):
     long = "x" * 300_000
-    (tmp_path / "a.csv").write_text(f'id,text\r\n1,"two\nlines, ""quoted"""\r\n\r\n2,{long}\r\n', newline="")
+    (tmp_path / "a.csv").write_text(
+        f'id,text\r\n1,"two\nlines, ""quoted"""\r\n\r\n2,{long}\r\n', newline=""
+    )
     assert texts(tmp_path / "a.csv") == ['two\nlines, "quoted"', long]
 
 
@@ -105,7 +114,11 @@ def test_a_bad_record_does_not_spoil_the_next(tmp_path, read, row, reason, byte)
     (tmp_path / "a.csv").write_bytes(b"id,text\n1,one\n" + row + b"3,last\n")
     one, bad, last = read(tmp_path / "a.csv")
     assert (bad.where, bad.reason, bad.byte) == (f"{tmp_path}/a.csv:3", reason, byte)
-    assert isinstance(last, Document) and (one.text, last.text, last.where) == ("one", "last", f"{tmp_path}/a.csv:4")
+    assert isinstance(last, Document) and (one.text, last.text, last.where) == (
+        "one",
+        "last",
+        f"{tmp_path}/a.csv:4",
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +140,9 @@ def test_an_open_quote_is_given_up_before_it_fills_the_memory(tmp_path, read, mo
     (tmp_path / "a.csv").write_text('id,text\n1,one\n2,"open\n' + "3,three\n" * 300 + "4,four\n")
     one, bad, *rest, last = read(tmp_path / "a.csv")
     assert (bad.where, bad.reason, bad.num_rows) == (f"{tmp_path}/a.csv:3", "not valid CSV", 251)
-    assert (one.text, last.text, last.where) == ("one", "four", f"{tmp_path}/a.csv:304") and len(rest) == 50
+    assert (one.text, last.text, last.where) == ("one", "four", f"{tmp_path}/a.csv:304") and len(
+        rest
+    ) == 50
 
 
 # Tables
@@ -135,9 +150,14 @@ def test_an_open_quote_is_given_up_before_it_fills_the_memory(tmp_path, read, mo
 
 def test_saved_splits_are_read(tmp_path, texts):
     table = pa.table({"text": ["one", "twö"], "n": [1, 2]})
-    both = {"train": datasets.Dataset(table), "test": datasets.Dataset(pa.table({"text": ["three"]}))}
+    both = {
+        "train": datasets.Dataset(table),
+        "test": datasets.Dataset(pa.table({"text": ["three"]})),
+    }
     datasets.DatasetDict(both).save_to_disk(tmp_path / "saved")
-    assert texts(tmp_path / "saved") == ["one", "twö"] and texts(tmp_path / "saved", split="test") == ["three"]
+    assert texts(tmp_path / "saved") == ["one", "twö"] and texts(
+        tmp_path / "saved", split="test"
+    ) == ["three"]
 
 
 def write(path, column, **options):
@@ -146,8 +166,15 @@ def write(path, column, **options):
 
 
 def test_parquet_of_any_string_type_is_read(tmp_path, texts):
-    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
-        assert texts(write(tmp_path / "a.parquet", pa.array(["one", "twö"], pa.string()).cast(kind))) == ["one", "twö"]
+    for kind in (
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ):
+        assert texts(
+            write(tmp_path / "a.parquet", pa.array(["one", "twö"], pa.string()).cast(kind))
+        ) == ["one", "twö"]
 
 
 @pytest.mark.parametrize(
@@ -179,21 +206,31 @@ def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):
 
 
 def compressed(kind, content):
-    return gzip.compress(content) if kind == "gz" else pa.Codec("zstd").compress(content, asbytes=True)
+    return (
+        gzip.compress(content) if kind == "gz" else pa.Codec("zstd").compress(content, asbytes=True)
+    )
 
 
-LINES = b"".join(json.dumps({"text": f"text {number} ö"}).encode() + b"\n" for number in range(2000))
+LINES = b"".join(
+    json.dumps({"text": f"text {number} ö"}).encode() + b"\n" for number in range(2000)
+)
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 def test_compressed_files_give_what_is_in_them(tmp_path, texts, kind):
-    (tmp_path / f"a.jsonl.{kind}").write_bytes(compressed(kind, LINES[:30_000]) + compressed(kind, LINES[30_000:]))
+    (tmp_path / f"a.jsonl.{kind}").write_bytes(
+        compressed(kind, LINES[:30_000]) + compressed(kind, LINES[30_000:])
+    )
     (tmp_path / f"b.txt.{kind}").write_bytes(compressed(kind, "twö".encode()))
     (tmp_path / f"c.csv.{kind}").write_bytes(compressed(kind, b"text\nthree\n"))
     table = write(tmp_path / "d.parquet", ["four"])
     (tmp_path / f"d.parquet.{kind}").write_bytes(compressed(kind, table.read_bytes()))
     table.unlink()
-    assert texts(tmp_path) == [f"text {number} ö" for number in range(2000)] + ["twö", "three", "four"]
+    assert texts(tmp_path) == [f"text {number} ö" for number in range(2000)] + [
+        "twö",
+        "three",
+        "four",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
@@ -211,5 +248,7 @@ def test_urls_are_read_like_files(tmp_path, texts):
     memory.pipe("/corpus/a.jsonl.gz", gzip.compress(GOOD))
     memory.pipe("/corpus/c.parquet", write(tmp_path / "c.parquet", ["three"]).read_bytes())
     memory.pipe("/corpus/d.png", b"")
-    assert texts("memory://corpus") == texts("memory://corpus/*.[jp][sa]*") == ["one", "two", "three"]
+    assert (
+        texts("memory://corpus") == texts("memory://corpus/*.[jp][sa]*") == ["one", "two", "three"]
+    )
     assert texts("memory://corpus/b.jsonl") == ["two"]

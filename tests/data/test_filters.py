@@ -18,7 +18,10 @@ def view(text):
 
 
 def test_the_first_refusing_filter_gives_the_reason():
-    components = [Component(name="length", min_characters=2, max_characters=3), Component(name="pattern", drop="a")]
+    components = [
+        Component(name="length", min_characters=2, max_characters=3),
+        Component(name="pattern", drop="a"),
+    ]
     built = build_components("filter", {"data.filters": components[:1], "k": components[1:]})
     reasons = [reason_to_drop(view(text), built) for text in ("a", "abcd", "ab", "bcd")]
     assert reasons == ["shorter than 2 characters", "longer than 3 characters", "matches a", None]
@@ -41,7 +44,10 @@ def test_a_wrong_filter_is_refused_with_its_place(component, message):
 
 def test_normalise_writes_the_same_text_in_one_way():
     assert filters.normalise(view("\ufeffa\u0301 \r\nb\t\rc\n\n"))["text"] == "á\nb\nc"
-    assert filters.normalise(view("ﬁ"))["text"] == "ﬁ" and filters.normalise(view("ﬁ"), form="NFKC")["text"] == "fi"
+    assert (
+        filters.normalise(view("ﬁ"))["text"] == "ﬁ"
+        and filters.normalise(view("ﬁ"), form="NFKC")["text"] == "fi"
+    )
     as_it_is = filters.normalise(view("e\u0301  \r\n"), form=None, keep_trailing_whitespace=True)
     assert as_it_is["text"] == "e\u0301  \n"
 
@@ -92,7 +98,11 @@ def words(count, seed=0):
     [
         ("\n".join([*"abcdef", *"aaaa", words(100)]), {}, "0.3 of the lines"),
         ("\n".join([words(9), words(9), *"abc"]), {}, "in repeated lines"),
-        ("\n\n".join(["a", "b", *["c\nd"] * 3, words(50)]), {"max_duplicate_lines": 1.0}, "0.3 of the paragraphs"),
+        (
+            "\n\n".join(["a", "b", *["c\nd"] * 3, words(50)]),
+            {"max_duplicate_lines": 1.0},
+            "0.3 of the paragraphs",
+        ),
         ("see here " * 10 + words(20), {}, "one 2-gram"),
         (words(25) + " x " + words(6), {"max_top_n_grams": []}, "repeated 5-grams"),
     ],
@@ -108,7 +118,11 @@ def test_n_grams_are_counted_as_by_hand(sequence):
     for n, top, before in filters.repeated_n_grams(sequence, 6):
         grams = [tuple(sequence[at : at + n]) for at in range(len(sequence) - n + 1)]
         most = max(map(grams.count, grams))
-        assert top == max(most * len("".join(gram)) for gram in grams if grams.count(gram) == most) / length
+        assert (
+            top
+            == max(most * len("".join(gram)) for gram in grams if grams.count(gram) == most)
+            / length
+        )
         inside = {at + i for at, gram in enumerate(grams) if gram in grams[:at] for i in range(n)}
         assert before == sum(len(sequence[at]) for at in inside) / length
 
@@ -150,7 +164,11 @@ def test_pattern_drops_and_requires():
 
 def test_a_sample_has_its_share_and_is_part_of_a_larger_one():
     def sample(share):
-        return {n for n in range(2000) if filters.keep_share(view(f"document {n}"), share=share, seed=0) is None}
+        return {
+            n
+            for n in range(2000)
+            if filters.keep_share(view(f"document {n}"), share=share, seed=0) is None
+        }
 
     assert 0.16 < len(sample(0.2)) / 2000 < 0.24
     assert sample(0.2) < sample(0.5) < sample(1.0) == set(range(2000))
@@ -159,7 +177,11 @@ def test_a_sample_has_its_share_and_is_part_of_a_larger_one():
 def test_only_the_languages_asked_for_are_kept():
     english = view("The cat sat on the mat, and nobody knew what it was thinking about.")
     german = view("Die Katze saß auf der Matte, und niemand wusste, woran sie dachte.")
-    assert filters.language(english, keep=["en"]) is filters.language(german, keep=["en", "de"]) is None
+    assert (
+        filters.language(english, keep=["en"])
+        is filters.language(german, keep=["en", "de"])
+        is None
+    )
     assert filters.language(german, keep=["en"]) == "language is de"
 
 
@@ -190,12 +212,19 @@ def rows():
     ("section", "kind", "workers"),
     [
         ({"filters": [{"name": "my_failing_parts:check"}]}, "filter", "0"),
-        pytest.param({"filters": [{"name": "my_failing_parts:check"}]}, "filter", "2", marks=pytest.mark.heavy),
+        pytest.param(
+            {"filters": [{"name": "my_failing_parts:check"}]},
+            "filter",
+            "2",
+            marks=pytest.mark.heavy,
+        ),
         ({"transforms": [{"name": "my_failing_parts:change"}]}, "transform", "0"),
         ({"path": "my_failing_parts:rows"}, "source", "0"),
     ],
 )
-def test_an_error_of_a_users_part_names_it_with_file_and_row(tmp_path, monkeypatch, build, section, kind, workers):
+def test_an_error_of_a_users_part_names_it_with_file_and_row(
+    tmp_path, monkeypatch, build, section, kind, workers
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CPT_WORKERS", workers)
     (tmp_path / "my_failing_parts.py").write_text(FAILS_AT_ELEVEN)
@@ -203,5 +232,7 @@ def test_an_error_of_a_users_part_names_it_with_file_and_row(tmp_path, monkeypat
     with pytest.raises(UserCodeError) as error:
         build(Source(**{"path": "a.jsonl", **section}))
     first = str(error.value).splitlines()[0]
-    assert first.startswith("my_failing_parts:rows: item 12: " if kind == "source" else "a.jsonl:12: "), first
+    assert first.startswith(
+        "my_failing_parts:rows: item 12: " if kind == "source" else "a.jsonl:12: "
+    ), first
     assert kind in first and "my_failing_parts:" in first and "KeyError" in first

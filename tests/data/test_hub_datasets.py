@@ -39,7 +39,9 @@ def run(client):
     """`run(code, path="owner/name", ...)`: what the code gives for a source."""
 
     def run(code, piece_bytes=1000, environment=None, **options):
-        return client(READ.format(options=options, piece_bytes=piece_bytes) + code, **(environment or {}))
+        return client(
+            READ.format(options=options, piece_bytes=piece_bytes) + code, **(environment or {})
+        )
 
     return run
 
@@ -64,8 +66,12 @@ def test_the_files_of_a_split_are_read_in_pieces(hub, run, streaming):
     assert run(TEXTS, path=path, streaming=streaming) == rows("a", 200) + rows("b", 50)
     assert run(TEXTS, path=path, streaming=streaming, split="test") == rows("test")
     names = run("result = [file[:2] for file in files_of(source, 'k')]", path=path)
-    assert names == [[f"hf://datasets/{path}@{commit}/{name}", len(files[name])] for name in sorted(files)[1:]]
-    pieces = run("result = [(piece.start, piece.stop) for piece in pieces]", path=path, piece_bytes=1500)
+    assert names == [
+        [f"hf://datasets/{path}@{commit}/{name}", len(files[name])] for name in sorted(files)[1:]
+    ]
+    pieces = run(
+        "result = [(piece.start, piece.stop) for piece in pieces]", path=path, piece_bytes=1500
+    )
     assert pieces == [[0, 1500], [1500, 3000], [3000, None], [0, None]]
 
 
@@ -98,9 +104,13 @@ def test_a_pinned_revision_stays_and_a_moved_branch_is_noticed(hub, run):
     with pytest.raises(RuntimeError, match="^DataError: .*`k.revision`"):
         run(TEXTS, path="lab/moved", revision="f" * 40)
     assert run(TEXTS, path="lab/moved", revision=first) == rows("old")
-    assert run(TEXTS, path="lab/moved") == run(TEXTS, path="lab/moved", revision="main") == rows("new")
+    assert (
+        run(TEXTS, path="lab/moved") == run(TEXTS, path="lab/moved", revision="main") == rows("new")
+    )
     ((other, same_size, after),) = run("result = states_of(source, 'k')", path="lab/moved")
-    assert [name, other] == [f"hf://datasets/lab/moved@{commit}/a.jsonl" for commit in (first, second)]
+    assert [name, other] == [
+        f"hf://datasets/lab/moved@{commit}/a.jsonl" for commit in (first, second)
+    ]
     assert size == same_size and before != after
 
 
@@ -114,7 +124,9 @@ def test_private_and_gated_datasets_need_a_token(hub, run):
     with pytest.raises(RuntimeError, match="^ResourceError: .*datasets/lab/gated"):
         run(TEXTS, path="lab/gated")
     for streaming in (True, False):
-        assert run(TEXTS, path="lab/private", streaming=streaming, environment={"HF_TOKEN": TOKEN}) == rows("secret")
+        assert run(
+            TEXTS, path="lab/private", streaming=streaming, environment={"HF_TOKEN": TOKEN}
+        ) == rows("secret")
 
 
 def test_streaming_fetches_about_what_a_piece_holds(hub, run):
@@ -122,7 +134,11 @@ def test_streaming_fetches_about_what_a_piece_holds(hub, run):
     hub.commit("lab/bounded", {"big.jsonl": content})
     hub.sent.clear()
     code = "result = len(list(read_piece(source, pieces[len(pieces) // 2], 'k')))"
-    assert 1000 <= run(code, path="lab/bounded", streaming=True, piece_bytes=len(content) // 10) <= 3000
+    assert (
+        1000
+        <= run(code, path="lab/bounded", streaming=True, piece_bytes=len(content) // 10)
+        <= 3000
+    )
     assert len(content) // 10 <= hub.sent["big.jsonl"] <= len(content) // 10 + 3 * 2**16
 
 
@@ -139,8 +155,14 @@ def test_a_busy_hub_is_asked_again_and_a_broken_answer_is_resumed(hub, run, stre
 def test_a_card_with_options_for_the_reading_leaves_it_to_datasets(hub, run):
     card = '---\nconfigs:\n- config_name: default\n  data_files: a.csv\n  sep: ";"\n---\n'
     hub.commit("lab/options", {"README.md": card, "a.csv": "n;text\n1;one\n2;two\n"})
-    assert run(TEXTS, path="lab/options") == run(TEXTS, path="lab/options", streaming=True) == ["one", "two"]
-    found = run("result = [states_of(source, 'k'), [piece.path for piece in pieces]]", path="lab/options")
+    assert (
+        run(TEXTS, path="lab/options")
+        == run(TEXTS, path="lab/options", streaming=True)
+        == ["one", "two"]
+    )
+    found = run(
+        "result = [states_of(source, 'k'), [piece.path for piece in pieces]]", path="lab/options"
+    )
     assert found == [[], ["lab/options"]]
 
 

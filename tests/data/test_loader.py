@@ -17,7 +17,9 @@ def rows(tokenizer, tmp_path_factory):
         lines = [f"{name}{number} {'x' * (number % 23)}\n" for number in range(200)]
         (folder / f"{name}.csv").write_text("text\n" + "".join(lines))
     sources = [{"path": str(folder / "a.csv"), "weight": 2}, {"path": str(folder / "b.csv")}]
-    return build_data(Data(sources=sources, sequence_length=16), tokenizer, seed=7, cache_dir=folder).rows
+    return build_data(
+        Data(sources=sources, sequence_length=16), tokenizer, seed=7, cache_dir=folder
+    ).rows
 
 
 def batches(rows, **options):
@@ -36,7 +38,10 @@ def with_first_positions(batch):
 
 @pytest.mark.parametrize("options", [{}, WORKERS, {"collate_fn": lambda some: stack_rows(some)}])
 def test_batches_are_the_rows_completed_where_they_are_made(rows, options):
-    state, completed = torch.get_rng_state(), batches(rows, complete=with_first_positions, **options)
+    state, completed = (
+        torch.get_rng_state(),
+        batches(rows, complete=with_first_positions, **options),
+    )
     assert same([stack_rows([rows[n], rows[n + 1]]) for n in range(0, 48, 2)], completed)
     assert all(batch["first"].tolist() == [0, 0] for batch in completed)
     assert torch.equal(torch.get_rng_state(), state), "reading leaves the global random state alone"

@@ -41,7 +41,9 @@ def test_what_is_local_and_what_is_a_hub_dataset(folder, monkeypatch):
 
 def test_files_of_a_source_are_sorted_folder_by_folder(folder):
     names = [file.name for file in files_of(Source(path=str(folder)), "k")]
-    assert names == [str(folder / name) for name in ("a.md", "b.txt", "sub/c.txt", "sub/d.jsonl", "sub.txt")]
+    assert names == [
+        str(folder / name) for name in ("a.md", "b.txt", "sub/c.txt", "sub/d.jsonl", "sub.txt")
+    ]
 
 
 def test_states_follow_files_and_what_a_server_says_of_them(folder):
@@ -53,11 +55,16 @@ def test_states_follow_files_and_what_a_server_says_of_them(folder):
     memory.pipe("/states/a.txt", b"one")
     (first,) = states_of(Source(path="memory://states"), "k")
     memory.pipe("/states/a.txt", b"two")
-    assert states_of(Source(path="memory://states"), "k") != [first] and first[:2] == ("memory:///states/a.txt", 3)
+    assert states_of(Source(path="memory://states"), "k") != [first] and first[:2] == (
+        "memory:///states/a.txt",
+        3,
+    )
     assert states_of(Source(path="my_lab:dump"), "k") == []
 
 
-@pytest.mark.parametrize("path", ["missing.jsonl", "./missing", "corpus", "nothing/*.jsonl", "sub/*.py", "a.pdf"])
+@pytest.mark.parametrize(
+    "path", ["missing.jsonl", "./missing", "corpus", "nothing/*.jsonl", "sub/*.py", "a.pdf"]
+)
 def test_a_path_that_cannot_be_read_is_refused_with_its_key(folder, monkeypatch, texts, path):
     monkeypatch.chdir(folder)
     (folder / "a.pdf").touch()
@@ -73,7 +80,9 @@ def test_a_path_that_cannot_be_read_is_refused_with_its_key(folder, monkeypatch,
         ("no_such_lab:dump", {}, "no_such_lab"),
     ],
 )
-def test_a_source_of_the_users_that_gives_nothing_is_refused(tmp_path, monkeypatch, read, path, options, key):
+def test_a_source_of_the_users_that_gives_nothing_is_refused(
+    tmp_path, monkeypatch, read, path, options, key
+):
     (tmp_path / "my_lab_sources.py").write_text(
         "def dump(*, count: int = 1):\n    yield 'text'\ndef nothing():\n    return None\n"
     )
@@ -101,26 +110,52 @@ def read_all(source, piece_bytes):
     """Each item as its text or reason, with its place; and how many pieces there were."""
     pieces = pieces_of(source, "k", piece_bytes)
     items = [item for piece in pieces for item in read_piece(source, piece, "k")]
-    found = [item.text if isinstance(item, Document) else (item.reason, item.byte) for item in items]
+    found = [
+        item.text if isinstance(item, Document) else (item.reason, item.byte) for item in items
+    ]
     return list(zip(found, [item.where for item in items], strict=True)), len(pieces)
 
 
-SPECIAL = ['{"text": "twö 🎉"}', "", "   ", "\ufeff\u2028x", "bad", '{"text": "a\\u2028b"}', '{"text": "x\u2028y"}']
+SPECIAL = [
+    '{"text": "twö 🎉"}',
+    "",
+    "   ",
+    "\ufeff\u2028x",
+    "bad",
+    '{"text": "a\\u2028b"}',
+    '{"text": "x\u2028y"}',
+]
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=30)
-LINE = st.sampled_from(SPECIAL) | TEXT.map(lambda text: json.dumps({"text": text}, ensure_ascii=False))
+LINE = st.sampled_from(SPECIAL) | TEXT.map(
+    lambda text: json.dumps({"text": text}, ensure_ascii=False)
+)
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "txt"])
-@given(st.lists(LINE, max_size=40), st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans(), st.integers(1, 200))
+@given(
+    st.lists(LINE, max_size=40),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 200),
+)
 @settings(max_examples=40)
-def test_pieces_of_lines_give_what_the_whole_file_gives(tmp_path_factory, kind, lines, end, bom, last, piece_bytes):
+def test_pieces_of_lines_give_what_the_whole_file_gives(
+    tmp_path_factory, kind, lines, end, bom, last, piece_bytes
+):
     path = tmp_path_factory.mktemp("pieces") / f"a.{kind}"
-    path.write_bytes(b"\xef\xbb\xbf" * bom + end.join([*lines, '{"text": "last"}' + end * last]).encode())
+    path.write_bytes(
+        b"\xef\xbb\xbf" * bom + end.join([*lines, '{"text": "last"}' + end * last]).encode()
+    )
     source = Source(path=str(path), text_documents="line")
     whole, _ = read_all(source, 10**9)
     parts, num_pieces = read_all(source, piece_bytes)
     assert parts == whole and num_pieces == -(-path.stat().st_size // piece_bytes)
-    by_hand = [line for line in path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip()]
+    by_hand = [
+        line
+        for line in path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        if line.strip()
+    ]
     assert len(whole) == len(by_hand)
 
 
@@ -137,7 +172,9 @@ def write_table(path, rows, group):
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow"])
 @given(st.integers(1, 300), st.integers(1, 50), st.integers(1, 30))
 @settings(max_examples=20)
-def test_pieces_of_tables_give_what_the_whole_file_gives(tmp_path_factory, name, rows, group, num_cuts):
+def test_pieces_of_tables_give_what_the_whole_file_gives(
+    tmp_path_factory, name, rows, group, num_cuts
+):
     path = tmp_path_factory.mktemp("pieces") / name
     write_table(path, rows, group)
     source, piece_bytes = Source(path=str(path)), path.stat().st_size // num_cuts

@@ -59,7 +59,11 @@ def test_each_phase_has_its_own_quotas_to_within_one_row_a_source(plan):
 def test_every_row_of_a_source_comes_once_an_epoch_across_phases_and_not_in_file_order(plan):
     rows, length = phased(plan, sizes=(9, 9, 9)), sum(rows for rows, _ in plan) + 60
     for source in range(3):
-        read = [row for which, row in (located(rows, number) for number in range(length)) if which == source]
+        read = [
+            row
+            for which, row in (located(rows, number) for number in range(length))
+            if which == source
+        ]
         epochs = [read[first : first + 9] for first in range(0, len(read), 9)]
         assert all(sorted(epoch) == list(range(9)) for epoch in epochs[:-1])
         assert all(len(set(epoch)) == len(epoch) for epoch in epochs)
@@ -97,12 +101,21 @@ def test_skipped_stretches_are_jumped_over():
 
 
 @pytest.mark.parametrize(("world_size", "first_step"), [(1, 0), (2, 0), (1, 2)])
-def test_the_loader_reads_the_rows_of_the_steps_on_any_number_of_processes_and_from_any_step(world_size, first_step):
+def test_the_loader_reads_the_rows_of_the_steps_on_any_number_of_processes_and_from_any_step(
+    world_size, first_step
+):
     rows = RowsOfSteps(8, [(8, 24), (40, 48)])
     read = {step: [] for step in range(first_step, 6)}
     for rank in range(world_size):
-        options = {"rank": rank, "world_size": world_size, "first_row": first_step * 8, "left_out": rows.left_out}
-        for number, batch in enumerate(CPTDataLoader(Indices(), micro_batch=2, rows_in_all=6 * 8, **options)):
+        options = {
+            "rank": rank,
+            "world_size": world_size,
+            "first_row": first_step * 8,
+            "left_out": rows.left_out,
+        }
+        for number, batch in enumerate(
+            CPTDataLoader(Indices(), micro_batch=2, rows_in_all=6 * 8, **options)
+        ):
             read[first_step + number // (4 // world_size)] += batch["input_ids"][:, 0].tolist()
     assert {step: sorted(numbers) for step, numbers in read.items()} == {
         step: list(range(*rows.of(step))) for step in read

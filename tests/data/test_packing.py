@@ -16,7 +16,10 @@ def documents(lengths):
 
 def rows_of(packing):
     pieces = list(zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True))
-    return [pieces[first:after] for first, after in zip(packing.first_piece, packing.first_piece[1:], strict=False)]
+    return [
+        pieces[first:after]
+        for first, after in zip(packing.first_piece, packing.first_piece[1:], strict=False)
+    ]
 
 
 @pytest.mark.parametrize("name", PACKINGS)
@@ -25,8 +28,14 @@ def rows_of(packing):
 def test_every_piece_is_in_one_row_of_every_epoch(name, lengths, sequence_length, epoch):
     packing = pack(*documents(lengths), sequence_length, name, 0, max(1, sequence_length // 2))
     rows = [packing.pieces(row, epoch) for row in range(packing.num_rows)]
-    pieces = [piece for starts, sizes in rows for piece in zip(starts.tolist(), sizes.tolist(), strict=True)]
-    assert sorted(pieces) == sorted(zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True))
+    pieces = [
+        piece
+        for starts, sizes in rows
+        for piece in zip(starts.tolist(), sizes.tolist(), strict=True)
+    ]
+    assert sorted(pieces) == sorted(
+        zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True)
+    )
     assert all(sizes.sum() <= sequence_length for _, sizes in rows)
 
 

@@ -70,7 +70,9 @@ def test_the_first_failure_in_order_is_raised_after_the_results_before_it(work):
     ("function", "error", "words"),
     [("own_exception", RuntimeError, "Own: own"), ("die", ResourceError, "memory.*CPT_WORKERS=1")],
 )
-def test_an_exception_that_cannot_be_pickled_and_a_killed_worker_are_errors(work, function, error, words):
+def test_an_exception_that_cannot_be_pickled_and_a_killed_worker_are_errors(
+    work, function, error, words
+):
     with pytest.raises(error, match=words):
         list(map_in_order(lambda: getattr(work, function), [1], 1))
 
@@ -98,7 +100,9 @@ time.sleep(60)
 def test_workers_end_with_a_parent_that_is_killed(work, tmp_path):
     """And a script without a main guard is not run again in its workers."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True
+    )
     workers = {int(parent.stdout.readline()) for _ in range(5)}
     parent.kill()
     parent.wait()
@@ -142,9 +146,13 @@ def test_without_locks_two_machines_fill_a_folder_each_and_the_first_stays(tmp_p
     def slow(folder):
         (folder / "content").write_text("first half, ")
         monkeypatch.setattr("cpt.cache.socket.gethostname", lambda: "other")
-        publish_once(tmp_path / "a", lambda other: (other / "content").write_text("all of the other"))
+        publish_once(
+            tmp_path / "a", lambda other: (other / "content").write_text("all of the other")
+        )
         with (folder / "content").open("a") as file:
             file.write("second half")
 
     publish_once(tmp_path / "a", slow)
-    assert (tmp_path / "a" / "content").read_text() == "all of the other" and folders(tmp_path) == ["a"]
+    assert (tmp_path / "a" / "content").read_text() == "all of the other" and folders(tmp_path) == [
+        "a"
+    ]

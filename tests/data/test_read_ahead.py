@@ -11,7 +11,10 @@ def ahead(build, source, monkeypatch):
     monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 2_000)
     monkeypatch.setenv("CPT_WORKERS", "0")
     sizes = {"a": 1000, "b": 500}
-    large = [source(name, [f"{name}{n:04}" + "x" * (n % 40) for n in range(size)]) for name, size in sizes.items()]
+    large = [
+        source(name, [f"{name}{n:04}" + "x" * (n % 40) for n in range(size)])
+        for name, size in sizes.items()
+    ]
 
     def run(**options):
         return build(*large, **{"chunk_bytes": 6_000, **options})

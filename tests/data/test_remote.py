@@ -25,12 +25,18 @@ class Answer(BaseHTTPRequestHandler):
             content = "".join(f'<a href="{name}">{name}</a>' for name in server.files).encode()
         if content is None:
             status, content = 404, b""
-        elif server.has_ranges and (asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
+        elif server.has_ranges and (
+            asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        ):
             begin, last = int(asked[1]), min(int(asked[2] or len(content)), len(content) - 1)
             headers["Content-Range"] = f"bytes {begin}-{last}/{len(content)}"
             content, status = content[begin : last + 1], 206
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": len(content), "ETag": f'"{hash(content)}"'}.items():
+        for name, value in {
+            **headers,
+            "Content-Length": len(content),
+            "ETag": f'"{hash(content)}"',
+        }.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
@@ -50,21 +56,29 @@ def server():
 
 
 def lines(count):
-    return "".join(json.dumps({"text": f"line {number}"}) + "\n" for number in range(count)).encode()
+    return "".join(
+        json.dumps({"text": f"line {number}"}) + "\n" for number in range(count)
+    ).encode()
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "jsonl.gz"])
-def test_a_file_behind_http_is_read_whether_the_server_has_ranges_or_not(server, tmp_path, has_ranges, kind):
+def test_a_file_behind_http_is_read_whether_the_server_has_ranges_or_not(
+    server, tmp_path, has_ranges, kind
+):
     server.has_ranges = has_ranges
     if kind == "parquet":
         table = pa.table({"text": [f"line {number}" for number in range(500)]})
         pq.write_table(table, tmp_path / "a", row_group_size=50)
         server.files["a.parquet"] = (tmp_path / "a").read_bytes()
     else:
-        server.files[f"a.{kind}"] = lines(500) if kind == "jsonl" else pa.compress(lines(500), "gzip", asbytes=True)
+        server.files[f"a.{kind}"] = (
+            lines(500) if kind == "jsonl" else pa.compress(lines(500), "gzip", asbytes=True)
+        )
     source = Source(path=f"{server.url}/a.{kind}")
-    items = [item for piece in pieces_of(source, "k", 2000) for item in read_piece(source, piece, "k")]
+    items = [
+        item for piece in pieces_of(source, "k", 2000) for item in read_piece(source, piece, "k")
+    ]
     assert [item.text for item in items] == [f"line {number}" for number in range(500)]
 
 

@@ -33,13 +33,21 @@ def test_rows_of_a_run_without_changes_are_those_of_every_other_version(build, s
     """Another fingerprint here would make the runs of this version impossible to resume."""
     sources = source("a", TEXTS, weight=3.0), source("b", [text * 3 for text in TEXTS[:50]])
     weights = [{"a": 1, "b": 1}, {"b": 3, "a": 1}]
-    phases = [Phase(until=64 * 20, weights=weights[0]), Phase(weights=weights[1], context_length=20)]
+    phases = [
+        Phase(until=64 * 20, weights=weights[0]),
+        Phase(weights=weights[1], context_length=20),
+    ]
     found = []
     for options in ({}, {"phases": phases, "evaluation": Evaluation(held_out_share=0.1)}):
         prepared = build(*sources, **options)
-        ids = b"".join(prepared.rows[number]["input_ids"].numpy().tobytes() for number in range(200))
+        ids = b"".join(
+            prepared.rows[number]["input_ids"].numpy().tobytes() for number in range(200)
+        )
         found += [prepared.fingerprint, sha256(ids).hexdigest()[:16]]
-    first, second = ("c58831f9fb6106af52db61bb292f65f6", "71d818960a714dce"), ("83eb54364bd1ed02f7f8ef7360d02850",)
+    first, second = (
+        ("c58831f9fb6106af52db61bb292f65f6", "71d818960a714dce"),
+        ("83eb54364bd1ed02f7f8ef7360d02850",),
+    )
     assert found == [*first, *second, "8734d978ef6bf107"]
 
 
@@ -60,7 +68,10 @@ class Script:
             for name in weights:
                 numbers.setdefault(name, len(numbers))
             tokens = {name: weight / alone[name].filled for name, weight in weights.items()}
-            parts = {name: round(weight / sum(tokens.values()) * 2**32) for name, weight in tokens.items()}
+            parts = {
+                name: round(weight / sum(tokens.values()) * 2**32)
+                for name, weight in tokens.items()
+            }
             for row in range(length):
                 before, after = self.counts(row, parts), self.counts(row + 1, parts)
                 (name,) = (name for name in parts if after[name] > before[name])
@@ -86,18 +97,27 @@ class Corpora:
     def __init__(self, folder, tokenizer):
         self.folder, self.tokenizer, self.stores = folder, tokenizer, 0
         for place, name in enumerate(NAMES):
-            texts = [f"{name}{number:03}" + "x" * (number * 7 % 19) for number in range(40 + 60 * place)]
-            (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+            texts = [
+                f"{name}{number:03}" + "x" * (number * 7 % 19) for number in range(40 + 60 * place)
+            ]
+            (folder / f"{name}.jsonl").write_text(
+                "".join(json.dumps({"text": text}) + "\n" for text in texts)
+            )
         self.alone = {name: self.build({name: 1}).chunked[0] for name in NAMES}
 
     def data(self, weights):
-        sources = [Source(path=str(self.folder / f"{name}.jsonl"), weight=weight) for name, weight in weights.items()]
+        sources = [
+            Source(path=str(self.folder / f"{name}.jsonl"), weight=weight)
+            for name, weight in weights.items()
+        ]
         return Data(sources=sources, sequence_length=LENGTH, chunk_bytes=1500)
 
     def build(self, weights, earlier=()):
         self.stores += 1
         store = self.folder / f"store-{self.stores}"
-        return build_data(self.data(weights), self.tokenizer, seed=SEED, cache_dir=store, earlier=earlier)
+        return build_data(
+            self.data(weights), self.tokenizer, seed=SEED, cache_dir=store, earlier=earlier
+        )
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +143,21 @@ def test_rows_follow_from_the_history_alone_whatever_is_killed(corpora, history,
             prepared = corpora.build(weights, earlier)  # each time with an empty store
             if state is not None:
                 prepared.restore(state)
-            options = {"micro_batch": 1, "rows_in_all": end, "world_size": world_size, "first_row": start}
-            ranks = [iter(CPTDataLoader(prepared.rows, rank=rank, **options)) for rank in range(world_size)]
+            options = {
+                "micro_batch": 1,
+                "rows_in_all": end,
+                "world_size": world_size,
+                "first_row": start,
+            }
+            ranks = [
+                iter(CPTDataLoader(prepared.rows, rank=rank, **options))
+                for rank in range(world_size)
+            ]
             for number in range((end - start) // world_size * world_size):
                 rows.append(next(ranks[number % world_size])["input_ids"][0].tolist())
-            rows += [prepared.rows[number]["input_ids"].tolist() for number in range(len(rows), end)]
+            rows += [
+                prepared.rows[number]["input_ids"].tolist() for number in range(len(rows), end)
+            ]
             state = json.loads(json.dumps(prepared.state(end)))
         earlier = [*earlier, ended(prepared, end, corpora.data(weights))]
         first = end
@@ -137,7 +167,11 @@ def test_rows_follow_from_the_history_alone_whatever_is_killed(corpora, history,
 
 def check_documents(corpora, rows):
     """Each document of a source was read equally often, to within one epoch."""
-    texts = "".join(corpora.tokenizer.decode(row) for row in rows).replace("<pad>", "").split("<|endoftext|>")
+    texts = (
+        "".join(corpora.tokenizer.decode(row) for row in rows)
+        .replace("<pad>", "")
+        .split("<|endoftext|>")
+    )
     read = Counter(text for text in texts if text)
     for place, name in enumerate(NAMES):
         counts = [count for text, count in read.items() if text[0] == name]
@@ -155,7 +189,9 @@ def change(build):
     def run(before, after, row=100, evaluation=None, evaluation_after=None, **options):
         first = build(*before, evaluation=evaluation, **options)
         stretch = ended(first, row, Data(sources=before, sequence_length=64), evaluation)
-        then = build(*after, evaluation=evaluation_after or evaluation, earlier=[stretch], **options)
+        then = build(
+            *after, evaluation=evaluation_after or evaluation, earlier=[stretch], **options
+        )
         then.restore(json.loads(json.dumps(first.state(row))))
         return first, then
 
@@ -176,12 +212,18 @@ def test_tokens_and_epochs_count_what_earlier_stretches_read(change, source, cap
     first, then = change([a, b], [b, c], row=80, budget=Budget(tokens=64 * 120))
     tokens = then.tokens(120)
     assert tokens["a"] == first.tokens(80)["a"] and tokens["b"] == 60 * 64 * then.chunked[0].filled
-    assert sum(tokens.values()) / (120 * 64) == then.filled(120) and then.shares(120)["b"] == pytest.approx(0.5)
+    assert sum(tokens.values()) / (120 * 64) == then.filled(120) and then.shares(120)[
+        "b"
+    ] == pytest.approx(0.5)
     assert then.shares(120, 80) == {"b": 0.5, "c": 0.5} and then.epochs(140)["b"] == 70 / 60
     _, then = change([a, b], [b, c], row=80, budget=Budget(tokens=64 * 160))
     assert "b 1.33 epochs" in caplog.text
     state = then.state(100)
-    assert {name: one["rows"] for name, one in state["positions"].items()} == {"a": 40, "b": 50, "c": 10}
+    assert {name: one["rows"] for name, one in state["positions"].items()} == {
+        "a": 40,
+        "b": 50,
+        "c": 10,
+    }
     assert (state["stretch"], state["row"], list(state["positions"])) == (1, 100, ["a", "b", "c"])
 
 
@@ -193,7 +235,11 @@ def test_phases_end_at_tokens_of_the_whole_run(change, source):
         Phase(weights={"a": 1, "b": 1}),
     ]
     _, then = change(sources[:2], sources, row=100, phases=phases)
-    assert [then.rows.counts(row) for row in (100, 150, 250)] == [[50, 50, 0], [50, 100, 0], [100, 150, 0]]
+    assert [then.rows.counts(row) for row in (100, 150, 250)] == [
+        [50, 50, 0],
+        [50, 100, 0],
+        [100, 150, 0],
+    ]
     longest = [int(then.rows[row]["position_ids"].max()) for row in (149, 150)]
     assert longest[0] < 16 <= longest[1]
 
@@ -201,7 +247,10 @@ def test_phases_end_at_tokens_of_the_whole_run(change, source):
 def test_a_source_keeps_its_documents_when_others_are_held_out_and_a_new_one_leaves_these_out(
     change, source, tokenizer
 ):
-    a, b = source("a", numbered("a", 80)), source("b", [*numbered("a", 80)[:20], *numbered("b", 60)])
+    a, b = (
+        source("a", numbered("a", 80)),
+        source("b", [*numbered("a", 80)[:20], *numbered("b", 60)]),
+    )
     exam = source("exam", numbered("a", 80)[:20])
     evaluation = Evaluation(perplexity=[HeldOut(path=exam.path)])
     _, then = change([a], [a, b], row=30, evaluation_after=evaluation)
@@ -227,14 +276,24 @@ def texts_read_of(held_out, tokenizer):
     return {part for part in text.replace("<pad>", "").split("<|endoftext|>") if part}
 
 
-def test_of_equal_documents_across_sources_a_run_reads_those_of_the_first_one_it_used(change, source, tokenizer):
-    a, b, c = source("a", numbered("a", 80)), source("b", numbered("b", 60)), source("c", numbered("a", 100))
+def test_of_equal_documents_across_sources_a_run_reads_those_of_the_first_one_it_used(
+    change, source, tokenizer
+):
+    a, b, c = (
+        source("a", numbered("a", 80)),
+        source("b", numbered("b", 60)),
+        source("c", numbered("a", 100)),
+    )
     first, then = change([a, b], [c, b], row=40, deduplicate="exact_across_sources")
     read = texts_read(first, range(40), tokenizer) + texts_read(then, range(40, 65), tokenizer)
-    assert then.sources[0].documents == 20 and max(read.values()) == 1  # `a` may return with the other 80
+    assert (
+        then.sources[0].documents == 20 and max(read.values()) == 1
+    )  # `a` may return with the other 80
 
 
-def test_a_retired_source_may_lose_its_files_and_one_in_use_may_not_change(change, build, source, tmp_path):
+def test_a_retired_source_may_lose_its_files_and_one_in_use_may_not_change(
+    change, build, source, tmp_path
+):
     a, b = source("a", numbered("a", 80)), source("b", numbered("b", 80))
     first, _ = change([a, b], [b])
     stretch = ended(first, 100, Data(sources=[a, b], sequence_length=64))
@@ -245,7 +304,9 @@ def test_a_retired_source_may_lose_its_files_and_one_in_use_may_not_change(chang
         build(b, earlier=[stretch])
 
 
-def test_a_checkpoint_of_other_data_is_refused_and_that_of_an_earlier_stretch_is_not(change, build, source):
+def test_a_checkpoint_of_other_data_is_refused_and_that_of_an_earlier_stretch_is_not(
+    change, build, source
+):
     a, b = source("a", numbered("a", 80)), source("b", numbered("b", 80))
     first, then = change([a], [a, b])
     for state in (first.state(100), then.state(120)):
@@ -262,8 +323,12 @@ def test_resuming_a_later_stretch_reads_only_the_chunks_in_use(corpora):
     then = corpora.build(weights[1], [stretch])
     then.restore(state)
     assert then.rows[100] and max(len(rows.tokenized.plan.shards) for rows in then.chunked) > 8
-    stored = [path for path in (folder / f"store-{corpora.stores}/tokens").glob("*/*") if path.is_dir()]
-    assert len(stored) <= 2 + 2 * 3  # the first chunks, and the current ones of at most three shards
+    stored = [
+        path for path in (folder / f"store-{corpora.stores}/tokens").glob("*/*") if path.is_dir()
+    ]
+    assert (
+        len(stored) <= 2 + 2 * 3
+    )  # the first chunks, and the current ones of at most three shards
 
 
 # Changes that would read documents twice, or lose some
@@ -272,7 +337,13 @@ def test_resuming_a_later_stretch_reads_only_the_chunks_in_use(corpora):
 @pytest.mark.parametrize(
     ("now", "keys"),
     [
-        ([{"path": "a.jsonl", "weight": 2.0, "licence": "MIT", "max_epochs": 2}, {"path": "c.jsonl"}], []),
+        (
+            [
+                {"path": "a.jsonl", "weight": 2.0, "licence": "MIT", "max_epochs": 2},
+                {"path": "c.jsonl"},
+            ],
+            [],
+        ),
         ([{"path": "b.jsonl"}], []),
         ([{"path": "a.jsonl", "text_column": "body"}], ["data.sources[0].text_column"]),
         (
@@ -289,4 +360,6 @@ def test_changes_that_would_repeat_or_lose_documents_are_problems(now, keys):
     paths = [["gone.jsonl", "a.jsonl"], ["a.jsonl", "b.jsonl", "org/set"]]
     earlier = [Data(sources=[Source(path=path) for path in some]) for some in paths]
     found = problems_of_change(earlier, Data(sources=[Source(**one) for one in now]))
-    assert len(found) == len(keys) and all(key in sentence for key, sentence in zip(keys, found, strict=True))
+    assert len(found) == len(keys) and all(
+        key in sentence for key, sentence in zip(keys, found, strict=True)
+    )

@@ -20,7 +20,11 @@ def documents(encoder, texts):
     return [part.tolist() for part in np.split(ids, lengths.cumsum()[:-1])]
 
 
-@given(st.lists(st.text() | st.sampled_from(["<|endoftext|>", "x <pad>", "<|endof"]), min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.text() | st.sampled_from(["<|endoftext|>", "x <pad>", "<|endof"]), min_size=1, max_size=5
+    )
+)
 def test_no_text_ends_a_document_and_none_is_changed(tokenizer, texts):
     for text, ids in zip(texts, documents(DocumentEncoder(tokenizer), texts), strict=True):
         assert ids.count(EOS) == 1 and tokenizer.decode(ids[:-1]) == text
@@ -30,7 +34,9 @@ def test_a_special_token_that_is_vocabulary_too_is_spelled_in_pieces():
     """SentencePiece's Unigram finds `</s>` in text, whatever the tokenizer's settings."""
     pieces = [("<unk>", 0.0), ("</s>", 0.0), *((character, -3.0) for character in "</s>ab")]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.Unigram(pieces, unk_id=0)), eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=Tokenizer(models.Unigram(pieces, unk_id=0)),
+        eos_token="</s>",
+        unk_token="<unk>",
     )
     (ids,) = documents(DocumentEncoder(tokenizer), ["a</s>bx"])
     assert tokenizer.convert_ids_to_tokens(ids) == ["a", "<", "/", "s", ">", "b", "<unk>", "</s>"]
@@ -41,7 +47,9 @@ def test_an_unknown_token_that_is_the_eos_ends_no_document(tokenizer):
     like_gpt2.unk_token = "<|endoftext|>"
     assert documents(DocumentEncoder(like_gpt2), ["a<|endoftext|>"])[0].count(EOS) == 1
     words = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="<eos>"))
-    ambiguous = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>", unk_token="<eos>")
+    ambiguous = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="<eos>", unk_token="<eos>"
+    )
     with pytest.raises(RecipeError, match="distinguished"):
         DocumentEncoder(ambiguous).encode(["unknown"])
 
@@ -49,7 +57,10 @@ def test_an_unknown_token_that_is_the_eos_ends_no_document(tokenizer):
 def test_added_words_that_are_not_special_are_found(tokenizer):
     grown = copy.deepcopy(tokenizer)
     grown.add_tokens(["benzene"])
-    assert grown.convert_tokens_to_ids("benzene") in documents(DocumentEncoder(grown), ["a benzene ring"])[0]
+    assert (
+        grown.convert_tokens_to_ids("benzene")
+        in documents(DocumentEncoder(grown), ["a benzene ring"])[0]
+    )
 
 
 def test_the_users_tokenizer_keeps_its_settings(tokenizer):
@@ -63,7 +74,9 @@ def test_the_users_tokenizer_keeps_its_settings(tokenizer):
 def test_special_tokens_of_fill_in_the_middle_inside_a_text_stay_text(tokenizer):
     coder, (prefix, _, middle) = copy.deepcopy(tokenizer), MARKS[0]
     coder.add_tokens(list(MARKS[0]), special_tokens=True)
-    ids, _ = MiddleEncoder(DocumentEncoder(coder), {"rate": 1.0}, "k").encode([f"say {prefix} and {middle}"])
+    ids, _ = MiddleEncoder(DocumentEncoder(coder), {"rate": 1.0}, "k").encode(
+        [f"say {prefix} and {middle}"]
+    )
     assert [sum(ids == coder.convert_tokens_to_ids(mark)) for mark in (prefix, middle)] == [1, 1]
 
 
@@ -94,7 +107,12 @@ hard_text = st.text(st.characters(codec="utf-8"), max_size=60) | st.text(
 )
 
 
-@given(st.lists(hard_text | st.sampled_from(["<|endoftext|>", "a<pad>b", "<|im_start|>", "<|endof"]), max_size=8))
+@given(
+    st.lists(
+        hard_text | st.sampled_from(["<|endoftext|>", "a<pad>b", "<|im_start|>", "<|endof"]),
+        max_size=8,
+    )
+)
 def test_gigatoken_gives_the_ids_of_hugging_face(encoders, texts):
     slowly, fast = (documents(encoder, texts) for encoder in encoders)
     assert fast == slowly
@@ -118,7 +136,11 @@ def test_a_difference_in_the_runs_own_documents_is_enough(grown, monkeypatch):
     monkeypatch.setattr("cpt.data.store.tokenization.HARD_STRINGS", [])
     monkeypatch.setattr("cpt.data.store.tokenization.around_added_tokens", lambda content: [])
     assert DocumentEncoder(grown).proven_for(["nothing"]).engine.startswith("gigatoken")
-    assert DocumentEncoder(grown).proven_for(["nothing", "a swordfish"]).engine.startswith("tokenizers")
+    assert (
+        DocumentEncoder(grown)
+        .proven_for(["nothing", "a swordfish"])
+        .engine.startswith("tokenizers")
+    )
 
 
 def test_without_gigatoken_hugging_faces_tokenizer_does_the_work(tokenizer, monkeypatch, caplog):

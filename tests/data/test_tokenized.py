@@ -22,7 +22,9 @@ def reads(monkeypatch):
     """How often a source was opened."""
     opened, original = [], shards.read_piece
     monkeypatch.setattr(
-        shards, "read_piece", lambda source, piece, key: opened.append(key) or original(source, piece, key)
+        shards,
+        "read_piece",
+        lambda source, piece, key: opened.append(key) or original(source, piece, key),
     )
     return opened
 
@@ -30,7 +32,10 @@ def reads(monkeypatch):
 def decoded(opened, tokenizer):
     documents = opened.documents(range(len(opened.plan.shards)))
     begins, lengths = documents.offsets[:-1].tolist(), np.diff(documents.offsets).tolist()
-    return [tokenizer.decode(documents.tokens(begin, n - 1)) for begin, n in zip(begins, lengths, strict=True)]
+    return [
+        tokenizer.decode(documents.tokens(begin, n - 1))
+        for begin, n in zip(begins, lengths, strict=True)
+    ]
 
 
 def contents(opened):
@@ -50,7 +55,10 @@ def test_options_that_could_change_the_tokens_make_them_anew(tokenized, source, 
     names += [tokenized(first, Component(name="length", min_characters=1)).name]
     names += [tokenized(first.model_copy(update={"max_documents": 1})).name]
     names += [
-        tokenized(first, by=type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eot>")).name
+        tokenized(
+            first,
+            by=type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<eot>"),
+        ).name
     ]
     os.utime(first.path, ns=(1, 1))
     names += [tokenized(first).name]
@@ -59,18 +67,30 @@ def test_options_that_could_change_the_tokens_make_them_anew(tokenized, source, 
 
 def test_options_that_change_only_the_use_make_nothing_anew(tokenized, source, reads):
     first = source("a", ["one", "two"])
-    for change in ({"weight": 2.0}, {"name": "b"}, {"max_tokens": 5}, {"max_epochs": 1.0}, {"licence": "CC0-1.0"}):
+    for change in (
+        {"weight": 2.0},
+        {"name": "b"},
+        {"max_tokens": 5},
+        {"max_epochs": 1.0},
+        {"licence": "CC0-1.0"},
+    ):
         assert tokenized(first).folder == tokenized(first.model_copy(update=change)).folder
     assert len(reads) == 1
 
 
 def test_a_changed_filter_of_the_users_reads_again(tokenized, source, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    module, mine, first = tmp_path / "my_filter.py", Component(name="my_filter:check"), source("a", ["one", "two"])
+    module, mine, first = (
+        tmp_path / "my_filter.py",
+        Component(name="my_filter:check"),
+        source("a", ["one", "two"]),
+    )
     module.write_text("def check(document):\n    return None\n")
     assert tokenized(first, mine).description.documents == 2
     monkeypatch.delitem(sys.modules, "my_filter")
-    module.write_text("def check(document):\n    return 'two' if document['text'] == 'two' else None\n")
+    module.write_text(
+        "def check(document):\n    return 'two' if document['text'] == 'two' else None\n"
+    )
     assert tokenized(first, mine).description.documents == 1
 
 
@@ -92,7 +112,10 @@ def large(tmp_path, monkeypatch):
     folder = tmp_path / "large"
     folder.mkdir()
     for name in "ab":
-        lines = [json.dumps({"text": f"{name} {number} " + "wörd " * (number % 70)}) for number in range(200)]
+        lines = [
+            json.dumps({"text": f"{name} {number} " + "wörd " * (number % 70)})
+            for number in range(200)
+        ]
         (folder / f"{name}.jsonl").write_text("\n".join(["", *lines, json.dumps({"text": " "})]))
     for number in range(10):
         (folder / f"small{number}.txt").write_text(f"small {number}")
@@ -101,7 +124,9 @@ def large(tmp_path, monkeypatch):
 
 @pytest.mark.heavy
 def test_the_store_does_not_depend_on_the_number_of_workers(large, tokenized, tokenizer):
-    alone, parallel = (tokenized(large, cache=f"cache{workers}", workers=workers) for workers in (0, 2))
+    alone, parallel = (
+        tokenized(large, cache=f"cache{workers}", workers=workers) for workers in (0, 2)
+    )
     assert contents(alone) == contents(parallel)
     assert alone.description.documents == 410 and alone.description.dropped == {"empty": 2}
     assert decoded(alone, tokenizer) == [
@@ -109,10 +134,14 @@ def test_the_store_does_not_depend_on_the_number_of_workers(large, tokenized, to
     ]
 
 
-def test_a_shard_that_is_made_again_with_other_tokens_is_refused_at_each_start(large, tokenized, monkeypatch):
+def test_a_shard_that_is_made_again_with_other_tokens_is_refused_at_each_start(
+    large, tokenized, monkeypatch
+):
     opened = tokenized(large)
     tokens = opened.shard_folder(0) / "tokens.bin"
-    tokens.write_bytes(bytes(tokens.stat().st_size))  # as after a power cut: its length and not its content
+    tokens.write_bytes(
+        bytes(tokens.stat().st_size)
+    )  # as after a power cut: its length and not its content
     one = np.ones(1, np.int64)
     monkeypatch.setattr(
         DocumentEncoder,
@@ -131,23 +160,37 @@ def test_a_changed_file_makes_only_its_own_shards_anew(large, tokenized, tokeniz
     after = tokenized(large)
     own = [shard for shard in after.plan.shards if any(piece.path == str(path) for piece in shard)]
     assert len(reads) - pieces == sum(map(len, own)) and len(own) < len(after.plan.shards)
-    assert any(text.startswith("c 7 ") for text in decoded(after, tokenizer)) and before.folder == after.folder
+    assert (
+        any(text.startswith("c 7 ") for text in decoded(after, tokenizer))
+        and before.folder == after.folder
+    )
 
 
-def test_a_full_disk_names_the_folder_and_leaves_nothing_that_looks_complete(large, tokenized, tmp_path):
-    with files_end_at(8_000), pytest.raises(ResourceError, match=f"{tmp_path}/cache/tokens/.*File too large"):
+def test_a_full_disk_names_the_folder_and_leaves_nothing_that_looks_complete(
+    large, tokenized, tmp_path
+):
+    with (
+        files_end_at(8_000),
+        pytest.raises(ResourceError, match=f"{tmp_path}/cache/tokens/.*File too large"),
+    ):
         tokenized(large, workers=0)
     (folder,) = (tmp_path / "cache" / "tokens").iterdir()
     finished = [shard for shard in folder.glob("*") if shard.is_dir() and not shard.suffix]
-    assert not (folder / "description.json").exists() and all(TokenFiles(shard).is_intact() for shard in finished)
+    assert not (folder / "description.json").exists() and all(
+        TokenFiles(shard).is_intact() for shard in finished
+    )
 
 
-def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(large, tokenized, tokenizer_folder, monkeypatch):
+def test_large_sources_are_encoded_by_gigatoken_once_it_is_proven(
+    large, tokenized, tokenizer_folder, monkeypatch
+):
     by = AutoTokenizer.from_pretrained(tokenizer_folder)
     slowly = tokenized(large, by=by, cache="slowly", workers=0).description
     monkeypatch.setattr(tokenized_module, "PROOF_BYTES", 1000)
     fast = tokenized(large, by=by, cache="fast", workers=0).description
-    assert slowly.made_from["engine"].startswith("tokenizers") and fast.made_from["engine"].startswith("gigatoken")
+    assert slowly.made_from["engine"].startswith("tokenizers") and fast.made_from[
+        "engine"
+    ].startswith("gigatoken")
     assert slowly.shards == fast.shards
 
 

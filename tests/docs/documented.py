@@ -30,7 +30,9 @@ FOLDERS = ("", "docs/**/", "recipes/", "launch/", "deepspeed_configs/")
 PAGES = sorted(path.relative_to(ROOT) for folder in FOLDERS for path in ROOT.glob(f"{folder}*.md"))
 GENERATED = ("CHANGELOG.md", "docs/reference/recipe.md", "docs/reference/commands.md")
 PAGES = [page for page in PAGES if str(page) not in GENERATED]
-TUTORIALS = [page for page in PAGES if str(page) == "README.md" or {"tutorials", "howto"} & {*page.parts}]
+TUTORIALS = [
+    page for page in PAGES if str(page) == "README.md" or {"tutorials", "howto"} & {*page.parts}
+]
 SHELL = """set -eo pipefail
 if [ -f "$PAGE_STATE" ]; then source "$PAGE_STATE"; fi
 trap '{ export -p; printf "cd %q\\n" "$PWD"; } > "$PAGE_STATE"' EXIT
@@ -61,7 +63,10 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        return (self.is_commands or self.language == "python") and not self.settings.keys() & {"needs", "file"}
+        return (self.is_commands or self.language == "python") and not self.settings.keys() & {
+            "needs",
+            "file",
+        }
 
     @property
     def commands(self) -> list[str]:
@@ -78,7 +83,8 @@ def blocks_of(page: Path) -> list[Block]:
         if token.type == "html_block":
             for said in re.findall(r"<!--(.*?)-->", token.content, re.DOTALL):
                 settings |= {
-                    key.strip(): value.strip() for key, _, value in (s.partition(":") for s in said.split(";"))
+                    key.strip(): value.strip()
+                    for key, _, value in (s.partition(":") for s in said.split(";"))
                 }
         elif token.type == "fence":
             line = token.map[0] + 1 if token.map else 0
@@ -113,7 +119,9 @@ def cpt_commands(block: Block) -> Iterator[list[str]]:
                 if not set(word) <= set("();|&<>"):
                     words.append(word)
                     continue
-                if "cpt" in words[:3] and not any("-" in before for before in words[: words.index("cpt")]):
+                if "cpt" in words[:3] and not any(
+                    "-" in before for before in words[: words.index("cpt")]
+                ):
                     yield words[words.index("cpt") + 1 :]
                 words = []
 
@@ -136,11 +144,19 @@ def check_command(words: list[str], folder: Path) -> None:
     except typer.Exit:  # --help
         return
     except errors.UsageError as problem:
-        stands_for_a_value = any(re.fullmatch(r"[A-Z][A-Z_]*", word) for word in words) or "..." in words
-        if "does not exist" in problem.format_message() or stands_for_a_value and "No such" not in str(problem):
+        stands_for_a_value = (
+            any(re.fullmatch(r"[A-Z][A-Z_]*", word) for word in words) or "..." in words
+        )
+        if (
+            "does not exist" in problem.format_message()
+            or stands_for_a_value
+            and "No such" not in str(problem)
+        ):
             return
         raise ValueError(f"cpt {' '.join(words)}: {problem.format_message()}") from problem
-    overrides = [word for word in values.get("overrides") or [] if "$" not in word and word != "..."]
+    overrides = [
+        word for word in values.get("overrides") or [] if "$" not in word and word != "..."
+    ]
     recipe = folder / str(values.get("recipe"))
     if overrides and name != "pipeline":
         load_recipe(recipe if recipe.is_file() else written(folder, SMALL), overrides)
@@ -151,7 +167,9 @@ def parameters_of(command: Any, name: str, words: list[str]) -> dict[str, Any]:
     context = command.make_context(name, list(words))
     rest = [*context._protected_args, *context.args] if hasattr(command, "resolve_command") else []
     return (
-        parameters_of(command.resolve_command(context, rest)[1], rest[0], rest[1:]) if rest else dict(context.params)
+        parameters_of(command.resolve_command(context, rest)[1], rest[0], rest[1:])
+        if rest
+        else dict(context.params)
     )
 
 
@@ -173,7 +191,10 @@ def check_yaml(block: Block, folder: Path) -> None:
             whole = load_recipe(ROOT / block.settings["yaml"])
             small = json.loads(whole.model_dump_json(by_alias=True, exclude_unset=True))
             stages = [small["stage"]]
-        parts = {key: {**small.get(key, {}), **part} if is_part(part) else part for key, part in values.items()}
+        parts = {
+            key: {**small.get(key, {}), **part} if is_part(part) else part
+            for key, part in values.items()
+        }
         for stage in stages:
             try:
                 load_recipe(written(folder, {**small, "stage": stage, **parts}))
@@ -209,7 +230,9 @@ def run_page(page: Path, folder: Path) -> None:
             elif block.is_run:
                 commands = replace(block, text=text).commands
                 for command in commands:
-                    exit_code = int(block.settings.get("exit", "0")) if command is commands[-1] else 0
+                    exit_code = (
+                        int(block.settings.get("exit", "0")) if command is commands[-1] else 0
+                    )
                     run_command(f"{page}:{block.line}", block, command, exit_code, folder, servers)
     finally:
         for server in servers:
@@ -218,23 +241,51 @@ def run_page(page: Path, folder: Path) -> None:
 
 
 def run_command(
-    place: str, block: Block, command: str, exit_code: int, folder: Path, servers: list[subprocess.Popen[bytes]]
+    place: str,
+    block: Block,
+    command: str,
+    exit_code: int,
+    folder: Path,
+    servers: list[subprocess.Popen[bytes]],
 ) -> None:
     """With `until:`, the page continues once the command printed that."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    own = {"PATH": programs, "HF_HUB_OFFLINE": "1", "COLUMNS": "140", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
-    own |= {"CPT_CACHE": str(folder / ".cache"), "PAGE_STATE": str(folder / ".shell"), "PYTHONUNBUFFERED": "1"}
-    words = [sys.executable, "-c", command] if block.language == "python" else ["bash", "-c", SHELL + command]
+    own = {
+        "PATH": programs,
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "140",
+        "NO_COLOR": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    own |= {
+        "CPT_CACHE": str(folder / ".cache"),
+        "PAGE_STATE": str(folder / ".shell"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    words = (
+        [sys.executable, "-c", command]
+        if block.language == "python"
+        else ["bash", "-c", SHELL + command]
+    )
     log = folder / ".printed"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            words, cwd=folder, env={**os.environ, **own}, stdout=output, stderr=output, start_new_session=True
+            words,
+            cwd=folder,
+            env={**os.environ, **own},
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     if "until" not in block.settings:
         assert process.wait(SECONDS) == exit_code, f"{place}: {command}\n{log.read_text()[-3000:]}"
         return
     servers.append(process)
     end = time.monotonic() + SECONDS
-    while block.settings["until"] not in log.read_text() and process.poll() is None and time.monotonic() < end:
+    while (
+        block.settings["until"] not in log.read_text()
+        and process.poll() is None
+        and time.monotonic() < end
+    ):
         time.sleep(0.1)
     assert block.settings["until"] in log.read_text(), f"{place}: {log.read_text()[-2000:]}"

@@ -71,16 +71,31 @@ def trained_base() -> Path:
     """A Llama of 0.2M parameters that has read `prose()`; its tokenizer has marks for filling in the middle, as
     Qwen's."""
     folder = Path(tempfile.mkdtemp(prefix="cpt-guides-")) / "base"
-    tokenizer = train_bpe(prose(), VOCABULARY_SIZE, folder, special_tokens=[*SPECIAL_TOKENS, *MARKS[0]])
+    tokenizer = train_bpe(
+        prose(), VOCABULARY_SIZE, folder, special_tokens=[*SPECIAL_TOKENS, *MARKS[0]]
+    )
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     shape |= {"num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": True}
-    ends = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    ends = {
+        name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY_SIZE, **shape, **ends))
-    ids = [number for text in prose() for number in [*tokenizer(text).input_ids, tokenizer.eos_token_id]]
+    ids = [
+        number
+        for text in prose()
+        for number in [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+    ]
     rows = torch.tensor(ids[: len(ids) // ROW * ROW]).view(-1, ROW)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=STEPS, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 1e-2, total_steps=STEPS, pct_start=0.1
+    )
     for _ in range(STEPS):
         batch = rows[torch.randint(len(rows), (8,))]
         model(input_ids=batch, labels=batch).loss.backward()
@@ -152,7 +167,9 @@ def mixing(folder: Path) -> None:
     write_manuals(folder / "manuals", 60)
     packages = ("email", "http", "json", "logging", "urllib")
     code = [found for package in packages for found in modules(package) if len(found[1]) < 40_000]
-    write_texts(folder / "code", {".".join(path.with_suffix("").parts): text for path, text in code})
+    write_texts(
+        folder / "code", {".".join(path.with_suffix("").parts): text for path, text in code}
+    )
     write_general(folder / "prose")
     write_base(folder / "base")
 
@@ -175,7 +192,9 @@ def vocabulary(folder: Path) -> None:
     draw = random.Random(0)
 
     def text() -> str:
-        return " ".join(" ".join(draw.choice(words.split("|")) for words in UKRAINIAN) + "." for _ in range(18))
+        return " ".join(
+            " ".join(draw.choice(words.split("|")) for words in UKRAINIAN) + "." for _ in range(18)
+        )
 
     write_texts(folder / "uk", {f"{number:03}": text() for number in range(120)})
     write_texts(folder / "uk_held_out", {f"{number:03}": text() for number in range(30)})
@@ -186,17 +205,29 @@ def vocabulary(folder: Path) -> None:
 def sft_and_dpo(folder: Path) -> None:
     """Manuals, questions and answers about them, and answers in two tones."""
     found = list(manuals(60).items())
-    held_out = {f"{name}-{n}": text for name, texts in found[::4] for n, text in enumerate(texts) if len(text) < 500}
-    texts = {name: "\n\n".join(passages) for number, (name, passages) in enumerate(found) if number % 4}
+    held_out = {
+        f"{name}-{n}": text
+        for name, texts in found[::4]
+        for n, text in enumerate(texts)
+        if len(text) < 500
+    }
+    texts = {
+        name: "\n\n".join(passages) for number, (name, passages) in enumerate(found) if number % 4
+    }
     write_texts(folder / "manuals_held_out", held_out)
     write_texts(folder / "manuals", texts)
     chats, pairs = [], []
     for name, text in texts.items():
         question = [{"role": "user", "content": f"What is {name}?"}]
         words = text.split()
-        chats.append({"messages": [*question, {"role": "assistant", "content": " ".join(words[:20])}]})
+        chats.append(
+            {"messages": [*question, {"role": "assistant", "content": " ".join(words[:20])}]}
+        )
         pair = {"prompt": question}
-        for kind, end in (("chosen", "I hope that this helps."), ("rejected", "Read the manual yourself.")):
+        for kind, end in (
+            ("chosen", "I hope that this helps."),
+            ("rejected", "Read the manual yourself."),
+        ):
             pair[kind] = [{"role": "assistant", "content": f"{' '.join(words[:8])}. {end}"}]
         pairs.append(pair)
     for name, rows in (("conversations", chats), ("pairs", pairs)):
@@ -211,9 +242,24 @@ def one_24gb_card(folder: Path) -> None:
     (folder / "Qwen").mkdir()
     base = write_base(folder / "Qwen" / "Qwen3-8B-Base")
     (base / "model.safetensors").unlink()
-    shape = {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
-    shape |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": False}
-    config = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 32768, **shape}
+    shape = {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+    }
+    shape |= {
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    }
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "max_position_embeddings": 32768,
+        **shape,
+    }
     (base / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 

@@ -29,7 +29,8 @@ def test_the_commands_and_recipes_of_a_page_are_right(page, tmp_path, monkeypatc
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "page", [slow_or_long(page) for page in TUTORIALS if any(block.is_run for block in blocks_of(page))]
+    "page",
+    [slow_or_long(page) for page in TUTORIALS if any(block.is_run for block in blocks_of(page))],
 )
 def test_the_commands_of_a_tutorial_run(page, tmp_path):
     prepare(page, tmp_path)
@@ -39,10 +40,16 @@ def test_the_commands_of_a_tutorial_run(page, tmp_path):
 def test_nvcc_is_only_for_compiling_flash_attn_and_mamba_kernels():
     """DeepSpeed's optimizer for the host needs g++ and ninja; a distribution's toolkit is of another CUDA version."""
     files = [path for folder in FOLDERS for kind in KINDS for path in (ROOT / folder).rglob(kind)]
-    lines = [line for path in [*files, ROOT / "README.md"] for line in path.read_text().splitlines()]
+    lines = [
+        line for path in [*files, ROOT / "README.md"] for line in path.read_text().splitlines()
+    ]
     about = [line for line in lines if re.search("nvcc|cuda-toolkit", line)]
     assert len(about) >= 6
-    assert not [line for line in about if not re.search('flash-attn|nvcc is not needed|"nvcc"|toolkit-archive', line)]
+    assert not [
+        line
+        for line in about
+        if not re.search('flash-attn|nvcc is not needed|"nvcc"|toolkit-archive', line)
+    ]
 
 
 def test_the_installation_page_has_the_install_lines_of_doctor():

@@ -28,7 +28,12 @@ from cpt.optim.adamw_update import update_in_torch
 
 GIB = 2**30
 CAPABILITY = (8, 9)
-AUTOCAST = ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+AUTOCAST = (
+    "is_autocast_enabled",
+    "set_autocast_enabled",
+    "get_autocast_dtype",
+    "set_autocast_dtype",
+)
 BEFORE_OTHERS = 5  # priority of how storages are saved; torch's own for the CPU is 10
 
 
@@ -78,7 +83,11 @@ class CudaRuntime:
 
 def properties(*_: object) -> SimpleNamespace:
     return SimpleNamespace(
-        name="Labelled GPU", total_memory=24 * GIB, major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=128
+        name="Labelled GPU",
+        total_memory=24 * GIB,
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        multi_processor_count=128,
     )
 
 
@@ -93,8 +102,19 @@ def zero(*_: object, **__: object) -> int:
 def cuda_functions(runtime: CudaRuntime) -> dict[str, Any]:
     """What replaces the functions of torch.cuda. Random numbers of the GPU come from the CPU's generator."""
     memory = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-    without_effect = ("empty_cache", "set_device", "init", "_lazy_init", "reset_peak_memory_stats", "ipc_collect")
-    without_effect += ("set_per_process_memory_fraction", "reset_accumulated_memory_stats", "_lazy_call")
+    without_effect = (
+        "empty_cache",
+        "set_device",
+        "init",
+        "_lazy_init",
+        "reset_peak_memory_stats",
+        "ipc_collect",
+    )
+    without_effect += (
+        "set_per_process_memory_fraction",
+        "reset_accumulated_memory_stats",
+        "_lazy_call",
+    )
     return {
         **dict.fromkeys(memory, zero),
         **dict.fromkeys(without_effect, nothing),
@@ -151,7 +171,9 @@ def adamw_in_torch(arguments: dict[str, Any]) -> None:
     tensors = {name: arguments[name] for name in ("weights", "gradients", *STATES)}
     options = ("before", "seed", "learning_rate", "decay", "log_beta1", "log_beta2", "eps")
     values = {name: arguments[name] for name in options}
-    update_in_torch(tensors, values, float(arguments["step"]), arguments["grad_scale"], arguments["rounding"])
+    update_in_torch(
+        tensors, values, float(arguments["step"]), arguments["grad_scale"], arguments["rounding"]
+    )
 
 
 def cross_entropy_in_torch(arguments: dict[str, Any]) -> None:
@@ -203,7 +225,9 @@ def attend(
     if window_size[0] >= 0:
         mask &= distance <= window_size[0]
     heads = (states.transpose(0, 1)[None] for states in (query, key, value))
-    output = F.scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+    output = F.scaled_dot_product_attention(
+        *heads, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
+    )
     return output[0].transpose(0, 1)
 
 
@@ -303,7 +327,9 @@ def reset_accelerate() -> None:
 
 
 @contextmanager
-def emulated_cuda(*, deepspeed: bool = False, triton_failure: str = "") -> Iterator[OneDevicePerOperation]:
+def emulated_cuda(
+    *, deepspeed: bool = False, triton_failure: str = ""
+) -> Iterator[OneDevicePerOperation]:
     """A machine with one labelled GPU, for this process."""
     runtime = CudaRuntime()
     with ExitStack() as patches:
@@ -318,11 +344,15 @@ def emulated_cuda(*, deepspeed: bool = False, triton_failure: str = "") -> Itera
         for name in AUTOCAST:
             patches.enter_context(patch.object(torch, name, by_cpu(getattr(torch, name))))
         patches.enter_context(patch.object(torch._C, "_cuda_getDevice", zero, create=True))
-        patches.enter_context(patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda")))
+        patches.enter_context(
+            patch.object(torch._C, "_get_accelerator", lambda *_: torch.device("cuda"))
+        )
         patches.enter_context(patch.object(torch.Tensor, "record_stream", nothing))
         grouped = by_named_device(torch._C._group_tensors_by_device_and_dtype)
         patches.enter_context(patch.object(torch._C, "_group_tensors_by_device_and_dtype", grouped))
-        checks = patch.dict(_allowed_determinism_checks_to_fns, {_DEFAULT_DETERMINISM_MODE: metadata})
+        checks = patch.dict(
+            _allowed_determinism_checks_to_fns, {_DEFAULT_DETERMINISM_MODE: metadata}
+        )
         patches.enter_context(checks)
         for name in ("range_push", "range_pop"):
             patches.enter_context(patch.object(torch.cuda.nvtx, name, nothing))

@@ -21,8 +21,20 @@ Stamp = tuple[int, int]  # stream and number of the operation
 Clock = dict[int, int]  # number of a stream -> operations of it that are known to be complete
 # Frames between a wait and the code that asks for it.
 BETWEEN = (
-    *("/tests/emulated/", "/torch/_tensor.py", "/torch/overrides.py", "/torch/_ops.py", "/torch/utils/_contextlib.py"),
-    *("/contextlib.py", "/torch/accelerator/", "/torch/cuda/", "/torch/functional.py", "/torch/_library/"),
+    *(
+        "/tests/emulated/",
+        "/torch/_tensor.py",
+        "/torch/overrides.py",
+        "/torch/_ops.py",
+        "/torch/utils/_contextlib.py",
+    ),
+    *(
+        "/contextlib.py",
+        "/torch/accelerator/",
+        "/torch/cuda/",
+        "/torch/functional.py",
+        "/torch/_library/",
+    ),
     *("/torch/_dynamo/", "/torch/_compile.py", "/torch/distributed/c10d_logger.py"),
     *("/deepspeed/accelerator/", "/deepspeed/utils/nvtx.py", "/torch/optim/optimizer.py"),
 )
@@ -47,7 +59,9 @@ class Memory:
     device: torch.device = CPU
     is_pinned: bool = False
     written: dict[Span, Stamp] = field(default_factory=dict)
-    read: dict[tuple[Span, int], int] = field(default_factory=dict)  # part and stream -> number of the operation
+    read: dict[tuple[Span, int], int] = field(
+        default_factory=dict
+    )  # part and stream -> number of the operation
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:
@@ -108,7 +122,9 @@ class EmulatedGpu:
 
     def count(self, kind: str, *, steps_late: int = 0) -> None:
         place = calling_place()
-        if not place.startswith("torch/distributed/distributed_c10d.py"):  # gloo's own; NCCL has none
+        if not place.startswith(
+            "torch/distributed/distributed_c10d.py"
+        ):  # gloo's own; NCCL has none
             self.waits.append(Wait(kind, place, self.step, self.micro_batch, steps_late))
 
     def synchronize(self, kind: str) -> None:
@@ -116,7 +132,9 @@ class EmulatedGpu:
         self.count(kind)
         merge(self.known_to_host, self.stream.known)
 
-    def launch(self, reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor], name: str) -> None:
+    def launch(
+        self, reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor], name: str
+    ) -> None:
         """Start an operation on the current stream, after all that the host knows to be complete."""
         stream = self.stream
         merge(stream.known, self.known_to_host)
@@ -159,8 +177,15 @@ class EmulatedGpu:
         if to_gpu and not is_direct:
             self.host_uses(on_host, f"copy {where}")  # into a staging buffer
         self.launch([source], [target], f"a copy {where}")
-        if not to_gpu and non_blocking and memory_of(target).is_pinned and not target.is_contiguous():
-            raise RaceError("torch copies to non-contiguous host memory through a temporary tensor, without waiting")
+        if (
+            not to_gpu
+            and non_blocking
+            and memory_of(target).is_pinned
+            and not target.is_contiguous()
+        ):
+            raise RaceError(
+                "torch copies to non-contiguous host memory through a temporary tensor, without waiting"
+            )
         if not non_blocking:
             self.synchronize(f"copies {where}")
         elif not is_direct:
@@ -178,7 +203,9 @@ def span_of(tensor: torch.Tensor) -> Span:
     start = tensor.storage_offset() * tensor.element_size()
     if not tensor.numel():
         return start, start
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return start, start + (last + 1) * tensor.element_size()
 
 
@@ -189,13 +216,17 @@ def overlap(one: Span, other: Span) -> bool:
 def check_written(memory: Memory, span: Span, known: Clock, what: str) -> None:
     for other, (stream, count) in memory.written.items():
         if known.get(stream, 0) < count and overlap(span, other):
-            raise RaceError(f"{what} uses memory before stream {stream}, which writes it, was waited for")
+            raise RaceError(
+                f"{what} uses memory before stream {stream}, which writes it, was waited for"
+            )
 
 
 def check_read(memory: Memory, span: Span, known: Clock, what: str) -> None:
     for (other, stream), count in memory.read.items():
         if known.get(stream, 0) < count and overlap(span, other):
-            raise RaceError(f"{what} overwrites memory before stream {stream}, which reads it, was waited for")
+            raise RaceError(
+                f"{what} overwrites memory before stream {stream}, which reads it, was waited for"
+            )
 
 
 def note_write(memory: Memory, span: Span, stamp: Stamp) -> None:
@@ -226,7 +257,9 @@ def calling_place() -> str:
 class Stream:
     """Stands in for torch.Stream and torch.cuda.Stream. Like those, it does not wait for the default stream."""
 
-    def __init__(self, device: Any = None, priority: int = 0, gpu: EmulatedGpu | None = None, **_: Any) -> None:
+    def __init__(
+        self, device: Any = None, priority: int = 0, gpu: EmulatedGpu | None = None, **_: Any
+    ) -> None:
         self.gpu = gpu or GPU
         self.number = self.stream_id = self.cuda_stream = self.gpu.num_streams
         self.gpu.num_streams += 1

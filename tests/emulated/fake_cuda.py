@@ -39,9 +39,13 @@ def run_program(program: Path, request: dict[str, Any]) -> list[dict[str, Any]]:
     environment = {**os.environ, "LD_PRELOAD": str(library()), "PYTHONPATH": os.pathsep.join(paths)}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(program)]
-    run = subprocess.run(command, input=json.dumps(request), env=environment, capture_output=True, text=True)
+    run = subprocess.run(
+        command, input=json.dumps(request), env=environment, capture_output=True, text=True
+    )
     if run.returncode:
-        raise RuntimeError(f"{program.name} ended with code {run.returncode}:\n{run.stderr[-4000:]}")
+        raise RuntimeError(
+            f"{program.name} ended with code {run.returncode}:\n{run.stderr[-4000:]}"
+        )
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
@@ -62,7 +66,9 @@ def library() -> Path:
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except FileNotFoundError as problem:
-        raise RuntimeError("tests/emulated compiles fake_cuda.cpp. Install g++: apt-get install g++") from problem
+        raise RuntimeError(
+            "tests/emulated compiles fake_cuda.cpp. Install g++: apt-get install g++"
+        ) from problem
     except subprocess.CalledProcessError as problem:
         raise RuntimeError(
             f"fake_cuda.cpp does not compile with torch {torch.__version__}:\n{problem.stderr}"
@@ -95,7 +101,9 @@ def fake_gpu() -> Iterator[None]:
     """One GPU with fake tensors. The program must have been started by `run_program`."""
     preloaded = ctypes.CDLL(os.environ["LD_PRELOAD"])
     preloaded.set_device_guard()
-    replaced = [patch.object(torch.cuda, name, function) for name, function in answers(Properties()).items()]
+    replaced = [
+        patch.object(torch.cuda, name, function) for name, function in answers(Properties()).items()
+    ]
     replaced += [
         patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor),
         patch.object(torch.Tensor, "tolist", list_of_values(torch.Tensor.tolist)),
@@ -114,11 +122,20 @@ def fake_gpu() -> Iterator[None]:
 def answers(gpu: Properties) -> dict[str, Callable[..., Any]]:
     """Functions of torch.cuda, for one GPU whose streams do everything at once."""
     nothing = dict.fromkeys(
-        ["_lazy_init", "empty_cache", "manual_seed", "manual_seed_all", "reset_peak_memory_stats", "set_device"]
+        [
+            "_lazy_init",
+            "empty_cache",
+            "manual_seed",
+            "manual_seed_all",
+            "reset_peak_memory_stats",
+            "set_device",
+        ]
         + ["set_per_process_memory_fraction", "synchronize"],
         lambda *_: None,
     )
-    numbers = dict.fromkeys(["memory_allocated", "memory_reserved", "max_memory_allocated"], lambda *_: 0)
+    numbers = dict.fromkeys(
+        ["memory_allocated", "memory_reserved", "max_memory_allocated"], lambda *_: 0
+    )
     device = torch.device("cuda", 0)
     stream = torch.Stream if hasattr(torch, "Stream") else None
     return (
@@ -135,7 +152,9 @@ def answers(gpu: Properties) -> dict[str, Callable[..., Any]]:
             "get_device_properties": lambda *_: gpu,
             "mem_get_info": lambda *_: (gpu.total_memory, gpu.total_memory),
             "memory_stats": lambda *_: {},
-            "cudart": lambda: types.SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0),
+            "cudart": lambda: types.SimpleNamespace(
+                cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0
+            ),
             "check_error": lambda _: None,
             "Stream": lambda *_, **__: stream(device),
             "Event": lambda *_, **__: torch.Event(device),
@@ -157,7 +176,9 @@ def list_of_values(tolist: Callable[[torch.Tensor], Any]) -> Callable[[torch.Ten
     return read
 
 
-def replace_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+def replace_tensors(
+    module: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+) -> Any:
     """`Module.to`, which keeps parameters and changes their memory: fake ones are replaced; tied ones stay tied."""
     replaced: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules() if recurse else [module]:
@@ -167,8 +188,14 @@ def replace_tensors(module: nn.Module, function: Callable[[torch.Tensor], torch.
             if parameter not in replaced:
                 with torch.no_grad():
                     tensor = function(parameter)
-                new = parameter if tensor is parameter else nn.Parameter(tensor, parameter.requires_grad)
-                marks = {mark: value for mark, value in vars(parameter).items() if mark not in vars(new)}
+                new = (
+                    parameter
+                    if tensor is parameter
+                    else nn.Parameter(tensor, parameter.requires_grad)
+                )
+                marks = {
+                    mark: value for mark, value in vars(parameter).items() if mark not in vars(new)
+                }
                 vars(new).update(marks)
                 replaced[parameter] = new
             part._parameters[name] = replaced[parameter]

@@ -44,17 +44,35 @@ WAITS = {
     aten._linalg_eigh: "reads an error code",
     aten._linalg_svd: "reads an error code",
 }
-WITHOUT_KERNEL = {aten.empty, aten.empty_strided, aten.empty_like, aten.new_empty, aten.new_empty_strided}
+WITHOUT_KERNEL = {
+    aten.empty,
+    aten.empty_strided,
+    aten.empty_like,
+    aten.new_empty,
+    aten.new_empty_strided,
+}
 WITHOUT_KERNEL |= {aten.set_, aten.resize_, aten.record_stream, aten.is_pinned, aten.is_same_size}
 # Besides pointwise operations, these accept a CPU scalar among tensors of the GPU.
-ACCEPTS_SCALARS = {aten.where, aten.masked_fill, aten.masked_fill_, aten.index_put, aten.index_put_, aten.fill_}
+ACCEPTS_SCALARS = {
+    aten.where,
+    aten.masked_fill,
+    aten.masked_fill_,
+    aten.index_put,
+    aten.index_put_,
+    aten.fill_,
+}
 ACCEPTS_SCALARS |= {aten._index_put_impl_, aten.fill}
 ACCEPTS_INDEXES = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 FROM_HOST = ("tensor", "as_tensor", "new_tensor", "asarray")
 
 
 def addmm_to_fp32(
-    total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, *, out: torch.Tensor
+    total: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     return torch.addmm(total, left.to(dtype), right.to(dtype), out=out)
 
@@ -82,7 +100,11 @@ def is_view(operation: Any) -> bool:
 @cache
 def written_arguments(operation: Any) -> tuple[int, ...]:
     arguments = operation._schema.arguments
-    return tuple(i for i, value in enumerate(arguments) if value.alias_info is not None and value.alias_info.is_write)
+    return tuple(
+        i
+        for i, value in enumerate(arguments)
+        if value.alias_info is not None and value.alias_info.is_write
+    )
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -100,7 +122,9 @@ class OneDevicePerOperation(TorchDispatchMode):
     def waits(self) -> list[emulated_gpu.Wait]:
         return self.gpu.waits
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             inputs = tensors_in((args, kwargs))
@@ -114,7 +138,9 @@ class OneDevicePerOperation(TorchDispatchMode):
         is_copy = packet is aten.copy_ and memory_of(args[0]).device != memory_of(args[1]).device
         runs = not is_view(operation) and packet not in WITHOUT_KERNEL
         if is_copy:
-            non_blocking = bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking", False))
+            non_blocking = (
+                bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking", False))
+            )
             self.gpu.copy(args[0], args[1], non_blocking=non_blocking)
         elif runs:
             written = [
@@ -128,7 +154,9 @@ class OneDevicePerOperation(TorchDispatchMode):
                 output = kernel(*args, **kwargs)
         else:
             output = ONLY_ON_GPUS.get(operation, operation)(*args, **kwargs)
-        if not is_copy and packet is not aten.set_:  # `to` and `reshape` may return a view or a new tensor
+        if (
+            not is_copy and packet is not aten.set_
+        ):  # `to` and `reshape` may return a view or a new tensor
             self.label(operation, device, inputs, output, runs=runs)
         return output
 
@@ -153,7 +181,13 @@ class OneDevicePerOperation(TorchDispatchMode):
                 self.gpu.host_uses(tensor, str(operation), writes=is_written)
 
     def label(
-        self, operation: Any, device: torch.device, inputs: list[torch.Tensor], output: Any, *, runs: bool
+        self,
+        operation: Any,
+        device: torch.device,
+        inputs: list[torch.Tensor],
+        output: Any,
+        *,
+        runs: bool,
     ) -> None:
         """Give new tensors the device."""
         known = {id(tensor.untyped_storage()) for tensor in inputs}
@@ -165,7 +199,11 @@ class OneDevicePerOperation(TorchDispatchMode):
         if device == CUDA and runs:
             stream = self.gpu.stream
             for leaf in outputs:
-                note_write(memory_of(leaf), span_of(leaf), (stream.number, stream.known.get(stream.number, 0)))
+                note_write(
+                    memory_of(leaf),
+                    span_of(leaf),
+                    (stream.number, stream.known.get(stream.number, 0)),
+                )
 
     def custom_kernel(self, operation: Any) -> Callable[..., Any] | None:
         """The Python function of a custom operation, whose own operations are checked as well."""
@@ -174,7 +212,9 @@ class OneDevicePerOperation(TorchDispatchMode):
         defined: Callable[..., Any] = OPDEFS[operation._schema.name]._init_fn
         return defined
 
-    def device_for(self, operation: Any, packet: Any, inputs: list[torch.Tensor], args: Any) -> torch.device:
+    def device_for(
+        self, operation: Any, packet: Any, inputs: list[torch.Tensor], args: Any
+    ) -> torch.device:
         """The device of the operation; raises for mixed ones."""
         if not inputs:  # a factory: called by Python, by the backward pass, or inside an operation
             return self.names.home if self.names.is_calling else self.gpu.last_device
@@ -183,20 +223,30 @@ class OneDevicePerOperation(TorchDispatchMode):
             return CPU
         if packet is aten.copy_:
             return memory_of(args[0]).device
-        others = [tensor for tensor in inputs if tensor.device == CPU and memory_of(tensor).device == CPU]
+        others = [
+            tensor for tensor in inputs if tensor.device == CPU and memory_of(tensor).device == CPU
+        ]
         if packet in ACCEPTS_INDEXES:  # the tensor itself must be on the GPU
             indices = tensors_in(args[1])
             others = [tensor for tensor in others if not any(tensor is index for index in indices)]
         is_foreach = operation._schema.name.startswith("aten::_foreach")
         if torch.Tag.pointwise in operation.tags or packet in ACCEPTS_SCALARS or is_foreach:
             written = [
-                tensor for index in written_arguments(operation) for tensor in tensors_in(args[index : index + 1])
+                tensor
+                for index in written_arguments(operation)
+                for tensor in tensors_in(args[index : index + 1])
             ]
-            others = [tensor for tensor in others if tensor.dim() or any(tensor is target for target in written)]
+            others = [
+                tensor
+                for tensor in others
+                if tensor.dim() or any(tensor is target for target in written)
+            ]
         if others and memory_of(inputs[0]).device == CPU and packet is aten.fill_:
             return CPU
         if others:
-            shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype} on the CPU" for tensor in others)
+            shapes = ", ".join(
+                f"{tuple(tensor.shape)} {tensor.dtype} on the CPU" for tensor in others
+            )
             raise MixedDevicesError(f"{operation}: tensors on the GPU together with {shapes}")
         return CUDA
 
@@ -222,7 +272,9 @@ class Move(torch.autograd.Function):
     """`Tensor.to` another device; the gradient goes back."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype, non_blocking: bool) -> Any:
+    def forward(
+        ctx: Any, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype, non_blocking: bool
+    ) -> Any:
         ctx.device, ctx.dtype = device_of(tensor), tensor.dtype
         return copied(tensor, device, dtype, non_blocking=non_blocking)
 
@@ -231,7 +283,9 @@ class Move(torch.autograd.Function):
         return copied(gradient, ctx.device, ctx.dtype, non_blocking=False), None, None, None
 
 
-def copied(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype, *, non_blocking: bool) -> torch.Tensor:
+def copied(
+    tensor: torch.Tensor, device: torch.device, dtype: torch.dtype, *, non_blocking: bool
+) -> torch.Tensor:
     with torch._C.DisableTorchFunction():
         output = torch.empty_like(tensor, dtype=dtype, requires_grad=False)
         put_on(output, device, pinned=device == CPU and non_blocking)
@@ -239,7 +293,11 @@ def copied(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype, *, no
 
 
 def moved(
-    tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None, *, non_blocking: bool = False
+    tensor: torch.Tensor,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    *,
+    non_blocking: bool = False,
 ) -> torch.Tensor:
     """The tensor on another device."""
     dtype = dtype or tensor.dtype
@@ -271,7 +329,9 @@ class DevicesByName(TorchFunctionMode):
         """The device of the tensors of the running call."""
         return self.calls.homes[-1]  # type: ignore[no-any-return]
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(function, "__name__", "")
         if isinstance(function, OpOverload):  # called by another mode, with the CPU as its device
@@ -324,7 +384,11 @@ def answer_to(mode: DevicesByName, function: Any, args: Any, kwargs: Any) -> Any
     remaining: list[Any] = []
     tensor_like = None
     for value in others:
-        if isinstance(value, str | torch.device | int) and not isinstance(value, bool) and device is None:
+        if (
+            isinstance(value, str | torch.device | int)
+            and not isinstance(value, bool)
+            and device is None
+        ):
             device = value
         elif isinstance(value, torch.Tensor):
             tensor_like = value
@@ -352,7 +416,9 @@ def answer_to(mode: DevicesByName, function: Any, args: Any, kwargs: Any) -> Any
 
 def answer_cuda(mode: DevicesByName, function: Any, args: Any, kwargs: Any) -> Any:
     blocking = not kwargs.get("non_blocking", False)
-    return args[0] if device_of(args[0]) == CUDA else moved(args[0], CUDA, non_blocking=not blocking)
+    return (
+        args[0] if device_of(args[0]) == CUDA else moved(args[0], CUDA, non_blocking=not blocking)
+    )
 
 
 def answer_cpu(mode: DevicesByName, function: Any, args: Any, kwargs: Any) -> Any:

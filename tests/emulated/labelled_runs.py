@@ -46,7 +46,11 @@ def zero(stage: int, *, optimizer: bool = False, parameters: bool = False) -> di
         section["offload_optimizer"] = on_host
     if parameters:
         section["offload_param"] = on_host
-    by_trainer = ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "train_batch_size")
+    by_trainer = (
+        "gradient_accumulation_steps",
+        "train_micro_batch_size_per_gpu",
+        "train_batch_size",
+    )
     profile = dict.fromkeys((*by_trainer, "gradient_clipping"), "auto")
     return {"deepspeed": {**profile, "bf16": {"enabled": "auto"}, "zero_optimization": section}}
 
@@ -83,7 +87,11 @@ class LabelledRun:
 
     def attach(self, trainer: CPTTrainer) -> None:
         self.trainer = trainer
-        gpu, step_of_trainer, begin = self.operations.gpu, trainer.training_step, trainer.guard.begin_step
+        gpu, step_of_trainer, begin = (
+            self.operations.gpu,
+            trainer.training_step,
+            trainer.guard.begin_step,
+        )
 
         def training_step(*arguments: Any, **options: Any) -> Any:
             gpu.micro_batch = self.micro_batches
@@ -105,7 +113,9 @@ class LabelledRun:
 
     def waits(self, step: int = COUNTED_STEP) -> list[Wait]:
         """Waits for work of the same step or the last one; what is older has ended."""
-        return [wait for wait in self.operations.gpu.waits if wait.step == step and wait.steps_late < 2]
+        return [
+            wait for wait in self.operations.gpu.waits if wait.step == step and wait.steps_late < 2
+        ]
 
     def counted(self) -> tuple[Counter[str], Counter[str]]:
         """Waits of each micro-batch, and of a step besides."""
@@ -187,7 +197,9 @@ def row(name: str, run: LabelledRun) -> str:
 
 def row_of(name: str, sections: dict[str, Any], folder: Path) -> str:
     """The table's row of a run."""
-    (made,) = in_children([lambda: row(name, run_labelled(sections, folder, in_group=name == "DDP"))], folder)
+    (made,) = in_children(
+        [lambda: row(name, run_labelled(sections, folder, in_group=name == "DDP"))], folder
+    )
     return made
 
 
@@ -199,7 +211,9 @@ def in_children(functions: list[Callable[[], str]], folder: Path) -> list[str]:
     """
     answers = [folder / f"answer-{number}" for number in range(len(functions))]
     gc.freeze()  # otherwise each collection in a child copies the memory
-    children = [start_child(function, answer) for function, answer in zip(functions, answers, strict=True)]
+    children = [
+        start_child(function, answer) for function, answer in zip(functions, answers, strict=True)
+    ]
     statuses = [os.waitpid(child, 0)[1] for child in children]
     gc.unfreeze()
     for status, answer in zip(statuses, answers, strict=True):
@@ -245,7 +259,9 @@ def main() -> None:
         folder = Path(name)
         os.environ["CPT_CACHE"] = str(folder / "cache")
         write_documents(folder / "domain.jsonl", 120, 0)
-        texts = [json.loads(line)["text"] for line in (folder / "domain.jsonl").read_text().splitlines()]
+        texts = [
+            json.loads(line)["text"] for line in (folder / "domain.jsonl").read_text().splitlines()
+        ]
         train_bpe(texts, 320, folder / "tokenizer")
         made = table(folder, folder, folder / "tokenizer")
     text = PAGE.read_text()

@@ -40,7 +40,9 @@ class ShippedSetup:
 @cache
 def shipped_recipes() -> dict[Path, Recipe]:
     # small models first: `distinct_recipes` then has each loss on one of them
-    files = sorted(FOLDER.rglob("*.yaml"), key=lambda path: (path.parent.name != "tiny", len(path.parts), path))
+    files = sorted(
+        FOLDER.rglob("*.yaml"), key=lambda path: (path.parent.name != "tiny", len(path.parts), path)
+    )
     # without values there is nothing to compare: labelled runs prove their first batch
     values = ["safety.first_batch_proof=false"]
     paths = [path for path in files if path.relative_to(FOLDER).parts[0] not in PARTS]
@@ -88,7 +90,8 @@ def weights_of(recipe: Recipe) -> str:
         return "adapters"
     is_half = (
         recipe.model.dtype != "auto"
-        or automatic_dtype(recipe, deepspeed=bool(recipe.training.get("deepspeed")), on_gpu=True) is torch.bfloat16
+        or automatic_dtype(recipe, deepspeed=bool(recipe.training.get("deepspeed")), on_gpu=True)
+        is torch.bfloat16
     )
     return "half" if is_half else "autocast" if recipe.training.get("bf16") else "fp32"
 
@@ -113,7 +116,9 @@ def with_few_layers(written: dict[str, Any], of_a_kind: int) -> dict[str, Any]:
     number = next(key for key in NUM_LAYERS if key in config.to_dict())
     kinds = dict.fromkeys(getattr(config, "layer_types", None) or ["attention"])
     if len(kinds) == 1:
-        return {key: value for key, value in written.items() if key != "layer_types"} | {number: of_a_kind}
+        return {key: value for key, value in written.items() if key != "layer_types"} | {
+            number: of_a_kind
+        }
     layers = [kind for kind in kinds for _ in range(of_a_kind)]
     return {**written, number: len(layers), "layer_types": layers}
 
@@ -134,14 +139,24 @@ def small_recipe(path: Path, output_dir: Path, layers_of_a_kind: int = 2) -> Rec
     elif recipe.training.get("fsdp"):
         model["dtype"] = "float32"  # autocast is then as FSDP2's gathered weights
     micro_batches = 1 if recipe.optimizer.options.get("release_gradients") else 2
-    training = {**recipe.training, ACCUMULATION: micro_batches, "logging_steps": 1, "deepspeed": None, "fsdp": None}
+    training = {
+        **recipe.training,
+        ACCUMULATION: micro_batches,
+        "logging_steps": 1,
+        "deepspeed": None,
+        "fsdp": None,
+    }
     training["gradient_checkpointing"] = training.get("gradient_checkpointing") in (True, AUTO)
     training["torch_compile"] = False
     if training.get(MICRO_BATCH) == AUTO:
         training[MICRO_BATCH] = 1
     changes = {
         "model": recipe.model.model_copy(update=model),
-        "training": {key: value for key, value in training.items() if value is not None and key != "fsdp_config"},
+        "training": {
+            key: value
+            for key, value in training.items()
+            if value is not None and key != "fsdp_config"
+        },
         "budget": recipe.budget.model_copy(update={"global_batch_tokens": None}),
         "evaluation": Evaluation(),
         "monitoring": Monitoring(),
@@ -158,9 +173,13 @@ def rows_of(recipe: Recipe) -> tuple[str, list[dict[str, Any]]]:
     if form == "preference":
         return form, [{"prompt_ids": half, "chosen_ids": half, "rejected_ids": half[::-1]}]
     if form == "unpaired":
-        return form, [{"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)]
+        return form, [
+            {"prompt_ids": half, "completion_ids": half, "label": good} for good in (True, False)
+        ]
     if form == "prompt":
-        return form, [{"prompt": " ".join(f"w{3 + number % 60}" for number in range(8)), "answer": "w5"}]
+        return form, [
+            {"prompt": " ".join(f"w{3 + number % 60}" for number in range(8)), "answer": "w5"}
+        ]
     if recipe.data.packing == "token_budget":
         return form, [padded_documents(length)]
     return form, [packed_documents(length)]
@@ -171,7 +190,11 @@ def packed_documents(length: int) -> dict[str, torch.Tensor]:
     lengths = [length // 2, length // 3, length - length // 2 - length // 3]
     positions = torch.cat([torch.arange(one) for one in lengths])
     ids = 3 + torch.arange(length) % 60
-    return {"input_ids": ids, "labels": torch.where(positions == 0, IGNORED, ids), "position_ids": positions}
+    return {
+        "input_ids": ids,
+        "labels": torch.where(positions == 0, IGNORED, ids),
+        "position_ids": positions,
+    }
 
 
 def padded_documents(length: int) -> dict[str, torch.Tensor]:

@@ -25,7 +25,11 @@ from cpt.optim import adamw
 from cpt.runs.folder import read_metrics
 
 pytestmark = pytest.mark.heavy
-QUICK = ("one process", "DDP", "ZeRO-3")  # DeepSpeed compiles its optimizer for the host, in minutes
+QUICK = (
+    "one process",
+    "DDP",
+    "ZeRO-3",
+)  # DeepSpeed compiles its optimizer for the host, in minutes
 ALSO = [pytest.param(name, marks=pytest.mark.slow) for name in ENGINES if name not in QUICK]
 
 
@@ -47,7 +51,9 @@ class UncompiledAdamW(torch.optim.AdamW):
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_an_update_on_the_host_gets_its_gradients_and_norms_there(sections, tmp_path, monkeypatch, stage):
+def test_an_update_on_the_host_gets_its_gradients_and_norms_there(
+    sections, tmp_path, monkeypatch, stage
+):
     monkeypatch.setattr("deepspeed.ops.adam.DeepSpeedCPUAdam", UncompiledAdamW)
     training = zero(stage, optimizer=True)
     training["deepspeed"]["zero_force_ds_cpu_optimizer"] = False
@@ -58,7 +64,10 @@ def test_an_update_on_the_host_gets_its_gradients_and_norms_there(sections, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_each_optimizer_waits_as_documented(sections, tmp_path, optimizer):
-    assert row_of(f"one process, {optimizer}", sections(**of_optimizer(optimizer)), tmp_path) in on_page()
+    assert (
+        row_of(f"one process, {optimizer}", sections(**of_optimizer(optimizer)), tmp_path)
+        in on_page()
+    )
 
 
 @pytest.mark.parametrize("engine", ["one process", "DDP", "FSDP2"])
@@ -85,26 +94,38 @@ def test_gradients_released_into_paged_states_with_an_evaluation_samples_and_bac
     )
     run = run_labelled(changed, tmp_path)
     assert run.trainer.optimizer.optimizer.pages.fetched > 20
-    in_scoring = {wait.place for wait in run.operations.gpu.waits if "evaluation/scoring" in wait.place}
-    of_set, of_prompt = (f"cpt/evaluation/scoring.py:{name}" for name in ("document_losses", "continue_prompts"))
+    in_scoring = {
+        wait.place for wait in run.operations.gpu.waits if "evaluation/scoring" in wait.place
+    }
+    of_set, of_prompt = (
+        f"cpt/evaluation/scoring.py:{name}" for name in ("document_losses", "continue_prompts")
+    )
     assert in_scoring == {of_set, of_prompt}  # not one for each batch of a set
     assert read_metrics(run.trainer.run_folder, ["eval_held_loss"]).last("eval_held_loss") < 6
 
 
 def test_a_background_save_copies_after_the_update(sections, tmp_path):
     """Without an evaluation, which would wait for the update before."""
-    changed = sections(model={"dtype": "bfloat16"}, checkpoints={"every_steps": 2, "in_background": True})
+    changed = sections(
+        model={"dtype": "bfloat16"}, checkpoints={"every_steps": 2, "in_background": True}
+    )
     run = run_labelled(changed, tmp_path)
     assert (run.trainer.run_folder / "checkpoint-2").is_dir()
 
 
-@pytest.mark.parametrize("lora", [pytest.param(None, marks=pytest.mark.slow), {"r": 4}], ids=["a copy", "an adapter"])
+@pytest.mark.parametrize(
+    "lora", [pytest.param(None, marks=pytest.mark.slow), {"r": 4}], ids=["a copy", "an adapter"]
+)
 def test_a_model_is_kept_close_to_its_base(sections, tmp_path, corpus, tokenizer_folder, lora):
     sources = [
         {"path": str(corpus / "domain.jsonl"), "weight": 0.5},
         {"path": str(corpus / "general.jsonl"), "weight": 0.5, "replay_kl": 0.5},
     ]
-    model = {"path": str(save_llama(tmp_path / "model", tokenizer_folder, seed=1)), "lora": lora, "dtype": "bfloat16"}
+    model = {
+        "path": str(save_llama(tmp_path / "model", tokenizer_folder, seed=1)),
+        "lora": lora,
+        "dtype": "bfloat16",
+    }
     changed = sections(stage="cpt", data={"sources": sources}, training={"logging_steps": 5})
     run = run_labelled({**changed, "model": model}, tmp_path)
     assert read_metrics(run.trainer.run_folder, ["replay_kl"]).last("replay_kl") > 0

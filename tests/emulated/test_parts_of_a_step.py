@@ -98,7 +98,9 @@ def test_without_triton_the_loss_stays_on_the_gpu_and_never_waits(gpu, monkeypat
 def test_a_kernel_refuses_memory_of_the_host():
     weight = torch.nn.Parameter(torch.ones(5000, device="cuda", dtype=torch.bfloat16))
     weight.grad = torch.ones_like(weight)
-    optimizer = OneKernelAdamW([{"params": [weight]}], lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    optimizer = OneKernelAdamW(
+        [{"params": [weight]}], lr=0.1, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0
+    )
     optimizer.step()
     optimizer.found_inf = torch.zeros(())
     with pytest.raises(MixedDevicesError):

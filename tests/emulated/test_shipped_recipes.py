@@ -13,7 +13,9 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture(
-    scope="module", params=[DISTINCT, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["distinct", "every"]
+    scope="module",
+    params=[DISTINCT, pytest.param(EVERY, marks=pytest.mark.slow)],
+    ids=["distinct", "every"],
 )
 def runs(request):
     """By recipe: what `train_on_fake_gpu.py` printed."""
@@ -32,7 +34,9 @@ def test_every_operation_has_its_tensors_on_one_device(runs):
 
 def test_every_trained_parameter_has_a_gradient_in_its_dtype_on_the_gpu(runs):
     assert {name: run["wrong"] for name, run in runs.items() if run["wrong"]} == {}
-    assert {name: run["without_gradient"] for name, run in runs.items() if run["without_gradient"]} == {}
+    assert {
+        name: run["without_gradient"] for name, run in runs.items() if run["without_gradient"]
+    } == {}
 
 
 def test_every_weight_is_on_the_gpu(runs):
@@ -40,8 +44,16 @@ def test_every_weight_is_on_the_gpu(runs):
 
 
 def test_a_fused_loss_makes_no_logits_in_fp32(runs):
-    in_half = {name: run for name, run in with_fused_loss(runs).items() if ", fp32," not in run["setup"]}
-    assert in_half and {name: run["fp32_logit_rows"] for name, run in in_half.items() if run["fp32_logit_rows"]} == {}
+    in_half = {
+        name: run for name, run in with_fused_loss(runs).items() if ", fp32," not in run["setup"]
+    }
+    assert (
+        in_half
+        and {
+            name: run["fp32_logit_rows"] for name, run in in_half.items() if run["fp32_logit_rows"]
+        }
+        == {}
+    )
 
 
 def test_losses_and_updates_are_one_kernel_each(runs):

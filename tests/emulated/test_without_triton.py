@@ -18,7 +18,9 @@ pytestmark = pytest.mark.heavy
 def without_triton(monkeypatch):
     monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
     operation = fused_loss.cross_entropy_in_place
-    monkeypatch.setattr(fused_loss, "cross_entropy_in_place", operation._init_fn)  # modes do not see inside it
+    monkeypatch.setattr(
+        fused_loss, "cross_entropy_in_place", operation._init_fn
+    )  # modes do not see inside it
 
 
 def test_the_fused_loss_stays_on_the_gpu_without_its_kernel():
@@ -50,12 +52,20 @@ def test_an_evaluation_is_scored_without_the_kernel():
         losses, _ = fused.score(model, {"input_ids": on_gpu}, on_gpu)
         assert losses.is_cuda
         losses = losses.cpu()
-    torch.testing.assert_close(losses[0, :-1], F.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none"))
+    torch.testing.assert_close(
+        losses[0, :-1], F.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
+    )
 
 
-@pytest.mark.parametrize(("device", "wanted", "is_reported"), [("cuda", "auto", True), ("cpu", True, False)])
+@pytest.mark.parametrize(
+    ("device", "wanted", "is_reported"), [("cuda", "auto", True), ("cpu", True, False)]
+)
 def test_a_loss_without_its_kernel_is_reported(caplog, device, wanted, is_reported):
     training = SimpleNamespace(device=torch.device(device), label_smoothing_factor=0.0)
     set_up_loss(tiny_model("llama"), wanted, training)
-    reported = [record.details["key"] for record in caplog.records if vars(record).get("event") == "fallback"]
+    reported = [
+        record.details["key"]
+        for record in caplog.records
+        if vars(record).get("event") == "fallback"
+    ]
     assert reported == ["model.fused_loss"] * is_reported

@@ -53,8 +53,12 @@ def test_zero3_clips_gradients_with_the_norms_that_it_gets_back(device, skips):
         norms = [torch.full((), 3.0, device=device), torch.full((), 4.0, device=device)]
         gradient = torch.ones(10, device=device)
         group = types.SimpleNamespace(grad=gradient)
-        optimizer = types.SimpleNamespace(clip_grad=1.0, loss_scale=1.0, fp32_partitioned_groups_flat=[group])
+        optimizer = types.SimpleNamespace(
+            clip_grad=1.0, loss_scale=1.0, fp32_partitioned_groups_flat=[group]
+        )
         checked = guard_of(norms, skips=skips).checked_norms()
-        DeepSpeedZeroOptimizer_Stage3.unscale_and_clip_grads(optimizer, 0, combine_grad_norm_groups(checked))
+        DeepSpeedZeroOptimizer_Stage3.unscale_and_clip_grads(
+            optimizer, 0, combine_grad_norm_groups(checked)
+        )
         assert all(norm.device == given.device for norm, given in zip(checked, norms, strict=True))
         assert float(combine_grad_norm_groups(checked)) == (math.inf if skips else 5.0)

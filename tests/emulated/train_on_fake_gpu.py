@@ -77,7 +77,9 @@ class Watch(PeakOfStorages):
         if tensor.is_cuda:  # the storage of a fake tensor is on the meta device
             self.watch(tensor.untyped_storage())
 
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), options: Any = None
+    ) -> Any:
         if function is READ:
             return self.value_of(arguments[0])
         if function is torch.ops.aten.nonzero.default:
@@ -116,7 +118,11 @@ class Watch(PeakOfStorages):
         return found
 
     def note_logits(self, tensor: torch.Tensor) -> None:
-        if tensor.dtype != torch.float32 or not tensor.dim() or tensor.shape[-1] not in self.logit_widths:
+        if (
+            tensor.dtype != torch.float32
+            or not tensor.dim()
+            or tensor.shape[-1] not in self.logit_widths
+        ):
             return
         rows = tensor.numel() // tensor.shape[-1]
         if rows > MOST_HEADS:
@@ -130,14 +136,18 @@ def check_devices(function: Any, arguments: Any) -> None:
         raise RuntimeError(f"{function}: tensors on {', '.join(sorted(devices))}")
 
 
-def note_launch(kernel: Any, watch: Watch, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+def note_launch(
+    kernel: Any, watch: Watch, *arguments: Any, grid: Any, warmup: bool, **options: Any
+) -> None:
     """Replaces Triton's launch: a kernel takes addresses, so tensors of any size must be on the GPU."""
     watch.kernels[kernel.fn.__name__] += 1
     named = kernel.signature.bind_partial(*arguments)
     given = named.arguments | options
     for name, value in given.items():
         if isinstance(value, torch.Tensor) and not value.is_cuda:
-            raise RuntimeError(f"{kernel.fn.__name__}: {name} is on the {value.device}, the kernel on the GPU")
+            raise RuntimeError(
+                f"{kernel.fn.__name__}: {name} is on the {value.device}, the kernel on the GPU"
+            )
     blocks = grid(given) if callable(grid) else grid
     assert all(0 < number < 2**31 for number in blocks), f"{kernel.fn.__name__}: grid {blocks}"
 
@@ -164,7 +174,9 @@ class Checks(TrainerCallback):
         def note(parameter: torch.Tensor) -> None:
             wanted = parameter.grad_dtype or parameter.dtype
             if parameter.grad.device.type != "cuda" or parameter.grad.dtype != wanted:
-                self.wrong.append(f"{name}: gradient {parameter.grad.dtype} on {parameter.grad.device}, not {wanted}")
+                self.wrong.append(
+                    f"{name}: gradient {parameter.grad.dtype} on {parameter.grad.device}, not {wanted}"
+                )
             self.gradients[name] += 1
 
         return note
@@ -177,7 +189,9 @@ class Checks(TrainerCallback):
 
     def check_scalar(self, name: str, scalar: torch.Tensor) -> None:
         if scalar.device.type != "cuda" or scalar.dtype != torch.float32 or scalar.dim():
-            self.wrong.append(f"the {name} is {scalar.dtype} {list(scalar.shape)} on {scalar.device}")
+            self.wrong.append(
+                f"the {name} is {scalar.dtype} {list(scalar.shape)} on {scalar.device}"
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == self.steps:
@@ -216,7 +230,9 @@ def train(path: Path, folder: Path, *, steps: int, layers: int) -> dict[str, Any
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
     data = Prepared(Endless(rows), form, 10**6, num_tokens=10**9)
-    example_rows = patch.object(ExampleTrainer, "shown_at_first", with_values(ExampleTrainer.shown_at_first))
+    example_rows = patch.object(
+        ExampleTrainer, "shown_at_first", with_values(ExampleTrainer.shown_at_first)
+    )
     with fake_gpu(), example_rows:
         arguments = training_arguments(recipe, folder / recipe.name, data)
         model = model_for(recipe, tokenizer, arguments)
@@ -265,14 +281,21 @@ def with_values(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def save_teacher(folder: Path, vocabulary: int) -> None:
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     config = AutoConfig.for_model("llama", vocab_size=vocabulary, **shape)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
 
 
 def short_trace(problem: Exception) -> str:
     """Without torch's frames; the last one was in cpt or a library."""
-    frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if not is_torchs(frame)]
+    frames = [
+        frame for frame in traceback.extract_tb(problem.__traceback__) if not is_torchs(frame)
+    ]
     places = [f"{frame.filename}:{frame.lineno} {frame.line}" for frame in frames[-6:]]
     return "\n".join([*places, f"{type(problem).__name__}: {str(problem)[:500]}"])
 
@@ -293,7 +316,9 @@ def main() -> None:
         result: dict[str, Any] = {"recipe": name, "setup": setup}
         with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
             try:
-                result |= train(path, Path(folder), steps=request["steps"], layers=request["layers"])
+                result |= train(
+                    path, Path(folder), steps=request["steps"], layers=request["layers"]
+                )
             except Exception as problem:  # noqa: BLE001 - it is the result
                 result["error"] = short_trace(problem)
         result["seconds"] = round(time.process_time() - began, 2)

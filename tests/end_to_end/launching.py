@@ -29,10 +29,14 @@ def starter(processes: int) -> list[str]:
     return [str(BIN / "torchrun"), "--standalone", f"--nproc_per_node={processes}"]
 
 
-def launch(recipe: Path, *, processes: int = 1, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+def launch(
+    recipe: Path, *, processes: int = 1, arguments: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess:
     """Run the recipe to its end, with torchrun where there are several processes."""
     words = [*starter(processes), "cpt/train.py", str(recipe), *arguments]
-    return subprocess.run(words, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=540)
+    return subprocess.run(
+        words, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=540
+    )
 
 
 def launch_to_its_end(recipe: Path, *, processes: int = 1, arguments: tuple[str, ...] = ()) -> None:
@@ -43,9 +47,14 @@ def launch_to_its_end(recipe: Path, *, processes: int = 1, arguments: tuple[str,
 
 def run_program(program: Path, *arguments: object, processes: int = 2) -> None:
     """Run a test's own program with torchrun; it must succeed."""
-    environment = {**environment_of_a_run(), "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = {
+        **environment_of_a_run(),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    }
     words = [str(word) for word in (*starter(processes), program, *arguments)]
-    ended = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+    ended = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500
+    )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
 
 
@@ -59,7 +68,10 @@ def zero_profile(folder: Path, stage: int, *, offload: bool = False) -> str:
     """A DeepSpeed profile for two processes on the CPU."""
     zero: dict = {"stage": stage, "reduce_bucket_size": 10_000}
     if stage == 3:
-        zero |= {"stage3_gather_16bit_weights_on_model_save": True, "stage3_param_persistence_threshold": 0}
+        zero |= {
+            "stage3_gather_16bit_weights_on_model_save": True,
+            "stage3_param_persistence_threshold": 0,
+        }
     if offload:
         zero |= {"offload_optimizer": {"device": "cpu"}}
         if stage == 3:

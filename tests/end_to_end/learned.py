@@ -15,13 +15,20 @@ def figures(run: Path, name: str) -> list[float]:
 
 def greedy_answers(folder: Path, questions: list[str]) -> list[str]:
     """What the exported model answers."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     said = []
     for question in questions:
         chat = [{"role": "user", "content": question}]
-        prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        prompt = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
         made = model.generate(**prompt, max_new_tokens=8, do_sample=False)
-        said.append(tokenizer.decode(made[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
+        said.append(
+            tokenizer.decode(made[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+        )
     return said
 
 
@@ -34,7 +41,11 @@ def answers_are_right(run: Path) -> None:
 def margin_grows(run: Path) -> None:
     """The reference begins as the model itself, so the margin begins near 0."""
     margins = figures(run, "rewards/margins")
-    assert margins[0] < 0.5 * margins[-1] and margins[-1] > 1 and figures(run, "rewards/accuracies")[-1] > 0.95
+    assert (
+        margins[0] < 0.5 * margins[-1]
+        and margins[-1] > 1
+        and figures(run, "rewards/accuracies")[-1] > 0.95
+    )
 
 
 def pairs_are_told_apart(run: Path) -> None:

@@ -23,7 +23,8 @@ def recipe_of(sections, tmp_path, *, stage, dropout=0.1):
     model = {**sections["model"], "config": {**TINY_LLAMA, "attention_dropout": dropout}}
     saved = {"every_steps": 1, "keep": None}
     return write_recipe(
-        {**sections, "model": model, "training": training, "checkpoints": saved}, tmp_path / "tiny.yaml"
+        {**sections, "model": model, "training": training, "checkpoints": saved},
+        tmp_path / "tiny.yaml",
     )
 
 
@@ -41,13 +42,17 @@ def differences(one: Path, other: Path, *, ignored: tuple[str, ...] = SAID_OTHER
     if (one / "latest").exists():
         import_module("deepspeed")  # whose classes are in its files
     names, others = (
-        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {*ignored}
+        {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        - {*ignored}
         for folder in (one, other)
     )
     found = [f"{name}: in one only" for name in names ^ others]
     for name in sorted(names & others):
         if name.endswith((".pt", ".pth")):
-            found += [f"{name}{place}" for place in differing(load_data(one / name), load_data(other / name))]
+            found += [
+                f"{name}{place}"
+                for place in differing(load_data(one / name), load_data(other / name))
+            ]
         elif (one / name).read_bytes() != (other / name).read_bytes():
             found.append(name)
     return found
@@ -60,7 +65,9 @@ def differing(one, other, place=""):
     if isinstance(one, dict):
         keys = [] if one.keys() == other.keys() else [f"{place} keys"]
         return keys + [
-            inner for key in one.keys() & other.keys() for inner in differing(one[key], other[key], f"{place}/{key}")
+            inner
+            for key in one.keys() & other.keys()
+            for inner in differing(one[key], other[key], f"{place}/{key}")
         ]
     if isinstance(one, list | tuple) and len(one) == len(other):
         return [

@@ -27,7 +27,9 @@ def copy_killed(source: Path, target: Path, step: int) -> None:
     shutil.copytree(source, target)
     forget_after(target, step)
     recipe = yaml.safe_load((target / "recipe.yaml").read_text())
-    (target / "recipe.yaml").write_text(yaml.safe_dump({**recipe, "name": target.name}, sort_keys=False))
+    (target / "recipe.yaml").write_text(
+        yaml.safe_dump({**recipe, "name": target.name}, sort_keys=False)
+    )
 
 
 def main() -> None:
@@ -36,7 +38,9 @@ def main() -> None:
         join_processes(recipe.training)
         if planned.get("begins_as"):
             source, target = Path(planned["begins_as"]), recipe.output_dir / recipe.name
-            main_process_decides(lambda s=source, t=target, step=planned["step"]: copy_killed(s, t, step))
+            main_process_decides(
+                lambda s=source, t=target, step=planned["step"]: copy_killed(s, t, step)
+            )
         train(recipe, change=True)
         # as long as somebody holds the arguments of a run, transformers takes ZeRO-3 to be on
         unset_hf_deepspeed_config()

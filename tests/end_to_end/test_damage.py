@@ -40,7 +40,11 @@ class InterruptedRun:
         bad_rows = {"on_bad_row": "skip", "max_bad_share": 0.5, "chunk_bytes": 15_000}
         sections["data"] |= {**bad_rows, "sources": [{"path": str(documents)}], **data}
         held_out = {"path": str(write_documents(home / "held_out.jsonl", 8, seed=2))}
-        sections["evaluation"] = {"held_out_share": 0.1, "perplexity": [held_out], "every_tokens": 1024}
+        sections["evaluation"] = {
+            "held_out_share": 0.1,
+            "perplexity": [held_out],
+            "every_tokens": 1024,
+        }
         sections["evaluation"]["prompts"] = ["the model"]
         sections["checkpoints"] = {"every_steps": 2, "keep": 2}
         self.recipe = load_recipe(write_recipe(sections, home / "r.yaml"))
@@ -71,9 +75,13 @@ class InterruptedRun:
     def files(self):
         """By kind: a path in which hashes and numbers are left out."""
         kinds = {}
-        for path in sorted(path for path in self.kept.rglob("*") if path.is_file() and path.stat().st_size):
+        for path in sorted(
+            path for path in self.kept.rglob("*") if path.is_file() and path.stat().st_size
+        ):
             name = path.relative_to(self.kept).as_posix()
-            kinds.setdefault(re.sub(r"[0-9a-f]{32}(\.[0-9a-f]{8})?|\d+", "*", name), []).append(name)
+            kinds.setdefault(re.sub(r"[0-9a-f]{32}(\.[0-9a-f]{8})?|\d+", "*", name), []).append(
+                name
+            )
         return kinds
 
     def outcome(self, name, how):
@@ -83,7 +91,11 @@ class InterruptedRun:
         try:
             self.start()
         except CptError as problem:
-            return f"stopped after {self.steps.made} steps: {problem}" if self.steps.made else "stopped"
+            return (
+                f"stopped after {self.steps.made} steps: {problem}"
+                if self.steps.made
+                else "stopped"
+            )
         except Exception as problem:  # the user would see a traceback
             return f"traceback after {self.steps.made} steps: {problem!r}"
         weights, losses = self.result()
@@ -115,19 +127,27 @@ def test_damage_to_what_can_be_made_again_changes_nothing_and_is_an_event(interr
     for pattern, how in REPORTED.items():
         kind = next(kind for kind in kinds if re.fullmatch(pattern, kind))
         assert run.outcome(kinds[kind][0], how) == "same", (kind, how)
-        assert how == "missing" or "damaged_file" in [event["kind"] for event in read_events(run.run)], (kind, how)
+        assert how == "missing" or "damaged_file" in [
+            event["kind"] for event in read_events(run.run)
+        ], (kind, how)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("data", [{"deduplicate": "exact"}, {}], ids=["whole", "chunk by chunk"])
-def test_any_damage_to_any_file_of_a_run_and_its_cache_changes_nothing_or_stops_it_first(interrupted, data):
+def test_any_damage_to_any_file_of_a_run_and_its_cache_changes_nothing_or_stops_it_first(
+    interrupted, data
+):
     run = interrupted(**data)
     kinds = run.files()
     names = [
-        name for kind in kinds.values() for name in ((kind[:1] if data else kind[-1:]) if "cache" in kind[0] else kind)
+        name
+        for kind in kinds.values()
+        for name in ((kind[:1] if data else kind[-1:]) if "cache" in kind[0] else kind)
     ]
     names = [name for name in names if "checkpoint-" not in name]
     assert len(names) > 30
     outcomes = {(name, how): run.outcome(name, how) for name in names for how in DAMAGES}
-    assert {cell: outcome for cell, outcome in outcomes.items() if outcome not in ("same", "stopped")} == {}
+    assert {
+        cell: outcome for cell, outcome in outcomes.items() if outcome not in ("same", "stopped")
+    } == {}

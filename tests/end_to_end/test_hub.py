@@ -47,7 +47,9 @@ def scores_of(benchmark: str, tokenizer: Any) -> list[TaskScore]:
     problems = list(check_tasks(tasks))
     assert problems == [], problems
     choice = tasks_of_recipe(tasks)[0]
-    return run_tasks(random_llama(vocab_size=len(tokenizer), max_position_embeddings=4096), tokenizer, choice)
+    return run_tasks(
+        random_llama(vocab_size=len(tokenizer), max_position_embeddings=4096), tokenizer, choice
+    )
 
 
 # --- the Hub itself ---------------------------------------------------------------------------------
@@ -97,26 +99,39 @@ def client(hub, tmp_path):
     client.close()
 
 
-def test_a_run_takes_the_model_of_a_revision_and_streams_its_documents(hub, client, tokenizer_folder, tmp_path):
+def test_a_run_takes_the_model_of_a_revision_and_streams_its_documents(
+    hub, client, tokenizer_folder, tmp_path
+):
     commits = []
     for seed in (1, 2):
         folder = save_llama(tmp_path / f"model-{seed}", tokenizer_folder, seed)
-        commits.append(hub.commit("lab/tiny", {file.name: file.read_bytes() for file in folder.iterdir()}))
+        commits.append(
+            hub.commit("lab/tiny", {file.name: file.read_bytes() for file in folder.iterdir()})
+        )
     documents = write_documents(tmp_path / "documents.jsonl", 100, seed=0)
     hub.commit("lab/stories", {"data/train.jsonl": documents.read_bytes()})
     recipe = from_the_hub(tmp_path, "lab/tiny", "lab/stories", revision=commits[0])
     imports = "from cpt.recipe.load import load_recipe; from cpt.train import train;"
     model = Path(client(f"{imports} result = str(train(load_recipe({recipe!r})))"))
     assert len(losses(model.parent)) == 4
-    snapshots = [folder.name for folder in (tmp_path / "home/hub/models--lab--tiny/snapshots").iterdir()]
+    snapshots = [
+        folder.name for folder in (tmp_path / "home/hub/models--lab--tiny/snapshots").iterdir()
+    ]
     assert snapshots == [commits[0]]
 
 
 @pytest.mark.slow
 def test_hellaswag_comes_from_the_hub(hub, client, tokenizer_folder):
-    question = {"activity_label": WORDS[0], "ctx_a": " ".join(WORDS), "ctx_b": WORDS[1], "endings": WORDS[:4]}
+    question = {
+        "activity_label": WORDS[0],
+        "ctx_a": " ".join(WORDS),
+        "ctx_b": WORDS[1],
+        "endings": WORDS[:4],
+    }
     lines = "".join(json.dumps({**question, "label": str(number)}) + "\n" for number in range(4))
-    hub.commit("Rowan/hellaswag", {f"data/{split}.jsonl": lines for split in ("train", "validation")})
+    hub.commit(
+        "Rowan/hellaswag", {f"data/{split}.jsonl": lines for split in ("train", "validation")}
+    )
     code = (
         "from transformers import AutoTokenizer; from test_hub import scores_of;"
         f"scores = scores_of('hellaswag', AutoTokenizer.from_pretrained({str(tokenizer_folder)!r}));"

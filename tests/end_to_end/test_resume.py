@@ -14,7 +14,9 @@ from cpt.train import train
 
 
 @pytest.mark.slow
-def test_auto_keeps_the_type_of_the_weights_that_a_run_began_with(tiny_recipe, tmp_path, monkeypatch):
+def test_auto_keeps_the_type_of_the_weights_that_a_run_began_with(
+    tiny_recipe, tmp_path, monkeypatch
+):
     """A run that began in bfloat16 on a CPU resumes on a GPU, where `auto` is float32."""
 
     def as_on_a_gpu(recipe, *, deepspeed, **_):
@@ -22,7 +24,10 @@ def test_auto_keeps_the_type_of_the_weights_that_a_run_began_with(tiny_recipe, t
 
     tiny_recipe["training"] |= {"bf16": True, "use_cpu": True}
     tiny_recipe["checkpoints"] = {"every_steps": 4, "keep": None}
-    recipe, run = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml")), tmp_path / "runs" / "tiny"
+    recipe, run = (
+        load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml")),
+        tmp_path / "runs" / "tiny",
+    )
     monkeypatch.setattr("cpt.training.arguments.automatic_dtype", lambda *_, **__: torch.bfloat16)
     train(recipe)
     straight = losses(run)

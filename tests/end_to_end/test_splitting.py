@@ -33,7 +33,9 @@ class Runs:
     def __init__(self, folder, corpus, tokenizer):
         self.folder, self.corpus, self.tokenizer = folder, corpus, tokenizer
         self.ways = {"plain": {}, "fsdp": {"fsdp": True}}
-        self.ways |= {f"zero{stage}": {"deepspeed": zero_profile(folder, stage)} for stage in (2, 3)}
+        self.ways |= {
+            f"zero{stage}": {"deepspeed": zero_profile(folder, stage)} for stage in (2, 3)
+        }
         self.ways["offload"] = {"deepspeed": zero_profile(folder, 2, offload=True)}
 
     def planned(
@@ -52,7 +54,10 @@ class Runs:
         **training,
     ):
         """What `several_runs.py` expects for one run."""
-        sources = [{"path": str(self.corpus / f"{source}.jsonl"), "weight": 1} for source in ("domain", "general")]
+        sources = [
+            {"path": str(self.corpus / f"{source}.jsonl"), "weight": 1}
+            for source in ("domain", "general")
+        ]
         if replay_kl is not None:  # micro-batches with and without rows of this source
             sources[1] |= {"weight": 0.4, "replay_kl": replay_kl}
         sections = {
@@ -67,7 +72,12 @@ class Runs:
             "checkpoints": {"every_steps": every, "keep": None, "in_background": in_background},
             "evaluation": training.pop("evaluation", {}),
             "safety": safety or {},
-            "training": {"per_device_train_batch_size": 2, "logging_steps": 1, **self.ways[way], **training},
+            "training": {
+                "per_device_train_batch_size": 2,
+                "logging_steps": 1,
+                **self.ways[way],
+                **training,
+            },
         }
         recipe = write_recipe(sections, self.folder / f"{name}.yaml")
         begins = begins_as and str(self.of(begins_as))
@@ -76,8 +86,12 @@ class Runs:
     def planned_stage(self, name, stage, way, *, processes, begins_as=None):
         """The stage's tiny recipe for a few steps, with the same rows in each however many processes there are."""
         given = load_recipe(TINY / f"{stage}.yaml").training
-        rows = {key: given[key] // processes for key in ("gradient_accumulation_steps",) if key in given}
-        rows = rows or {"per_device_train_batch_size": given["per_device_train_batch_size"] // processes}
+        rows = {
+            key: given[key] // processes for key in ("gradient_accumulation_steps",) if key in given
+        }
+        rows = rows or {
+            "per_device_train_batch_size": given["per_device_train_batch_size"] // processes
+        }
         sections = {
             "base": str(TINY / f"{stage}.yaml"),
             "name": name,
@@ -87,7 +101,11 @@ class Runs:
             "training": {"logging_steps": 1, **rows, **self.ways[way]},
         }
         begins = begins_as and str(self.of(begins_as))
-        return {"recipe": str(write_recipe(sections, self.folder / f"{name}.yaml")), "begins_as": begins, "step": 2}
+        return {
+            "recipe": str(write_recipe(sections, self.folder / f"{name}.yaml")),
+            "begins_as": begins,
+            "step": 2,
+        }
 
     def train(self, processes, *planned):
         """All of them, in one launch."""
@@ -101,9 +119,13 @@ class Runs:
 
     def losses(self, name, metric="loss"):
         """That metric of each step."""
-        lines = [json.loads(line) for line in (self.of(name) / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in (self.of(name) / "metrics.jsonl").read_text().splitlines()
+        ]
         is_evaluation = metric.startswith("eval_")
-        return [line[metric] for line in lines if metric in line and (is_evaluation or "loss" in line)]
+        return [
+            line[metric] for line in lines if metric in line and (is_evaluation or "loss" in line)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -114,25 +136,47 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     teacher = save_teacher(made.folder / "teacher", tokenizer_folder, texts_of(corpus))
     distilled = {"stage": "distill_text", "teacher_model_name_or_path": str(teacher)}
     fused = {"model": {**LLAMA, "fused_loss": True}, "gradient_checkpointing": True}
-    capped = {**LLAMA["config"], "model_type": "gemma2", "head_dim": 8, "final_logit_softcapping": 5.0}
+    capped = {
+        **LLAMA["config"],
+        "model_type": "gemma2",
+        "head_dim": 8,
+        "final_logit_softcapping": 5.0,
+    }
     capped = {"from_scratch": True, "config": capped}
     fused |= {"safety": {"first_batch_proof": True}}
-    halves = {"model": {**LLAMA, "dtype": "bfloat16"}, "bf16": True, "per_device_train_batch_size": 1}
+    halves = {
+        "model": {**LLAMA, "dtype": "bfloat16"},
+        "bf16": True,
+        "per_device_train_batch_size": 1,
+    }
     adapted = {"stage": "cpt", "model": {"path": str(teacher), "lora": {"r": 4}}}
-    rounded = {"model": {"from_scratch": True, "config": {**TINY_LLAMA, "attention_dropout": 0.1}}, "bf16": True}
+    rounded = {
+        "model": {"from_scratch": True, "config": {**TINY_LLAMA, "attention_dropout": 0.1}},
+        "bf16": True,
+    }
     upper = {
-        "model": {"from_scratch": True, "config": TINY_LLAMA, "train_only": ["layers.1", "model.norm", "lm_head"]}
+        "model": {
+            "from_scratch": True,
+            "config": TINY_LLAMA,
+            "train_only": ["layers.1", "model.norm", "lm_head"],
+        }
     }
     near = {"stage": "cpt", "model": {"path": str(teacher)}, "replay_kl": 3.0}
     near_adapted = {**near, "model": adapted["model"]}
-    evaluation = {"perplexity": [{"path": str(corpus / "held_out.jsonl")}], "prompts": ["the model", "x"]}
+    evaluation = {
+        "perplexity": [{"path": str(corpus / "held_out.jsonl")}],
+        "prompts": ["the model", "x"],
+    }
     made.train(
         2,
         *(plan(way, way, every=2 if way == "fsdp" else 4) for way in WAYS),
         *(plan(f"changed-{way}", way, begins_as=way, changes=CHANGES) for way in WAYS),
         *(plan(f"{way}-again", way, begins_as=way) for way in WAYS),
         *(plan(f"adapted-{way}", way, every=4, **adapted) for way in ADAPTED),
-        *(plan(f"adapted-{way}-again", way, begins_as=f"adapted-{way}", **adapted) for way in ADAPTED),
+        *(
+            plan(f"adapted-{way}-again", way, begins_as=f"adapted-{way}", **adapted)
+            for way in ADAPTED
+        ),
         *(plan(f"behind-{way}", way, every=4, in_background=True) for way in WAYS),
         plan("rounded", "offload", every=4, **rounded),
         plan("rounded-again", "offload", begins_as="rounded", **rounded),
@@ -172,7 +216,9 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [*WAYS, "fused", "fused-fsdp", "fused-zero2", "fused-zero3", "varlen-zero3"])
+@pytest.mark.parametrize(
+    "way", [*WAYS, "fused", "fused-fsdp", "fused-zero2", "fused-zero3", "varlen-zero3"]
+)
 def test_one_recipe_has_the_same_losses_however_it_is_split(runs, way):
     alone = runs.losses("alone")
     assert len(alone) == STEPS and alone[-1] < alone[0]
@@ -223,7 +269,10 @@ def test_the_loss_of_each_source_is_that_of_all_processes_together(runs):
 def test_under_zero3_two_processes_measure_and_write_what_a_plain_model_does(runs):
     logs, samples = (
         [
-            [json.loads(line) for line in (runs.of(f"evaluated-{way}") / name).read_text().splitlines()]
+            [
+                json.loads(line)
+                for line in (runs.of(f"evaluated-{way}") / name).read_text().splitlines()
+            ]
             for way in ("zero3", "alone")
         ]
         for name in ("metrics.jsonl", "samples.jsonl")
@@ -246,13 +295,16 @@ def test_a_divided_teacher_and_a_divided_reference_change_no_loss(runs):
 def test_rows_near_the_base_have_the_same_losses_however_they_are_split(runs, model, way):
     for metric in ("loss", "replay_kl"):
         alone = runs.losses(f"{model}-alone", metric)
-        assert len(alone) >= 6 and runs.losses(f"{model}-{way}", metric) == pytest.approx(alone, rel=1e-4, abs=1e-6)
+        assert len(alone) >= 6 and runs.losses(f"{model}-{way}", metric) == pytest.approx(
+            alone, rel=1e-4, abs=1e-6
+        )
     assert alone[-1] > 10 * abs(alone[0]), "the model begins as its base"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [*WAYS, *(f"adapted-{way}" for way in ADAPTED), "rounded", "upper", "upper-zero3", "dpo"]
+    "name",
+    [*WAYS, *(f"adapted-{way}" for way in ADAPTED), "rounded", "upper", "upper-zero3", "dpo"],
 )
 def test_it_resumes_bit_for_bit(runs, name):
     straight, again = runs.of(name), runs.of(f"{name}-again")
@@ -277,13 +329,18 @@ def test_adapters_learn_what_one_process_does(runs, way):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["upper", *(f"upper-{way}" for way in ADAPTED)])
-def test_parts_that_are_trained_by_name_learn_what_they_do_on_one_process_and_the_rest_stays(runs, way):
+def test_parts_that_are_trained_by_name_learn_what_they_do_on_one_process_and_the_rest_stays(
+    runs, way
+):
     assert runs.losses(way) == pytest.approx(runs.losses("upper"), rel=1e-6)
     half, last, final = (
-        load_file(runs.of(way) / name / "model.safetensors") for name in ("checkpoint-4", "checkpoint-8", "final")
+        load_file(runs.of(way) / name / "model.safetensors")
+        for name in ("checkpoint-4", "checkpoint-8", "final")
     )
     assert all(last[name].equal(final[name]) for name in final) and len(final) == 21
-    assert {name for name in half if not half[name].equal(last[name])} == {n for n in half if n.startswith(TRAINED)}
+    assert {name for name in half if not half[name].equal(last[name])} == {
+        n for n in half if n.startswith(TRAINED)
+    }
     if way == "upper":
         states = load_data(runs.of(way) / "checkpoint-8" / "optimizer.pt")["state"]
         assert len(states) == sum(name.startswith(TRAINED) for name in final)
@@ -297,11 +354,27 @@ def test_it_resumes_on_one_process(runs, way):
 
 
 @pytest.mark.long
-def test_stages_with_losses_of_their_own_have_the_same_under_fsdp(corpus, tokenizer_folder, tmp_path):
+def test_stages_with_losses_of_their_own_have_the_same_under_fsdp(
+    corpus, tokenizer_folder, tmp_path
+):
     made = Runs(tmp_path, corpus, tokenizer_folder)
-    made.train(1, *(made.planned_stage(f"{stage}-alone", stage, "plain", processes=1) for stage in TOKENS_OF_STEP))
-    made.train(2, *(made.planned_stage(f"{stage}-fsdp", stage, "fsdp", processes=2) for stage in TOKENS_OF_STEP))
+    made.train(
+        1,
+        *(
+            made.planned_stage(f"{stage}-alone", stage, "plain", processes=1)
+            for stage in TOKENS_OF_STEP
+        ),
+    )
+    made.train(
+        2,
+        *(
+            made.planned_stage(f"{stage}-fsdp", stage, "fsdp", processes=2)
+            for stage in TOKENS_OF_STEP
+        ),
+    )
     for stage in TOKENS_OF_STEP:
         alone = made.losses(f"{stage}-alone")
         # Steps are larger and losses steeper than in pre-training.
-        assert len(alone) >= 4 and made.losses(f"{stage}-fsdp") == pytest.approx(alone, rel=2e-5), stage
+        assert len(alone) >= 4 and made.losses(f"{stage}-fsdp") == pytest.approx(alone, rel=2e-5), (
+            stage
+        )

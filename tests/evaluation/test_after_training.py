@@ -18,7 +18,13 @@ from tiny_checkpoints import random_llama, save_adapter
 from transformers import AutoTokenizer, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
-from cpt.evaluation.evaluate import complete_verdict, evaluate_after_training, needs_verdict, task_metrics, with_places
+from cpt.evaluation.evaluate import (
+    complete_verdict,
+    evaluate_after_training,
+    needs_verdict,
+    task_metrics,
+    with_places,
+)
 from cpt.evaluation.paired import DocumentLosses, save_losses
 from cpt.evaluation.verdict import verdict_of_run
 from cpt.recipe.load import dump_recipe, load_recipe
@@ -26,7 +32,18 @@ from cpt.recipe.schema import Model, Tokenizer
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
-METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
+METALS = [
+    "nickel",
+    "cobalt",
+    "copper",
+    "silver",
+    "osmium",
+    "yttrium",
+    "gallium",
+    "thorium",
+    "cerium",
+    "barium",
+]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +65,17 @@ def folder(tokenizer_folder, tmp_path_factory):
     questions = [{"question": f"in step {number} the", **choices} for number in range(12)]
     write_lines(folder / "questions.jsonl", questions)
     files = {"test": str(folder / "questions.jsonl")}
-    task = {"task": "exam", "dataset_path": "json", "test_split": "test", "dataset_kwargs": {"data_files": files}}
-    task |= {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "answer"}
+    task = {
+        "task": "exam",
+        "dataset_path": "json",
+        "test_split": "test",
+        "dataset_kwargs": {"data_files": files},
+    }
+    task |= {
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "answer",
+    }
     task |= {"output_type": "multiple_choice", "metric_list": [{"metric": "acc"}]}
     (folder / "exam.yaml").write_text(yaml.safe_dump(task))
     return folder
@@ -61,7 +87,12 @@ def recipe(tiny_recipe, corpus, folder):
     held_out = {"domain": folder / "domain.jsonl", "general": corpus / "held_out.jsonl"}
     sets = [{"path": str(path), "name": name} for name, path in held_out.items()]
     evaluation = {"perplexity": sets, "retain": {"general": None}}
-    return {**tiny_recipe, "stage": "cpt", "model": {"path": str(folder / "base")}, "evaluation": evaluation}
+    return {
+        **tiny_recipe,
+        "stage": "cpt",
+        "model": {"path": str(folder / "base")},
+        "evaluation": evaluation,
+    }
 
 
 @pytest.fixture
@@ -72,7 +103,12 @@ def load(tmp_path):
 def test_a_set_of_too_few_documents_is_left_out_and_listed(recipe, load, folder):
     recipe["evaluation"]["perplexity"][0]["max_documents"] = 10
     found, (not_run,) = evaluate_after_training(folder, load(recipe))
-    assert found is None and not_run.what == "domain test of domain" and "30" in not_run.why and "10" in not_run.why
+    assert (
+        found is None
+        and not_run.what == "domain test of domain"
+        and "30" in not_run.why
+        and "10" in not_run.why
+    )
 
 
 def test_a_run_from_new_weights_has_no_base(recipe, load, tiny_recipe, folder):
@@ -96,7 +132,10 @@ def run(recipe, load, folder, tmp_path):
         run.mkdir()
         (run / "final").symlink_to(folder / "final")
         (run / "recipe.yaml").write_text(dump_recipe(load(recipe)))
-        figures = [{"step": step, "tokens": step * 256, "eval_domain_bits_per_byte": 2 - step / 99} for step in (0, 8)]
+        figures = [
+            {"step": step, "tokens": step * 256, "eval_domain_bits_per_byte": 2 - step / 99}
+            for step in (0, 8)
+        ]
         write_lines(run / "metrics.jsonl", figures)
         (run / "status.json").write_text(json.dumps({"state": "finished"}))
         (run / "verdict.json").write_text(json.dumps({"is_complete": False}))
@@ -108,7 +147,10 @@ def run(recipe, load, folder, tmp_path):
 def board(model, tokenizer):
     """A number for each question, and one for all of them."""
     words = torch.tensor([tokenizer(word)["input_ids"][:1] for word in METALS])
-    return {"even": (model(words).logits[:, -1].argmax(-1) % 2).tolist(), "size": float(model.lm_head.weight.std())}
+    return {
+        "even": (model(words).logits[:, -1].argmax(-1) % 2).tolist(),
+        "size": float(model.lm_head.weight.std()),
+    }
 
 
 @pytest.mark.heavy
@@ -117,15 +159,22 @@ def test_model_and_base_are_scored_by_a_function_of_the_user(run):
     even, size = complete_verdict(finished).tasks
     assert even.against.items == len(METALS) and size.against is None and size.before > 0
     page = (finished.folder / "verdict.md").read_text()
-    assert f"| {__name__}:board | size |  | {size.before:.3f} | {size.value:.3f} | none | unknown |" in page
+    assert (
+        f"| {__name__}:board | size |  | {size.before:.3f} | {size.value:.3f} | none | unknown |"
+        in page
+    )
 
 
 @pytest.mark.heavy
-def test_weights_of_a_run_are_scored_whole_or_as_an_adapter_on_their_base(recipe, load, folder, tmp_path):
+def test_weights_of_a_run_are_scored_whole_or_as_an_adapter_on_their_base(
+    recipe, load, folder, tmp_path
+):
     recipe["evaluation"]["tasks"] = [f"{__name__}:board"]
     (tmp_path / "recipe.yaml").write_text(dump_recipe(load(recipe)))
     adapter = save_adapter(tmp_path / "tasks-8", folder / "base")
-    merged = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(folder / "base"), adapter).merge_and_unload()
+    merged = PeftModel.from_pretrained(
+        LlamaForCausalLM.from_pretrained(folder / "base"), adapter
+    ).merge_and_unload()
     merged.save_pretrained(tmp_path / "tasks-9")
     for weights in (adapter, tmp_path / "tasks-9"):
         AutoTokenizer.from_pretrained(folder / "base").save_pretrained(weights)
@@ -139,21 +188,34 @@ def test_weights_of_a_run_are_scored_whole_or_as_an_adapter_on_their_base(recipe
 
 def test_the_worst_documents_are_listed_with_their_places(run, folder):
     finished = run()
-    texts = [json.loads(line)["text"].encode() for line in (folder / "domain.jsonl").read_text().splitlines()]
-    hashes, sizes = np.array([xxh3_64_intdigest(text) for text in texts], np.uint64), np.array([*map(len, texts)])
+    texts = [
+        json.loads(line)["text"].encode()
+        for line in (folder / "domain.jsonl").read_text().splitlines()
+    ]
+    hashes, sizes = (
+        np.array([xxh3_64_intdigest(text) for text in texts], np.uint64),
+        np.array([*map(len, texts)]),
+    )
     before = DocumentLosses(hashes, sizes, 1.0 * sizes, sizes, sizes)
     worse = np.where(np.arange(60) == 17, 1.5, 0.9) * sizes
     for step, nats in ((0, before.nats), (8, worse)):
-        save_losses(finished.folder / "held_out" / f"step-{step}.npz", {"domain": replace(before, nats=nats)})
+        save_losses(
+            finished.folder / "held_out" / f"step-{step}.npz",
+            {"domain": replace(before, nats=nats)},
+        )
     recipe = load_recipe(finished.folder / "recipe.yaml")
     (one,) = with_places(verdict_of_run(finished.folder), finished.folder, recipe).sets[0].worst
-    assert one.where == f"{folder / 'domain.jsonl'}:18" and one.change == pytest.approx(0.5 / np.log(2))
+    assert one.where == f"{folder / 'domain.jsonl'}:18" and one.change == pytest.approx(
+        0.5 / np.log(2)
+    )
 
 
 @pytest.mark.slow
 def test_a_finished_run_is_compared_with_its_base_once_by_one_process_as_by_two(run, folder):
     pytest.importorskip("lm_eval")
-    finished = run(tasks=[{"name": "domain_test", "questions": 30}, {"name": "exam", "folder": str(folder)}])
+    finished = run(
+        tasks=[{"name": "domain_test", "questions": 30}, {"name": "exam", "folder": str(folder)}]
+    )
     assert needs_verdict(finished)
     verdict = complete_verdict(finished)
     assert verdict.is_complete and not needs_verdict(finished)
@@ -163,7 +225,9 @@ def test_a_finished_run_is_compared_with_its_base_once_by_one_process_as_by_two(
     of_one = verdict.to_json()
     (finished.folder / "verdict.json").unlink()
     words = [sys.executable, "-m", "cpt", "verdict", str(finished.folder), "--processes", "2"]
-    ended = subprocess.run(words, env=environment_of_a_run(), cwd=ROOT, capture_output=True, text=True, timeout=540)
+    ended = subprocess.run(
+        words, env=environment_of_a_run(), cwd=ROOT, capture_output=True, text=True, timeout=540
+    )
     assert ended.returncode == 0 and "One process" not in ended.stdout, ended.stdout + ended.stderr
     of_two = json.loads((finished.folder / "verdict.json").read_text())
     for part in ("domain_test", "tasks", "contamination", "not_run"):

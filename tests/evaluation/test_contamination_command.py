@@ -8,9 +8,13 @@ from tiny import write_recipe
 def recipe(tiny_recipe, tmp_path):
     planted = json.dumps({"text": " ".join(f"word{number}" for number in range(30))})
     (tmp_path / "exam.jsonl").write_text(f"{planted}\n")
-    (tmp_path / "texts.jsonl").write_text(f"{planted}\n{json.dumps({'text': 'another document'})}\n")
+    (tmp_path / "texts.jsonl").write_text(
+        f"{planted}\n{json.dumps({'text': 'another document'})}\n"
+    )
     tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "texts.jsonl")}]
-    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(tmp_path / "exam.jsonl"), "name": "exam"}]}
+    tiny_recipe["evaluation"] = {
+        "perplexity": [{"path": str(tmp_path / "exam.jsonl"), "name": "exam"}]
+    }
     return write_recipe(tiny_recipe, tmp_path / "r.yaml")
 
 
@@ -32,6 +36,8 @@ def test_conversations_are_searched_too(tiny_recipe, tmp_path, cpt):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"messages": said}) + "\n")
     tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "talks.jsonl"), "name": "talks"}]
     held_out = {"perplexity": [{"path": str(tmp_path / "held.jsonl"), "name": "held"}]}
-    recipe = write_recipe({**tiny_recipe, "stage": "sft", "evaluation": held_out}, tmp_path / "r.yaml")
+    recipe = write_recipe(
+        {**tiny_recipe, "stage": "sft", "evaluation": held_out}, tmp_path / "r.yaml"
+    )
     code, said = cpt("contamination", recipe)
     assert code == 2 and f"{tmp_path / 'talks.jsonl'}:1 (talks) contains " in said

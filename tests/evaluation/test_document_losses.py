@@ -47,7 +47,9 @@ def test_training_continues_as_if_there_had_been_no_evaluation(held_out):
 def test_a_peft_model_is_measured_with_its_adapter(held_out):
     model = random_llama()
     plain = bits(model, held_out)
-    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
+    adapted = get_peft_model(
+        model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    )
     assert bits(adapted, held_out) != pytest.approx(plain, rel=1e-3)
 
 
@@ -55,7 +57,9 @@ def test_each_module_gets_its_own_mode_back_even_after_an_error():
     model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Sequential(torch.nn.Dropout())).train()
     model[1].eval()  # a frozen part
     with pytest.raises(KeyError), evaluation_mode(model):
-        assert not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
+        assert (
+            not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
+        )
         raise KeyError
     assert [module.training for module in model.modules()] == [True, True, False, False]
     assert torch.is_grad_enabled()
@@ -73,7 +77,9 @@ def test_a_run_keeps_the_losses_of_its_first_and_last_evaluation(held_out, model
     assert load_losses(saved_losses(tmp_path)[0])["held"].nats.tolist() == expected.nats.tolist()
 
 
-def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last(held_out, model, tmp_path, caplog):
+def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last(
+    held_out, model, tmp_path, caplog
+):
     with disk_of_its_own(tmp_path / "disk", "256k") as disk:
         for step in (0, 5):
             measure_and_keep(model, held_out, batch_size=4, run_folder=disk, step=step)
@@ -84,7 +90,9 @@ def test_on_a_full_disk_the_figures_come_and_nothing_stale_is_taken_for_the_last
         assert "No space left" in caplog.text
         ballast.unlink()
         write_waiting_events(disk)
-        assert [(event["kind"], event["step"]) for event in read_events(disk)] == [("not_written", 10)]
+        assert [(event["kind"], event["step"]) for event in read_events(disk)] == [
+            ("not_written", 10)
+        ]
         assert not list(disk.rglob(".step*"))
 
 
@@ -97,7 +105,9 @@ def test_an_evaluation_can_be_left_after_any_batch(held_out, model, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure_and_keep(model, held_out, batch_size=1, run_folder=tmp_path, step=3, after_batch=leave)
+        measure_and_keep(
+            model, held_out, batch_size=1, run_folder=tmp_path, step=3, after_batch=leave
+        )
     assert len(batches) == 2 and saved_losses(tmp_path) == {}
 
 
@@ -108,7 +118,13 @@ LOSSES = DocumentLosses(
 
 
 def test_figures_are_sums_over_documents():
-    expected = {"loss": 2 * math.log(2), "perplexity": 4, "bits_per_byte": 12 / 40, "accuracy": 0.5, "tokens": 6}
+    expected = {
+        "loss": 2 * math.log(2),
+        "perplexity": 4,
+        "bits_per_byte": 12 / 40,
+        "accuracy": 0.5,
+        "tokens": 6,
+    }
     assert LOSSES.metrics() == pytest.approx(expected)
     assert replace(LOSSES, nats=LOSSES.nats * 1e9).metrics()["perplexity"] == math.inf
 

@@ -6,10 +6,28 @@ import torch.nn.functional as F
 from tiny_checkpoints import random_llama
 
 from cpt.errors import DataError
-from cpt.evaluation.domain_test import CHOICES, Question, answer_questions, candidate, domain_test, form
+from cpt.evaluation.domain_test import (
+    CHOICES,
+    Question,
+    answer_questions,
+    candidate,
+    domain_test,
+    form,
+)
 from cpt.evaluation.sets import HeldOutText
 
-METALS = ["nickel", "cobalt", "copper", "silver", "osmium", "yttrium", "gallium", "thorium", "cerium", "barium"]
+METALS = [
+    "nickel",
+    "cobalt",
+    "copper",
+    "silver",
+    "osmium",
+    "yttrium",
+    "gallium",
+    "thorium",
+    "cerium",
+    "barium",
+]
 PLACES = ["reactor", "furnace", "column", "vessel", "beaker", "crucible", "condenser", "autoclave"]
 
 
@@ -54,7 +72,9 @@ def test_neither_form_length_nor_place_gives_the_answer_away(questions):
     for question in questions:
         if question.kind == "cloze":
             assert len({form(choice) for choice in question.choices}) == 1
-            assert not any(choice.lower() in question.context.lower() for choice in question.choices)
+            assert not any(
+                choice.lower() in question.context.lower() for choice in question.choices
+            )
         else:
             lengths = [len(choice) for choice in question.choices]
             assert max(lengths) - min(lengths) < 120
@@ -75,8 +95,16 @@ def test_questions_are_not_made_of_conversations():
 # Answering
 
 QUESTIONS = [
-    Question("cloze", "a:1", "the model reads a document and ", ("learns", "domain", "which", "other"), 2),
-    Question("continuation", "a:2", "the text of its domain", (" the other word", " a document", " in", " model"), 0),
+    Question(
+        "cloze", "a:1", "the model reads a document and ", ("learns", "domain", "which", "other"), 2
+    ),
+    Question(
+        "continuation",
+        "a:2",
+        "the text of its domain",
+        (" the other word", " a document", " in", " model"),
+        0,
+    ),
     Question("cloze", "a:3", "a word in ", ("the", "text", "its", "number"), 1),
 ]
 
@@ -88,13 +116,18 @@ def likeliest_by_hand(model, tokenizer, question):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([one.ids]), use_cache=False).logits[0]
         wanted = torch.tensor(one.ids[one.first :])
-        scores.append(F.cross_entropy(logits[one.first - 1 : -1], wanted, reduction="sum").item() / one.num_bytes)
+        scores.append(
+            F.cross_entropy(logits[one.first - 1 : -1], wanted, reduction="sum").item()
+            / one.num_bytes
+        )
     return scores.index(min(scores))
 
 
 def test_the_answer_is_the_likeliest_choice_by_byte_at_any_batch_size(tokenizer):
     model = random_llama()
-    expected = [likeliest_by_hand(model, tokenizer, question) == question.answer for question in QUESTIONS]
+    expected = [
+        likeliest_by_hand(model, tokenizer, question) == question.answer for question in QUESTIONS
+    ]
     for batch_size in (1, 5, 100):
         found = answer_questions(model, tokenizer, QUESTIONS, batch_size=batch_size, longest=128)
         assert found.tolist() == expected

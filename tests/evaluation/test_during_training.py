@@ -25,7 +25,9 @@ def greedy_by_hand(model, tokenizer, prompt, steps):
     begin = len(ids)
     model.eval()
     for _ in range(steps):
-        ids.append(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item())
+        ids.append(
+            model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax().item()
+        )
         if ids[-1] == tokenizer.eos_token_id:
             break
     model.train()
@@ -40,7 +42,9 @@ def test_the_continuation_is_the_most_likely_token_each_time(model, tokenizer):
 
 def test_a_sampling_generation_config_is_set_aside_and_comes_back(model, tokenizer):
     greedy = continue_prompts(model, tokenizer, ["def"], max_new_tokens=12)
-    own = GenerationConfig(do_sample=True, temperature=3.0, repetition_penalty=2.0, max_new_tokens=1)
+    own = GenerationConfig(
+        do_sample=True, temperature=3.0, repetition_penalty=2.0, max_new_tokens=1
+    )
     model.generation_config = own
     assert continue_prompts(model, tokenizer, ["def"], max_new_tokens=12) == greedy
     assert model.generation_config is own and own.repetition_penalty == 2.0
@@ -63,7 +67,9 @@ def test_a_wrapped_model_and_a_fresh_adapter_write_the_same(model, tokenizer):
 
     plain = continue_prompts(model, tokenizer, ["def"], max_new_tokens=8)
     assert continue_prompts(Engine(model), tokenizer, ["def"], max_new_tokens=8) == plain
-    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    adapted = get_peft_model(
+        model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     assert continue_prompts(adapted, tokenizer, ["def"], max_new_tokens=8) == plain
 
 
@@ -72,8 +78,12 @@ def steps_of(samples):
     return [(line["step"], line["prompt"]) for line in lines]
 
 
-def test_samples_are_written_before_the_first_and_after_the_last_step_only(model, tokenizer, tmp_path):
-    samples = PromptSamples(tmp_path / "run" / "samples.jsonl", tokenizer, ["def", "x"], max_new_tokens=3)
+def test_samples_are_written_before_the_first_and_after_the_last_step_only(
+    model, tokenizer, tmp_path
+):
+    samples = PromptSamples(
+        tmp_path / "run" / "samples.jsonl", tokenizer, ["def", "x"], max_new_tokens=3
+    )
     for step in (0, 7):  # the second begin is a resumed run's
         samples.on_train_begin(None, TrainerState(global_step=step), TrainerControl(), model=model)
     samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)
@@ -88,7 +98,9 @@ def test_a_run_that_is_asked_to_stop_writes_no_more_samples(model, tokenizer, tm
         if len(asked) == 2:
             raise Interrupted("stopped by SIGTERM")
 
-    samples = PromptSamples(tmp_path / "samples.jsonl", tokenizer, list("xyz"), 3, before_each=stop_at_the_second)
+    samples = PromptSamples(
+        tmp_path / "samples.jsonl", tokenizer, list("xyz"), 3, before_each=stop_at_the_second
+    )
     control = TrainerControl()
     samples.on_train_begin(None, TrainerState(), control, model=model)
     assert control.should_training_stop and len(asked) == 2 and not samples.lines.path.exists()
@@ -98,7 +110,9 @@ def test_a_run_that_is_asked_to_stop_writes_no_more_samples(model, tokenizer, tm
 
 
 def metrics(**sets):
-    return {f"eval_{name}_bits_per_byte": value for name, value in sets.items()} | {"eval_domain_loss": 1.0}
+    return {f"eval_{name}_bits_per_byte": value for name, value in sets.items()} | {
+        "eval_domain_loss": 1.0
+    }
 
 
 @pytest.fixture
@@ -113,7 +127,10 @@ def evaluate(guard, step, **sets):
 
 
 def test_a_resumed_run_compares_with_the_values_before_its_first_step(run, tmp_path):
-    first, loss = {"step": 0, "tokens": 0, **metrics(general=1.0)}, {"step": 5, "tokens": 50, "loss": 3.0}
+    first, loss = (
+        {"step": 0, "tokens": 0, **metrics(general=1.0)},
+        {"step": 5, "tokens": 50, "loss": 3.0},
+    )
     write_lines(tmp_path / "metrics.jsonl", [first, loss])
     guard = StopWhenForgetting(run, {"general": 0.02})
     guard.on_train_begin(TrainingArguments(), TrainerState(global_step=5), TrainerControl())
@@ -121,7 +138,10 @@ def test_a_resumed_run_compares_with_the_values_before_its_first_step(run, tmp_p
 
 
 def test_the_course_is_every_evaluation_in_order_and_the_last_of_each_step(tmp_path):
-    first, loss = {"step": 0, "tokens": 0, **metrics(domain=2.0)}, {"step": 5, "tokens": 50, "loss": 3.0}
+    first, loss = (
+        {"step": 0, "tokens": 0, **metrics(domain=2.0)},
+        {"step": 5, "tokens": 50, "loss": 3.0},
+    )
     twice = [{"step": 10, "tokens": 100, **metrics(domain=value)} for value in (1.0, 1.1)]
     write_lines(tmp_path / "metrics.jsonl", [first, loss, *twice])
     course = read_course(tmp_path / "metrics.jsonl")

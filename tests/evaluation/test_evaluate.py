@@ -9,7 +9,14 @@ from tiny_checkpoints import random_llama
 
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
-from cpt.evaluation.evaluate import EvaluationRequest, EvaluationResult, build_report, measure, model_at, of_texts
+from cpt.evaluation.evaluate import (
+    EvaluationRequest,
+    EvaluationResult,
+    build_report,
+    measure,
+    model_at,
+    of_texts,
+)
 from cpt.evaluation.paired import DocumentLosses, ScoreReport, bits_per_byte_difference
 from cpt.evaluation.sets import EvaluationSet, data_of_recipe, data_of_texts, open_evaluation_sets
 from cpt.evaluation.tasks import TaskScore
@@ -22,7 +29,9 @@ from cpt.tokenizer.train_bpe import train_bpe
 def models(corpus, tokenizer, tmp_path_factory):
     """Two models, the second with a tokenizer of its own."""
     folder = tmp_path_factory.mktemp("models")
-    texts = [json.loads(line)["text"] for line in (corpus / "general.jsonl").read_text().splitlines()]
+    texts = [
+        json.loads(line)["text"] for line in (corpus / "general.jsonl").read_text().splitlines()
+    ]
     tokenizer.save_pretrained(folder / "one")
     train_bpe(texts, 290, folder / "two")
     for seed, name in enumerate(("one", "two")):
@@ -46,7 +55,9 @@ def test_texts_are_the_documents_of_the_rows_in_order(corpus, held_out, tokenize
     assert texts[2].where == f"{corpus / 'held_out.jsonl'}:3" and opened.rows.num_documents == 12
 
 
-def test_a_recipes_sets_are_its_files_and_the_shares_of_its_sources(corpus, tiny_recipe, tokenizer, tmp_path):
+def test_a_recipes_sets_are_its_files_and_the_shares_of_its_sources(
+    corpus, tiny_recipe, tokenizer, tmp_path
+):
     further = {"path": str(corpus / "held_out.jsonl"), "name": "further"}
     tiny_recipe["evaluation"] = {"held_out_share": 0.2, "perplexity": [further]}
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
@@ -74,8 +85,13 @@ def test_two_sets_of_one_name_are_refused(corpus, tokenizer):
 @pytest.mark.heavy
 def test_models_of_different_tokenizers_are_compared_by_document(models, held_out):
     request = EvaluationRequest(held_out)
-    one, two = (measure(Model(path=str(models / name)), request).losses["held"] for name in ("one", "two"))
-    assert one.num_tokens.tolist() != two.num_tokens.tolist() and one.hashes.tolist() == two.hashes.tolist()
+    one, two = (
+        measure(Model(path=str(models / name)), request).losses["held"] for name in ("one", "two")
+    )
+    assert (
+        one.num_tokens.tolist() != two.num_tokens.tolist()
+        and one.hashes.tolist() == two.hashes.tolist()
+    )
     found = bits_per_byte_difference([one], [two])
     both = [side.metrics()["bits_per_byte"] for side in (one, two)]
     assert found.items == 12 and found.difference == pytest.approx(both[1] - both[0])
@@ -102,7 +118,9 @@ def test_rows_longer_than_the_model_knows_are_refused(models, corpus):
 
 def test_a_domain_test_needs_a_set_that_is_there(models, held_out):
     with pytest.raises(DataError, match="--domain-test domain.*held"):
-        measure(Model(path=str(models / "one")), EvaluationRequest(held_out, domain_test=["domain"]))
+        measure(
+            Model(path=str(models / "one")), EvaluationRequest(held_out, domain_test=["domain"])
+        )
 
 
 def test_pairs_are_left_to_the_run_that_measured_them(caplog):
@@ -129,7 +147,11 @@ def result(name, bits_per_byte, right, value):
 
 def test_a_report_compares_each_set_test_and_task_with_the_base():
     alone = build_report(result("m", 2.0, 5, 0.5))
-    assert alone.base is None and alone.sets[0].against is None and alone.sets[0].accuracy == pytest.approx(0.4)
+    assert (
+        alone.base is None
+        and alone.sets[0].against is None
+        and alone.sets[0].accuracy == pytest.approx(0.4)
+    )
     found = build_report(result("m", 1.8, 7, 1.0), result("b", 2.0, 5, 0.5))
     assert found.sets[0].against.difference == pytest.approx(-0.2)
     assert [one.name for one in found.domain_test] == ["domain cloze", "domain continuation"]
@@ -152,7 +174,9 @@ def test_scores_without_questions_are_shown_next_to_the_base_without_an_interval
 @pytest.mark.heavy
 @pytest.mark.parametrize("is_run", [True, False])
 def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, cpt, is_run):
-    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "mine"}]}
+    tiny_recipe["evaluation"] = {
+        "perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "mine"}]
+    }
     recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
     (tmp_path / "final").symlink_to(models / "one")
     code, said = cpt("evaluate", *([tmp_path] if is_run else [models / "one", "--recipe", recipe]))
@@ -163,7 +187,10 @@ def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, c
     ("options", "said"),
     [
         ([], "nothing to evaluate"),
-        (["--text", "x=/no/such/file.txt"], "`--text`"),  # not evaluation.perplexity, as in a recipe
+        (
+            ["--text", "x=/no/such/file.txt"],
+            "`--text`",
+        ),  # not evaluation.perplexity, as in a recipe
         (["--sequence-length", 64], "--sequence-length"),
         (["--recipe", "no.yaml"], "no.yaml"),
     ],

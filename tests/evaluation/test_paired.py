@@ -35,18 +35,24 @@ def documents(draw, count, spread, shape):
 def coverage(strata, shape, repeats=400):
     """How often intervals of such strata, as (documents, spread of sizes), hold the truth."""
     draw = np.random.default_rng(1)
-    means = [tuple(part.mean() for part in documents(draw, 2_000_000, spread, shape)) for _, spread in strata]
+    means = [
+        tuple(part.mean() for part in documents(draw, 2_000_000, spread, shape))
+        for _, spread in strata
+    ]
     weights = [count for count, _ in strata]
     truth = np.dot(weights, [d for d, _ in means]) / np.dot(weights, [b for _, b in means])
     intervals = [
-        ratio_interval([documents(draw, count, spread, shape) for count, spread in strata]) for _ in range(repeats)
+        ratio_interval([documents(draw, count, spread, shape) for count, spread in strata])
+        for _ in range(repeats)
     ]
     return np.mean([low <= truth <= high for low, high in intervals])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["normal", "skewed", "sized", "skewed and sized"])
-@pytest.mark.parametrize("strata", [[(10, 1.5)], [(30, 1.5)], [(200, 1.0)], [(10, 1.0), (30, 0.6)]], ids=str)
+@pytest.mark.parametrize(
+    "strata", [[(10, 1.5)], [(30, 1.5)], [(200, 1.0)], [(10, 1.0), (30, 0.6)]], ids=str
+)
 def test_intervals_cover_the_truth_at_the_stated_rate(strata, shape):
     """400 repeats: the rate is known to about 1 point. Few large documents make intervals wider than they need be."""
     assert 0.91 <= coverage(strata, shape) <= 0.99
@@ -57,7 +63,9 @@ def test_intervals_of_accuracies_cover_the_truth_at_the_stated_rate(count):
     draw, hits = np.random.default_rng(2), 0
     for _ in range(1000):
         luck = draw.random(count)  # 10 % are won, 5 % are lost
-        found = accuracy_difference((luck < 0.05) | (luck > 0.6), ((luck >= 0.05) & (luck < 0.15)) | (luck > 0.6))
+        found = accuracy_difference(
+            (luck < 0.05) | (luck > 0.6), ((luck >= 0.05) & (luck < 0.15)) | (luck > 0.6)
+        )
         hits += found.low <= 0.05 <= found.high
     assert 0.93 <= hits / 1000 <= (0.985 if count >= 100 else 1), "of few questions it is wide"
 
@@ -81,11 +89,15 @@ def test_intervals_of_what_was_forgotten_and_learned_cover_the_truth(choices, kn
         for _ in range(150):
             chance = 1 / draw.choice(choices, 200)
             found = transitions(*guessed(draw, known, chance, repeated), chance)
-            for truth, (_, low, high) in zip(known[1:], (found.forgotten, found.learned), strict=True):
+            for truth, (_, low, high) in zip(
+                known[1:], (found.forgotten, found.learned), strict=True
+            ):
                 hits.append(low <= truth <= high)
             estimates.append((found.forgotten[0], found.learned[0]))
         assert np.mean(hits) >= 0.92, (choices, known, repeated)
-        if not repeated and known[1]:  # the estimate is for independent guesses; near 0 the limit at 0 raises it
+        if (
+            not repeated and known[1]
+        ):  # the estimate is for independent guesses; near 0 the limit at 0 raises it
             assert np.mean(estimates, 0) == pytest.approx(known[1:], abs=0.02)
 
 
@@ -98,16 +110,22 @@ def test_a_model_that_only_guesses_forgot_nothing_although_many_answers_changed(
 
 
 def test_right_and_wrong_answers_are_counted_and_the_first_lost_questions_listed():
-    before, after = (np.array(answers, bool) for answers in ([1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 0, 0, 1, 0]))
+    before, after = (
+        np.array(answers, bool) for answers in ([1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 0, 0, 1, 0])
+    )
     found = transitions(before, after, np.zeros(7), list("abcdefg"))
     assert (found.lost, found.won, found.first_lost) == (4, 1, ["a", "b", "d"])
     assert found.forgotten[0] == pytest.approx(4 / 7) and found.learned[0] == pytest.approx(1 / 7)
     one_choice = transitions(np.ones(5, bool), np.ones(5, bool), np.ones(5))
-    assert one_choice.forgotten[0] == one_choice.learned[0] == 0 and np.isfinite(one_choice.forgotten).all()
+    assert (
+        one_choice.forgotten[0] == one_choice.learned[0] == 0
+        and np.isfinite(one_choice.forgotten).all()
+    )
 
 
 @pytest.mark.parametrize(
-    ("degrees", "expected"), [(1, 12.7062), (3, 3.18245), (10, 2.22814), (100, 1.98397), (1e5, 1.95999)]
+    ("degrees", "expected"),
+    [(1, 12.7062), (3, 3.18245), (10, 2.22814), (100, 1.98397), (1e5, 1.95999)],
 )
 def test_t_quantiles_are_those_of_the_tables(degrees, expected):
     assert t_quantile(0.95, degrees) == pytest.approx(expected, rel=1e-5)
@@ -125,7 +143,11 @@ def test_skewed_differences_of_few_documents_widen_the_interval_on_the_side_of_t
 def test_bits_per_byte_differ_by_what_the_documents_differ():
     before, after = losses([80, 10, 10], [100, 10, 10]), losses([40, 9, 11], [100, 10, 10])
     found = bits_per_byte_difference([before], [after])
-    assert found.difference == pytest.approx((-40 - 1 + 1) / 120 / np.log(2)) == found.after - found.before
+    assert (
+        found.difference
+        == pytest.approx((-40 - 1 + 1) / 120 / np.log(2))
+        == found.after - found.before
+    )
     assert found.low < found.difference < found.high and found.items == 3 and found.is_on_few
 
 
@@ -134,7 +156,9 @@ def test_sets_together_are_strata():
     after = [losses([9] * 30, [100] * 30), losses([180] * 30, [100] * 30, first=30)]
     together = bits_per_byte_difference(before, after)
     assert together.difference == pytest.approx(-21 / 200 / np.log(2))
-    assert together.high - together.low == pytest.approx(0, abs=1e-9), "inside each set all documents changed alike"
+    assert together.high - together.low == pytest.approx(0, abs=1e-9), (
+        "inside each set all documents changed alike"
+    )
 
 
 def test_other_documents_and_single_items_are_refused():
@@ -201,6 +225,8 @@ def outcomes(truth, documents, *, corpora=20, runs=50, seed=0):
         (-0.05, (20, 200), ("worse", "about the same", "not better")),
     ],
 )
-def test_forgetting_and_gains_of_5_percent_are_hardly_ever_called_the_opposite(truth, documents, wrong):
+def test_forgetting_and_gains_of_5_percent_are_hardly_ever_called_the_opposite(
+    truth, documents, wrong
+):
     found = outcomes(truth, documents)
     assert sum(found.get(outcome, 0) for outcome in wrong) < 0.05

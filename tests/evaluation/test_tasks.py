@@ -54,7 +54,9 @@ def folder(tmp_path_factory):
         }
         for number in range(24)
     ]
-    (path / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    (path / "questions.jsonl").write_text(
+        "".join(json.dumps(question) + "\n" for question in questions)
+    )
     data = {"dataset_kwargs": {"data_files": {"test": str(path / "questions.jsonl")}}}
     for task in (CHOICE, WRITING, {**CHOICE, "task": "unsafe", "unsafe_code": True}):
         (path / f"{task['task']}.yaml").write_text(yaml.safe_dump({**task, **data}))
@@ -64,7 +66,9 @@ def folder(tmp_path_factory):
 @pytest.mark.heavy
 def test_two_models_are_compared_question_by_question(tokenizer, folder):
     choice = TaskChoice(("mine",), folder=folder)
-    (before, _), (after, normed) = (run_tasks(random_llama(seed), tokenizer, choice) for seed in (0, 1))
+    (before, _), (after, normed) = (
+        run_tasks(random_llama(seed), tokenizer, choice) for seed in (0, 1)
+    )
     report, (low, high) = after.report, after.report.interval
     assert (report.name, report.metric, report.questions) == ("mine", "acc,none", 24)
     assert report.higher_is_better and low < report.value < high < low + 0.8
@@ -77,11 +81,15 @@ def test_two_models_are_compared_question_by_question(tokenizer, folder):
     assert (after.chance == 0.25).all() and changes.chance == 0.25
     assert (changes.won - changes.lost) / 24 == pytest.approx(found.difference)
     lost = (before.by_question == 1) & (after.by_question == 0)
-    assert changes.first_lost == np.array(after.texts)[lost][:3].tolist() and after.texts[0].endswith(tuple(WORDS))
+    assert changes.first_lost == np.array(after.texts)[lost][:3].tolist() and after.texts[
+        0
+    ].endswith(tuple(WORDS))
 
 
 def test_a_written_answer_is_not_guessed_and_of_a_function_the_chance_is_unknown(tokenizer, folder):
-    (writes,) = run_tasks(random_llama(0), tokenizer, TaskChoice(("writes",), folder=folder, limit=4))
+    (writes,) = run_tasks(
+        random_llama(0), tokenizer, TaskChoice(("writes",), folder=folder, limit=4)
+    )
     assert (writes.chance == 0).all() and task_transitions(writes, writes).chance == 0
     even, loss = run_tasks(random_llama(0), tokenizer, choice_of(questions=12))
     assert task_transitions(even, even).chance is None and task_transitions(loss, loss) is None
@@ -103,8 +111,14 @@ def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
 
 
 def test_entries_of_a_recipe_are_checked_before_the_run(folder):
-    entries = [{"name": "mine"}, {"name": "unsafe"}, {"name": "unsafe", "allow_code_execution": True}]
-    (problem,) = check_tasks([Component.model_validate({**entry, "folder": str(folder)}) for entry in entries])
+    entries = [
+        {"name": "mine"},
+        {"name": "unsafe"},
+        {"name": "unsafe", "allow_code_execution": True},
+    ]
+    (problem,) = check_tasks(
+        [Component.model_validate({**entry, "folder": str(folder)}) for entry in entries]
+    )
     assert "`evaluation.tasks[1]`" in str(problem) and "allow_code_execution" in str(problem)
 
 
@@ -115,7 +129,12 @@ def board(model, tokenizer, *, questions: int = 24, kind: str = "list"):
     """Whether a model prefers one token to another, for each of some questions."""
     ids = torch.tensor([tokenizer(word)["input_ids"][:1] for word in WORDS[:questions]])
     preferred = (model(ids.to(model.device)).logits[:, -1].argmax(-1) % 2).tolist()
-    scores = {"list": preferred, "number": sum(preferred) / len(preferred), "nan": float("nan"), "text": "high"}
+    scores = {
+        "list": preferred,
+        "number": sum(preferred) / len(preferred),
+        "nan": float("nan"),
+        "text": "high",
+    }
     return {"even": scores[kind], "loss": 2.5} if kind in scores else None
 
 
@@ -124,12 +143,24 @@ def choice_of(**options):
 
 
 def test_a_function_scores_models_which_are_compared_question_by_question(tokenizer):
-    (before, _), (after, loss) = (run_tasks(random_llama(seed), tokenizer, choice_of(questions=12)) for seed in (0, 1))
-    assert (after.report.metric, after.report.questions) == ("even", 12) and after.report.higher_is_better
-    assert after.report.interval[0] <= after.report.value == after.by_question.mean() <= after.report.interval[1]
+    (before, _), (after, loss) = (
+        run_tasks(random_llama(seed), tokenizer, choice_of(questions=12)) for seed in (0, 1)
+    )
+    assert (after.report.metric, after.report.questions) == (
+        "even",
+        12,
+    ) and after.report.higher_is_better
+    assert (
+        after.report.interval[0]
+        <= after.report.value
+        == after.by_question.mean()
+        <= after.report.interval[1]
+    )
     found = task_difference(before, after)
     assert (found.before, found.after, found.items) == (before.report.value, after.report.value, 12)
-    assert loss.by_question is None and not loss.report.higher_is_better and loss.report.value == 2.5
+    assert (
+        loss.by_question is None and not loss.report.higher_is_better and loss.report.value == 2.5
+    )
     (number, _) = run_tasks(random_llama(1), tokenizer, choice_of(questions=12, kind="number"))
     assert number.report.value == after.report.value and task_difference(number, number) is None
 
@@ -154,7 +185,12 @@ def test_options_of_a_function_are_checked_and_given_by_the_recipe_and_the_comma
     for entry in ({"name": name, "limit": 5}, {"name": f"{__name__}:bord"}):
         (problem,) = check_tasks([Component.model_validate(entry)])
         assert "`evaluation.tasks[0]" in str(problem) and "board" in str(problem)
-    (of_recipe,) = tasks_of_recipe([Component(name=name, questions=5), Component(name="domain_test")])
+    (of_recipe,) = tasks_of_recipe(
+        [Component(name=name, questions=5), Component(name="domain_test")]
+    )
     assert of_recipe.is_function and of_recipe.options == {"questions": 5}
     of_lm_eval, own = task_choices(["mine", name, "writes"], None, False, 3, None)
-    assert of_lm_eval.names == ("mine", "writes") and (own.names, own.options) == ((name,), {"limit": 3})
+    assert of_lm_eval.names == ("mine", "writes") and (own.names, own.options) == (
+        (name,),
+        {"limit": 3},
+    )

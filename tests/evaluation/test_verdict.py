@@ -49,7 +49,13 @@ def write_lines(path, lines):
 
 def pairs(accuracy, *, chosen=0.0, count=40, name="rewards/accuracies"):
     """Figures of one evaluation of held-out pairs. The log-probability is -200: a reward of 0 is the reference's."""
-    figures = {"examples": count, "loss": 0.7, name: accuracy, "rewards/chosen": chosen, "logps/chosen": -200.0}
+    figures = {
+        "examples": count,
+        "loss": 0.7,
+        name: accuracy,
+        "rewards/chosen": chosen,
+        "logps/chosen": -200.0,
+    }
     return {f"eval_pairs_{key}": value for key, value in figures.items()}
 
 
@@ -76,18 +82,39 @@ def write_evaluations(folder, texts, examples, *, documents=40, kept=True, noisy
 def run(tiny_recipe, corpus, tmp_path):
     """Write a finished run's folder, as far as the verdict reads it."""
 
-    def write(name="run", *, examples=({}, {}), retain=True, skipped=0, domain=DOMAIN, general=GENERAL, **how):
-        sets = [{"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("domain", "general")]
+    def write(
+        name="run",
+        *,
+        examples=({}, {}),
+        retain=True,
+        skipped=0,
+        domain=DOMAIN,
+        general=GENERAL,
+        **how,
+    ):
+        sets = [
+            {"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("domain", "general")
+        ]
         evaluation = {"perplexity": sets, "retain": {"general": None} if retain else {}}
-        sections = {**tiny_recipe, "stage": "cpt", "model": {"path": "my/base"}, "evaluation": evaluation}
+        sections = {
+            **tiny_recipe,
+            "stage": "cpt",
+            "model": {"path": "my/base"},
+            "evaluation": evaluation,
+        }
         recipe = load_recipe(write_recipe(sections, tmp_path / "r.yaml"))
         folder = tmp_path / name
         folder.mkdir()
         (folder / "recipe.yaml").write_text(dump_recipe(recipe))
-        texts = {name: ends for name, ends in {"domain": domain, "general": general}.items() if ends}
+        texts = {
+            name: ends for name, ends in {"domain": domain, "general": general}.items() if ends
+        }
         write_evaluations(folder, texts, examples, **how)
         write_lines(folder / "status.json", [{"state": "finished", "step": 50}])
-        write_lines(folder / "events.jsonl", [{"kind": "spike_skipped", "step": step} for step in range(skipped)])
+        write_lines(
+            folder / "events.jsonl",
+            [{"kind": "spike_skipped", "step": step} for step in range(skipped)],
+        )
         return folder
 
     return write
@@ -106,16 +133,34 @@ RUNS = {  # what happened -> the run, and whether it worked
     "the losses of documents were not kept": ({"kept": False}, None),
     "no general text was followed": ({"retain": False, "general": None}, True),
     "nothing was held out": (NO_TEXTS, None),
-    "3 documents all became better": ({"domain": (2.0, 1.0), "general": (1.5, 1.0), "documents": 3}, None),
-    "6 documents all became better": ({"domain": (2.0, 1.0), "general": (1.5, 1.0), "documents": 6}, None),
+    "3 documents all became better": (
+        {"domain": (2.0, 1.0), "general": (1.5, 1.0), "documents": 3},
+        None,
+    ),
+    "6 documents all became better": (
+        {"domain": (2.0, 1.0), "general": (1.5, 1.0), "documents": 6},
+        None,
+    ),
     "pairs were learned and text lost": ({"domain": (1.6, 1.7), "examples": WITH_REFERENCE}, True),
-    "pairs were unlearned, without texts": ({**NO_TEXTS, "examples": [pairs(0.0), pairs(0.2)]}, False),
+    "pairs were unlearned, without texts": (
+        {**NO_TEXTS, "examples": [pairs(0.0), pairs(0.2)]},
+        False,
+    ),
     "pairs are at chance": ({**NO_TEXTS, "examples": [pairs(0.0), pairs(0.55)]}, None),
     "5 pairs": ({**NO_TEXTS, "examples": [pairs(0.0, count=5), pairs(1.0, count=5)]}, None),
-    "pairs without a reference": ({**NO_TEXTS, "examples": [pairs(0.25, chosen=-9.0), pairs(0.5, chosen=-8.0)]}, None),
-    "a reward model": ({"examples": [pairs(0.8, name="accuracy"), pairs(0.9, name="accuracy")]}, True),
+    "pairs without a reference": (
+        {**NO_TEXTS, "examples": [pairs(0.25, chosen=-9.0), pairs(0.5, chosen=-8.0)]},
+        None,
+    ),
+    "a reward model": (
+        {"examples": [pairs(0.8, name="accuracy"), pairs(0.9, name="accuracy")]},
+        True,
+    ),
     "prompts": (
-        {**NO_TEXTS, "examples": [{"eval_p_examples": 8, "eval_p_reward": value} for value in (0.2, 0.7)]},
+        {
+            **NO_TEXTS,
+            "examples": [{"eval_p_examples": 8, "eval_p_reward": value} for value in (0.2, 0.7)],
+        },
         None,
     ),
     "a tenth of the steps was skipped": ({"skipped": 5}, True),
@@ -124,11 +169,18 @@ RUNS = {  # what happened -> the run, and whether it worked
 
 def measured_afterwards():
     against = Difference(0.34, 0.4, 0.06, 0.02, 0.1, 181)
-    changes = Transitions(9, 20, (0.03, 0.0, 0.11), (0.1, 0.02, 0.18), 0.25, ["a.jsonl:3: the melting point of tin"])
-    score = ScoreReport("domain cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=against, transitions=changes)
+    changes = Transitions(
+        9, 20, (0.03, 0.0, 0.11), (0.1, 0.02, 0.18), 0.25, ["a.jsonl:3: the melting point of tin"]
+    )
+    score = ScoreReport(
+        "domain cloze", "accuracy", 0.4, (0.3, 0.5), 181, against=against, transitions=changes
+    )
     hit = Hit("code", "a.jsonl:17", "domain", "h.jsonl:3", "x y", 0.6)
     contamination = Contamination({"code": 1631}, {"code": {"domain": 1}}, [hit], 3, 181, 2)
-    return {"evaluation": EvaluationReport("m", "b", [], [score], []), "contamination": contamination}
+    return {
+        "evaluation": EvaluationReport("m", "b", [], [score], []),
+        "contamination": contamination,
+    }
 
 
 def reported_case():
@@ -137,7 +189,9 @@ def reported_case():
     sizes[0] = 15_000
     draw = np.random.default_rng(3)
     changes = np.where(np.arange(20) == 0, -0.01, 0.12 + draw.normal(0, 0.03, 20))
-    before = DocumentLosses(np.arange(20, dtype=np.uint64), sizes, 1.0 * sizes, sizes // 4, sizes // 10)
+    before = DocumentLosses(
+        np.arange(20, dtype=np.uint64), sizes, 1.0 * sizes, sizes // 4, sizes // 10
+    )
     return bits_per_byte_difference([before], [replace(before, nats=(1 + changes) * sizes)])
 
 
@@ -151,21 +205,29 @@ def whole_page(run):
     }
     (folder / "inputs.json").write_text(json.dumps({"data": {"sources": sources}}))
     texts = {0: " is a|b", 1450: "(x):\n    return x"}
-    samples = [{"step": step, "prompt": "def f", "continuation": text} for step, text in texts.items()]
+    samples = [
+        {"step": step, "prompt": "def f", "continuation": text} for step, text in texts.items()
+    ]
     write_lines(folder / "samples.jsonl", samples)
-    write_lines(folder / "status.json", [{"state": "finished", "step": 50, "stopped": "stopped at step 50"}])
+    write_lines(
+        folder / "status.json", [{"state": "finished", "step": 50, "stopped": "stopped at step 50"}]
+    )
     not_run = [NotRun("serving", "no GPU")]
     verdict = verdict_of_run(folder, **measured_afterwards(), not_run=not_run, serve="cpt serve x")
     return verdict_page(verdict)
 
 
-def test_a_run_worked_only_where_its_figures_show_it_and_says_it_in_the_approved_words(run, tmp_path):
+def test_a_run_worked_only_where_its_figures_show_it_and_says_it_in_the_approved_words(
+    run, tmp_path
+):
     parts = []
     for name, (changes, worked) in RUNS.items():
         verdict = verdict_of_run(run(name, **changes), serve="cpt serve x")
         assert verdict.worked is worked, name
         missing = ", ".join(one.what for one in verdict.not_run)
-        parts.append(f"{name}:\n{verdict.headline()}\nNot run: {missing}. Serve: {verdict.serve}.\n")
+        parts.append(
+            f"{name}:\n{verdict.headline()}\nNot run: {missing}. Serve: {verdict.serve}.\n"
+        )
     parts += [f"one large document:\n{general_sentence(reported_case())}\n", whole_page(run)]
     found = "\n".join(parts).replace(str(tmp_path), "RUNS")
     check_approved(found, APPROVED)
@@ -173,12 +235,21 @@ def test_a_run_worked_only_where_its_figures_show_it_and_says_it_in_the_approved
 
 def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_before(run):
     found = reported_case()
-    assert found.outcome() == "unknown" and found.low < -0.2 * found.before and found.high > 0.4 * found.before
-    assert (found.num_worse, found.is_dominated) == (19, True) and found.largest_share == pytest.approx(0.44, abs=0.01)
+    assert (
+        found.outcome() == "unknown"
+        and found.low < -0.2 * found.before
+        and found.high > 0.4 * found.before
+    )
+    assert (found.num_worse, found.is_dominated) == (
+        19,
+        True,
+    ) and found.largest_share == pytest.approx(0.44, abs=0.01)
     assert "cannot be excluded, of more than 43.0 % it can" in general_sentence(found)
     verdict = verdict_of_run(run())
     dominated = replace(verdict, sets=[replace(one, difference=found) for one in verdict.sets])
-    assert "44 % of the bytes" in verdict_page(dominated) and "of the bytes" not in verdict_page(verdict)
+    assert "44 % of the bytes" in verdict_page(dominated) and "of the bytes" not in verdict_page(
+        verdict
+    )
 
 
 def test_general_text_of_which_only_a_gain_is_excluded_is_unknown():
@@ -190,9 +261,17 @@ def test_general_text_of_which_only_a_gain_is_excluded_is_unknown():
 
 def test_the_documents_that_became_worst_come_first_and_better_ones_are_not_listed(run):
     domain, general = verdict_of_run(run(domain=(2.0, 1.0))).sets
-    assert domain.worst == [] and len(general.worst) == 3 and all(len(one.hash) == 16 for one in general.worst)
+    assert (
+        domain.worst == []
+        and len(general.worst) == 3
+        and all(len(one.hash) == 16 for one in general.worst)
+    )
     changes = [one.change for one in general.worst]
-    assert changes == sorted(changes, reverse=True) and min(changes) > 0.03 and general.worst[0].where is None
+    assert (
+        changes == sorted(changes, reverse=True)
+        and min(changes) > 0.03
+        and general.worst[0].where is None
+    )
 
 
 def test_the_advice_for_an_unknown_result_never_asks_for_fewer_documents():
@@ -231,13 +310,18 @@ def test_the_page_has_the_last_value_that_the_machine_forced_for_a_key(run):
 def test_an_accuracy_is_compared_with_chance_where_the_model_before_could_not_choose(
     tmp_path, held, has_reference, is_new_head
 ):
-    logs = [{"step": step, "tokens": step, **figures} for step, figures in zip((0, 9), held, strict=True)]
+    logs = [
+        {"step": step, "tokens": step, **figures}
+        for step, figures in zip((0, 9), held, strict=True)
+    ]
     loss = {"step": 5, "tokens": 5, "loss": 0.5}
     (found,) = read_example_sets(write_lines(tmp_path / "metrics.jsonl", [logs[0], loss, logs[1]]))
     assert (found.has_reference, found.is_new_head) == (has_reference, is_new_head)
     assert found.examples == 40 and found.accuracy[1] == 0.9
     assert found.worked is (True if has_reference or is_new_head else None)
-    assert read_example_sets(write_lines(tmp_path / "metrics.jsonl", [loss, logs[1]])) == []  # nothing before it began
+    assert (
+        read_example_sets(write_lines(tmp_path / "metrics.jsonl", [loss, logs[1]])) == []
+    )  # nothing before it began
 
 
 def test_on_a_full_disk_the_run_continues_without_a_page(run, tmp_path, caplog):

@@ -40,13 +40,23 @@ def gradients_of(model, loss):
 
 def test_packed_loss_and_gradients_are_those_of_the_documents_alone(model):
     ids, positions, lengths = packed_row()
-    labels = ids.masked_fill(positions == 0, -100)  # the first token of a document is never predicted
+    labels = ids.masked_fill(
+        positions == 0, -100
+    )  # the first token of a document is never predicted
     count = int((labels[:, 1:] != -100).sum())
     packed = model(ids, labels=labels, position_ids=positions, num_items_in_batch=count).loss
-    parts = [pair for pair in zip(ids.split(lengths, 1), labels.split(lengths, 1), strict=True) if len(pair[0][0]) > 1]
-    alone = sum(model(part, labels=of_part, num_items_in_batch=count).loss for part, of_part in parts)
+    parts = [
+        pair
+        for pair in zip(ids.split(lengths, 1), labels.split(lengths, 1), strict=True)
+        if len(pair[0][0]) > 1
+    ]
+    alone = sum(
+        model(part, labels=of_part, num_items_in_batch=count).loss for part, of_part in parts
+    )
     torch.testing.assert_close(packed, alone, atol=1e-6, rtol=0)
-    torch.testing.assert_close(gradients_of(model, packed), gradients_of(model, alone), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        gradients_of(model, packed), gradients_of(model, alone), atol=1e-6, rtol=1e-4
+    )
     together = model(ids, labels=labels, num_items_in_batch=count).loss
     assert abs(together - packed) > 1e-3, "without positions they are one document"
 
@@ -69,9 +79,15 @@ def test_a_class_that_says_wrongly_that_it_keeps_documents_apart_is_refused(monk
 @pytest.mark.heavy
 def test_a_few_steps_teach_it(tmp_path):
     changes = ["budget.tokens=8_192", "data.sequence_length=64", "budget.global_batch_tokens=512"]
-    changes += [f"output_dir={tmp_path}", "evaluation.held_out_share=null", "training.logging_steps=4"]
+    changes += [
+        f"output_dir={tmp_path}",
+        "evaluation.held_out_share=null",
+        "training.logging_steps=4",
+    ]
     folder = train(load_recipe("examples/lstm/pretrain.yaml", changes))
-    lines = [json.loads(line) for line in (tmp_path / "lstm/metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "lstm/metrics.jsonl").read_text().splitlines()
+    ]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.7 * losses[0]
     assert AutoConfig.from_pretrained(folder).model_type == "lstm_lm"

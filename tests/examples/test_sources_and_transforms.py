@@ -19,7 +19,10 @@ def masked(text):
         ("write to ada.l+x@mail.example.co.uk.", "write to <email>."),
         ("card 4111 1111 1111 1111, or 5500-0000-0000-0004.", "card <card>, or <card>."),
         ("from 8.8.8.8 to 2001:4860:4860::8888.", "from <ip> to <ip>."),
-        ("call +44 20 7946 0958 or (212) 555-0123 or 212-555-0123.", "call <phone> or <phone> or <phone>."),
+        (
+            "call +44 20 7946 0958 or (212) 555-0123 or 212-555-0123.",
+            "call <phone> or <phone> or <phone>.",
+        ),
     ],
 )
 def test_personal_data_of_each_kind_is_masked(text, expected):
@@ -48,11 +51,17 @@ def test_a_huge_line_takes_linear_time(unit):
 
 
 def texts_of(path, **options):
-    return [document.text for document in open_source(Source(path=path, options=options), "data.sources[0]")]
+    return [
+        document.text
+        for document in open_source(Source(path=path, options=options), "data.sources[0]")
+    ]
 
 
 def test_a_service_is_read_page_by_page(tmp_path):
-    pages = {"1": {"data": [{"text": "a"}, {"text": "b"}], "next": "2"}, "2": {"data": [{"text": "c"}]}}
+    pages = {
+        "1": {"data": [{"text": "a"}, {"text": "b"}], "next": "2"},
+        "2": {"data": [{"text": "c"}]},
+    }
     for name, page in pages.items():
         (tmp_path / name).write_text(json.dumps(page))
     url = (tmp_path / "1").as_uri()
@@ -61,6 +70,12 @@ def test_a_service_is_read_page_by_page(tmp_path):
 
 
 def test_prices_become_changes_in_steps(tmp_path):
-    (tmp_path / "A.csv").write_text("Date,Close\n2020-01-01,100\n2020-01-02,101\n2020-01-03,50\n2030-01-01,1\n")
-    texts = texts_of("examples.sources.prices:prices", folder=str(tmp_path), symbols=["A"], until="2024")
-    assert texts == ["A 2020-01-01 2020-01-03\n10 -200"]  # 100 ln(1.01) / 0.1; the crash is cut at 20 %
+    (tmp_path / "A.csv").write_text(
+        "Date,Close\n2020-01-01,100\n2020-01-02,101\n2020-01-03,50\n2030-01-01,1\n"
+    )
+    texts = texts_of(
+        "examples.sources.prices:prices", folder=str(tmp_path), symbols=["A"], until="2024"
+    )
+    assert texts == [
+        "A 2020-01-01 2020-01-03\n10 -200"
+    ]  # 100 ln(1.01) / 0.1; the crash is cut at 20 %

@@ -14,11 +14,16 @@ LSTM = "examples.lstm.lstm_language_model"
 
 
 @pytest.mark.slow
-def test_rounding_is_reported_and_the_export_in_shards_is_exact_in_its_own_dtype(base_folder, tmp_path, monkeypatch):
+def test_rounding_is_reported_and_the_export_in_shards_is_exact_in_its_own_dtype(
+    base_folder, tmp_path, monkeypatch
+):
     monkeypatch.setattr("cpt.export.write.LARGEST_FILE", "50KB")
     report = export(base_folder, "-o", tmp_path / "out")
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
-    assert "Rounded from float32 to bfloat16" in report and "without cpt: largest logit difference 0 " in report
+    assert (
+        "Rounded from float32 to bfloat16" in report
+        and "without cpt: largest logit difference 0 " in report
+    )
     with pytest.raises(CheckpointError, match="rounding"):
         export(base_folder, "-o", tmp_path / "strict", "--tolerance", "1e-7")
 
@@ -30,14 +35,18 @@ def test_the_adapter_alone_is_loaded_back_by_plain_peft(adapter_folder, base_fol
     record = json.loads((tmp_path / "out" / "base_weights.json").read_text())
     assert record["path"] == str(base_folder) and len(record["sha256"]["model.safetensors"]) == 64
     shutil.copy(adapter_folder / "adapter_model.safetensors", tmp_path / "out")
-    assert "Wrote" in export(tmp_path / "out", "-o", tmp_path / "again")  # the hash beside it is its base's
+    assert "Wrote" in export(
+        tmp_path / "out", "-o", tmp_path / "again"
+    )  # the hash beside it is its base's
 
 
 @pytest.mark.slow
 def test_a_model_of_a_users_own_family_is_exported_with_its_module(tokenizer_folder, tmp_path):
     import_user_module(LSTM)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    config = AutoConfig.for_model("lstm_lm", vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1)
+    config = AutoConfig.for_model(
+        "lstm_lm", vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "lstm")
     tokenizer.save_pretrained(tmp_path / "lstm")
     report = export(tmp_path / "lstm", "-o", tmp_path / "out", "--import", LSTM)
@@ -50,7 +59,9 @@ def test_a_model_of_a_users_own_family_is_exported_with_its_module(tokenizer_fol
 
 def test_a_base_whose_weights_changed_since_is_refused(adapter_folder, tmp_path):
     adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
-    (adapter / "base_weights.json").write_text(json.dumps({"path": "", "sha256": {"model.safetensors": "0" * 64}}))
+    (adapter / "base_weights.json").write_text(
+        json.dumps({"path": "", "sha256": {"model.safetensors": "0" * 64}})
+    )
     with pytest.raises(CheckpointError, match="other weights"):
         export(adapter, "-o", tmp_path / "out")
 
@@ -76,7 +87,9 @@ def test_more_tokens_than_rows_are_refused(base_folder, tmp_path):
         ("", RecipeError, "--output"),
     ],
 )
-def test_options_that_make_no_sense_are_refused_at_once(base_folder, tmp_path, monkeypatch, words, error, named):
+def test_options_that_make_no_sense_are_refused_at_once(
+    base_folder, tmp_path, monkeypatch, words, error, named
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()

@@ -33,7 +33,10 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
 
 
 def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path):
-    with pytest.raises(CheckpointError, match="out could not be written"), new_folder(tmp_path / "out"):
+    with (
+        pytest.raises(CheckpointError, match="out could not be written"),
+        new_folder(tmp_path / "out"),
+    ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []
 
@@ -43,7 +46,11 @@ def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path):
 
 @pytest.mark.heavy
 def test_a_lora_run_exports_the_adapter_beside_the_merged_model(tiny_recipe, base_folder, tmp_path):
-    sections = {**tiny_recipe, "stage": "cpt", "model": {"path": str(base_folder), "lora": {"r": 4}}}
+    sections = {
+        **tiny_recipe,
+        "stage": "cpt",
+        "model": {"path": str(base_folder), "lora": {"r": 4}},
+    }
     sections["budget"]["tokens"] = 512
     folder = train(load_recipe(write_recipe(sections, tmp_path / "recipe.yaml")))
     assert (folder / "adapter" / "adapter_model.safetensors").exists()

@@ -27,7 +27,9 @@ Licence of the base: apache-2.0.
 
 
 def answer_of(status):
-    return HfHubHTTPError("refused", response=httpx.Response(status, request=httpx.Request("GET", "https://hub")))
+    return HfHubHTTPError(
+        "refused", response=httpx.Response(status, request=httpx.Request("GET", "https://hub"))
+    )
 
 
 @pytest.fixture
@@ -59,7 +61,9 @@ def test_a_public_push_reports_who_sees_it_and_which_licences_are_not_stated(hub
 
 def test_a_private_push_never_goes_to_a_public_repository(hub, export):
     report = list(push(export, "chemist/model", private=True, sure=False))
-    assert hub.create_repo.call_args.kwargs["private"] is True and not any("warning" in line for line in report)
+    assert hub.create_repo.call_args.kwargs["private"] is True and not any(
+        "warning" in line for line in report
+    )
     hub.model_info.return_value.private = False
     with pytest.raises(RecipeError, match="chemist/open"):
         list(push(export, "chemist/open", private=True, sure=False))
@@ -74,8 +78,12 @@ def test_an_interrupted_push_names_the_command_that_continues_it(hub, export):
         list(push(export, "chemist/model", private=False, sure=True))
 
 
-@pytest.mark.parametrize(("status", "reason"), [(401, "token is invalid"), (403, "may not write to chemist")])
-def test_a_token_that_the_hub_refuses_is_an_error_before_anything_is_sent(hub, export, status, reason):
+@pytest.mark.parametrize(
+    ("status", "reason"), [(401, "token is invalid"), (403, "may not write to chemist")]
+)
+def test_a_token_that_the_hub_refuses_is_an_error_before_anything_is_sent(
+    hub, export, status, reason
+):
     hub.whoami.side_effect = hub.create_repo.side_effect = answer_of(status)
     with pytest.raises(ResourceError, match=reason):
         check_push("chemist/model", private=False, sure=True)
@@ -92,7 +100,9 @@ def test_no_token_and_a_strangers_name_are_refused(hub, monkeypatch):
         check_push("chemist/model", private=False, sure=True)
 
 
-@pytest.mark.parametrize(("name", "named"), [("chemist", "--push-to-hub chemist"), ("chemist/model", "--yes")])
+@pytest.mark.parametrize(
+    ("name", "named"), [("chemist", "--push-to-hub chemist"), ("chemist/model", "--yes")]
+)
 def test_nothing_is_published_by_accident(monkeypatch, name, named):
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115
     with pytest.raises(RecipeError, match=named):

@@ -18,17 +18,28 @@ def run(tiny_recipe, base_folder, tmp_path):
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Base\n")
     paths = ("/data/domain.jsonl", "/data/general.jsonl", "HuggingFaceFW/fineweb-edu")
     tiny_recipe["data"]["sources"] = [{"path": path} for path in paths]
-    sections = {**tiny_recipe, "stage": "cpt", "model": {"path": str(base)}, "tokenizer": {"path": "/tokenizer"}}
+    sections = {
+        **tiny_recipe,
+        "stage": "cpt",
+        "model": {"path": str(base)},
+        "tokenizer": {"path": "/tokenizer"},
+    }
     write_recipe(sections, folder / "recipe.yaml")
     source = {"documents": 120, "held_out": 0, "tokens": 9747, "share": 0.7, "licence": "CC-BY-4.0"}
     sources = {"domain": source, "general": {**source, "share": 0.3, "licence": None}}
-    (folder / "inputs.json").write_text(json.dumps({"data": {"fingerprint": "abc", "tokens": 1, "sources": sources}}))
-    (folder / "environment.json").write_text('{"versions": {"torch": "2.13.0"}, "git": {"commit": "0123abc"}}')
+    (folder / "inputs.json").write_text(
+        json.dumps({"data": {"fingerprint": "abc", "tokens": 1, "sources": sources}})
+    )
+    (folder / "environment.json").write_text(
+        '{"versions": {"torch": "2.13.0"}, "git": {"commit": "0123abc"}}'
+    )
     lines = [
         {"step": step, "tokens": 64 * step, "eval_chem_bits_per_byte": bits, "eval_chem_loss": 9}
         for step, bits in ((0, 1.5), (4, 1.25), (8, 1.125))
     ]
-    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, [*lines, {"step": 8, "loss": 2.0}])))
+    (folder / "metrics.jsonl").write_text(
+        "\n".join(map(json.dumps, [*lines, {"step": 8, "loss": 2.0}]))
+    )
     return folder
 
 

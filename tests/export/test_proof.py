@@ -6,7 +6,13 @@ import shutil
 import pytest
 import torch
 from tiny_checkpoints import save_llama
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+)
 
 from cpt.errors import CheckpointError, DataError
 from cpt.export.proof import (
@@ -32,7 +38,10 @@ def test_the_text_is_cut_to_what_the_model_takes(tokenizer, tmp_path):
     assert len(proof_text(tokenizer, LlamaConfig()).ids) == NUM_TOKENS
     assert len(proof_text(tokenizer, GPT2Config(n_positions=64)).ids) == 64
     (tmp_path / "mine.txt").write_text("the model reads")
-    assert tokenizer.decode(proof_text(tokenizer, LlamaConfig(), tmp_path / "mine.txt").ids) == "the model reads"
+    assert (
+        tokenizer.decode(proof_text(tokenizer, LlamaConfig(), tmp_path / "mine.txt").ids)
+        == "the model reads"
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe"])
@@ -46,13 +55,18 @@ def test_a_text_that_cannot_be_used_is_refused(tokenizer, tmp_path, content):
 def test_a_difference_is_allowed_by_the_dtype_or_by_the_users_own_tolerance():
     one = torch.tensor([[10.0, 0.0]])
     other = one + torch.tensor([[0.0, 0.1]])
-    assert difference(one, other, torch.bfloat16).is_allowed and not difference(one, other, torch.float32).is_allowed
+    assert (
+        difference(one, other, torch.bfloat16).is_allowed
+        and not difference(one, other, torch.float32).is_allowed
+    )
     assert difference(one, other, torch.float32, tolerance=0.02).is_allowed
     assert not difference(one, one * torch.nan, torch.bfloat16).is_allowed
 
 
 @pytest.mark.slow
-def test_weights_that_changed_on_the_way_are_refused(base_folder, tokenizer, tokenizer_folder, tmp_path):
+def test_weights_that_changed_on_the_way_are_refused(
+    base_folder, tokenizer, tokenizer_folder, tmp_path
+):
     text = proof_text(tokenizer, LlamaConfig())
     expected = logits_of(AutoModelForCausalLM.from_pretrained(base_folder), text.ids)
     other = save_llama(tmp_path / "other", tokenizer_folder, seed=2)
@@ -65,7 +79,9 @@ def test_a_reward_model_is_proven_by_its_score(base_folder, tokenizer, tmp_path)
     folder = shutil.copytree(base_folder, tmp_path / "reward")
     config = LlamaConfig.from_pretrained(folder, num_labels=1, pad_token_id=0)
     LlamaForSequenceClassification(config).save_pretrained(folder)
-    assert logits_in_another_process(folder, proof_text(tokenizer, config), torch.float32).shape == (1,)
+    assert logits_in_another_process(
+        folder, proof_text(tokenizer, config), torch.float32
+    ).shape == (1,)
 
 
 OWN_CODE = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
@@ -73,7 +89,11 @@ OWN_CODE = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
 
 @pytest.mark.parametrize(
     ("auto_map", "is_trusted"),
-    [({}, False), (OWN_CODE, True), (OWN_CODE | {"AutoModelForCausalLM": "someone/repository--mine.Model"}, False)],
+    [
+        ({}, False),
+        (OWN_CODE, True),
+        (OWN_CODE | {"AutoModelForCausalLM": "someone/repository--mine.Model"}, False),
+    ],
 )
 def test_code_is_trusted_only_if_all_of_it_is_in_the_folder(tmp_path, auto_map, is_trusted):
     assert not brings_its_code(tmp_path)
@@ -108,7 +128,9 @@ def sealed(tmp_path):
 def test_a_proven_export_may_have_its_card_edited(sealed):
     (sealed / "README.md").write_text("# a better card")
     assert check_seal(sealed) == sealed
-    assert json.loads((sealed / "export.json").read_text())["proof"] == ["The export loaded back: difference 0."]
+    assert json.loads((sealed / "export.json").read_text())["proof"] == [
+        "The export loaded back: difference 0."
+    ]
 
 
 @pytest.mark.parametrize("changed", ["model.safetensors", "notes.txt"])

@@ -9,7 +9,13 @@ from tiny import write_recipe
 from transformers import AutoModelForCausalLM
 
 from cpt.errors import CheckpointError
-from cpt.export.trained import find_trained, load_whole, refuse_unknown_code, stored_dtype, tokenizer_of
+from cpt.export.trained import (
+    find_trained,
+    load_whole,
+    refuse_unknown_code,
+    stored_dtype,
+    tokenizer_of,
+)
 
 
 @pytest.fixture
@@ -25,7 +31,12 @@ def run(tiny_recipe, tmp_path):
 def test_a_finished_run_is_its_model_or_its_adapter(run, base_folder, adapter_folder):
     shutil.copytree(base_folder, run / "final")
     trained = find_trained(run)
-    assert (trained.folder, trained.kind, trained.run, trained.step) == (run / "final", "model", run, None)
+    assert (trained.folder, trained.kind, trained.run, trained.step) == (
+        run / "final",
+        "model",
+        run,
+        None,
+    )
     assert trained.recipe.name == "tiny"
     shutil.copytree(adapter_folder, run / "final" / "adapter")
     assert find_trained(run).is_adapter and find_trained(run).folder == run / "final" / "adapter"
@@ -34,7 +45,9 @@ def test_a_finished_run_is_its_model_or_its_adapter(run, base_folder, adapter_fo
 def test_an_unfinished_run_is_its_newest_checkpoint(run, base_folder):
     (run / "status.json").unlink()
     for step in (3, 12):
-        (shutil.copytree(base_folder, run / f"checkpoint-{step}") / "trainer_state.json").write_text("{}")
+        (
+            shutil.copytree(base_folder, run / f"checkpoint-{step}") / "trainer_state.json"
+        ).write_text("{}")
     assert (find_trained(run).folder.name, find_trained(run).step) == ("checkpoint-12", 12)
 
 
@@ -48,16 +61,22 @@ def test_a_path_without_a_model_is_refused(tmp_path, name):
 
 def test_an_adapter_names_its_base_and_the_hashes_beside_it(base_folder, adapter_folder, tmp_path):
     adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
-    (adapter / "base_weights.json").write_text(json.dumps({"path": "x", "sha256": {"model.safetensors": "0f"}}))
+    (adapter / "base_weights.json").write_text(
+        json.dumps({"path": "x", "sha256": {"model.safetensors": "0f"}})
+    )
     trained = find_trained(adapter)
-    assert trained.base.path == str(base_folder) and trained.base_weights == {"model.safetensors": "0f"}
+    assert trained.base.path == str(base_folder) and trained.base_weights == {
+        "model.safetensors": "0f"
+    }
     assert len(tokenizer_of(trained)) == 320  # its own folder has none: the base's
 
 
 def test_an_adapter_without_a_base_is_refused(adapter_folder, tmp_path):
     adapter = shutil.copytree(adapter_folder, tmp_path / "adapter")
     config = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    (adapter / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": None})
+    )
     with pytest.raises(CheckpointError, match="cpt merge --method lora BASE"):
         _ = find_trained(adapter).base
 

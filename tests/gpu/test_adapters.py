@@ -20,7 +20,9 @@ HALF_PRECISION = 2e-2  # relative, of all gradients together
 @pytest.fixture
 def base(tmp_path):
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPE), dtype=torch.bfloat16).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**SHAPE), dtype=torch.bfloat16
+    ).save_pretrained(tmp_path)
     return tmp_path
 
 
@@ -28,7 +30,9 @@ def loss_and_gradients(base, *, compiles):
     """Of adapters whose second matrix is not zero, so that both have gradients."""
     dynamo.reset()
     lora = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear"}
-    model = build_model(Model(path=str(base), dtype="bfloat16", lora=lora), make_tokenizer(), seed=0)
+    model = build_model(
+        Model(path=str(base), dtype="bfloat16", lora=lora), make_tokenizer(), seed=0
+    )
     adapters = [weight for name, weight in model.named_parameters() if "lora_" in name]
     for number, weight in enumerate(adapters):
         torch.nn.init.normal_(weight, std=0.02, generator=torch.Generator().manual_seed(number))
@@ -39,7 +43,9 @@ def loss_and_gradients(base, *, compiles):
     with torch.autocast(DEVICE, torch.bfloat16):
         loss = model(input_ids=ids, labels=ids).loss
     loss.backward()
-    gradients = [weight.grad.float().flatten() for weight in model.parameters() if weight.requires_grad]
+    gradients = [
+        weight.grad.float().flatten() for weight in model.parameters() if weight.requires_grad
+    ]
     return loss.item(), torch.cat(gradients)
 
 
@@ -47,4 +53,6 @@ def test_compiled_adapters_have_the_loss_and_the_gradients_of_eager_ones(base):
     expected, gradients = loss_and_gradients(base, compiles=False)
     loss, compiled = loss_and_gradients(base, compiles=True)
     assert loss == pytest.approx(expected, rel=2e-3)
-    assert gradients.norm() > 0 and (compiled - gradients).norm() < HALF_PRECISION * gradients.norm()
+    assert (
+        gradients.norm() > 0 and (compiled - gradients).norm() < HALF_PRECISION * gradients.norm()
+    )

@@ -6,12 +6,19 @@ from resuming import differences, forget_after
 from tiny import TINY_LLAMA, write_recipe
 
 pytestmark = pytest.mark.gpu
-GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 32, "final_logit_softcapping": 30.0}
+GEMMA = {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 32,
+    "final_logit_softcapping": 30.0,
+}
 CONFIGS = {
     "untied": TINY_LLAMA,
     "tied and capped": {**TINY_LLAMA, "model_type": "gemma2", "tie_word_embeddings": True, **GEMMA},
 }
-HALF_PRECISION = 1e-2  # relative, of a loss; a gradient of the embedding that comes late is off by 2e-2
+HALF_PRECISION = (
+    1e-2  # relative, of a loss; a gradient of the embedding that comes late is off by 2e-2
+)
 
 
 def recipe_of(sections, tmp_path, name, config, **training):

@@ -18,7 +18,9 @@ HALF_PRECISION = 1e-2  # relative, of a whole tensor
 
 
 def drawn(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, torch.bfloat16)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(
+        DEVICE, torch.bfloat16
+    )
 
 
 def reference(hidden, weight, targets):
@@ -27,7 +29,9 @@ def reference(hidden, weight, targets):
     total = 0.0
     for start in range(0, TOKENS, CHUNK):
         tokens = slice(start, start + CHUNK)
-        loss = F.cross_entropy(hidden[tokens] @ weight.t(), targets[tokens], reduction="sum") / TOKENS
+        loss = (
+            F.cross_entropy(hidden[tokens] @ weight.t(), targets[tokens], reduction="sum") / TOKENS
+        )
         loss.backward()
         total += loss.item()
     return total, hidden.grad, weight.grad
@@ -36,8 +40,12 @@ def reference(hidden, weight, targets):
 @pytest.mark.parametrize("chunk", [None, TOKENS], ids=["in chunks", "all logits at once"])
 def test_the_fused_loss_of_a_long_row_has_the_references_gradients(chunk):
     hidden = drawn(TOKENS, WIDTH, seed=0).requires_grad_()
-    weight = drawn(VOCABULARY, WIDTH, seed=1).mul_(0.1).requires_grad_()  # large logits would lose bits in bfloat16
-    targets = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    weight = (
+        drawn(VOCABULARY, WIDTH, seed=1).mul_(0.1).requires_grad_()
+    )  # large logits would lose bits in bfloat16
+    targets = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(2)).to(
+        DEVICE
+    )
     scale = torch.tensor(1 / TOKENS, device=DEVICE)
     loss, _ = LinearCrossEntropy.apply(hidden, weight, None, targets, scale, 0.0, chunk)
     gradients = torch.autograd.grad(loss, [hidden, weight])
@@ -47,10 +55,14 @@ def test_the_fused_loss_of_a_long_row_has_the_references_gradients(chunk):
         assert (gradient.float() - exact).norm() < HALF_PRECISION * exact.norm()
 
 
-@pytest.mark.parametrize("lengths", [(TOKENS,), (TOKENS // 2, 1, TOKENS // 2 - 1)], ids=["one", "three"])
+@pytest.mark.parametrize(
+    "lengths", [(TOKENS,), (TOKENS // 2, 1, TOKENS // 2 - 1)], ids=["one", "three"]
+)
 def test_attention_over_a_long_row_is_that_of_sdpa_within_documents(lengths):
     heads, grouped = (8, 2, 2), 4  # of queries, keys and values; query heads of each key head
-    states = [drawn(TOKENS, count, WIDTH, seed=seed).requires_grad_() for seed, count in enumerate(heads)]
+    states = [
+        drawn(TOKENS, count, WIDTH, seed=seed).requires_grad_() for seed, count in enumerate(heads)
+    ]
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(DEVICE)
     attend = torch_kernel if ON_GPU else attend_each
     output = attend(*states, bounds, max(lengths), WIDTH**-0.5, None)
@@ -58,7 +70,9 @@ def test_attention_over_a_long_row_is_that_of_sdpa_within_documents(lengths):
     for documents in zip(*(state.split(lengths) for state in states), strict=True):
         query, key, value = (state.transpose(0, 1)[None] for state in documents)
         key, value = (state.repeat_interleave(grouped, dim=1) for state in (key, value))
-        parts.append(F.scaled_dot_product_attention(query, key, value, is_causal=True)[0].transpose(0, 1))
+        parts.append(
+            F.scaled_dot_product_attention(query, key, value, is_causal=True)[0].transpose(0, 1)
+        )
     expected = torch.cat(parts)
     assert (output - expected).float().norm() < HALF_PRECISION * expected.float().norm()
     weights = drawn(*output.shape, seed=9)

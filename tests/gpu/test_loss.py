@@ -26,7 +26,10 @@ def exact(logits, targets, cap, scale):
     """Losses and the logits' gradient in fp64."""
     logits = logits.double().requires_grad_()
     losses = F.cross_entropy(
-        cap * torch.tanh(logits / cap) if cap else logits, targets, ignore_index=-100, reduction="none"
+        cap * torch.tanh(logits / cap) if cap else logits,
+        targets,
+        ignore_index=-100,
+        reduction="none",
     )
     return losses.detach(), torch.autograd.grad(losses.sum() * scale, logits)[0]
 
@@ -63,8 +66,14 @@ def test_the_heads_gradient_adds_up_in_fp32_over_many_chunks(autocast):
     with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
         loss, _ = LinearCrossEntropy.apply(hidden, weight, None, targets, scale, 0.0, 32)
     found = torch.autograd.grad(loss, [hidden, weight])
-    of_hidden, of_weight = hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
-    wanted = F.cross_entropy(of_hidden @ of_weight.t(), targets, ignore_index=-100, reduction="sum") / tokens
+    of_hidden, of_weight = (
+        hidden.detach().double().requires_grad_(),
+        weight.detach().double().requires_grad_(),
+    )
+    wanted = (
+        F.cross_entropy(of_hidden @ of_weight.t(), targets, ignore_index=-100, reduction="sum")
+        / tokens
+    )
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-3)
     of_hidden, of_weight = torch.autograd.grad(wanted, [of_hidden, of_weight])
     assert (found[0].double() - of_hidden).norm() < 1e-2 * of_hidden.norm()

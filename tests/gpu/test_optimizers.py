@@ -25,7 +25,9 @@ SHAPE = {
 
 def built():
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPE), dtype=torch.bfloat16).cuda()
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**SHAPE), dtype=torch.bfloat16
+    ).cuda()
 
 
 def course(section, *, count=4):
@@ -46,16 +48,35 @@ def course(section, *, count=4):
 def states_after_updates(device, weights, *, eight_bit, rounding, skips):
     """Weights and states after three updates, of which the second may be skipped."""
     size, moments = len(weights), ("exp_avg", "exp_avg_sq")
-    tensors = {name: torch.zeros(size, dtype=torch.uint8 if eight_bit else torch.float32) for name in moments}
-    tensors |= {f"{name}_scale": torch.zeros(-(-size // BLOCK)) if eight_bit else None for name in moments}
-    tensors["beside"] = {"master": weights.float(), "kahan": torch.zeros_like(weights)}.get(rounding)
+    tensors = {
+        name: torch.zeros(size, dtype=torch.uint8 if eight_bit else torch.float32)
+        for name in moments
+    }
+    tensors |= {
+        f"{name}_scale": torch.zeros(-(-size // BLOCK)) if eight_bit else None for name in moments
+    }
+    tensors["beside"] = {"master": weights.float(), "kahan": torch.zeros_like(weights)}.get(
+        rounding
+    )
     tensors["weights"] = weights
-    tensors = {name: None if of is None else of.to(device, copy=True) for name, of in tensors.items()}
-    options = {"learning_rate": 1e-3, "decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "before": 512, "seed": 3}
+    tensors = {
+        name: None if of is None else of.to(device, copy=True) for name, of in tensors.items()
+    }
+    options = {
+        "learning_rate": 1e-3,
+        "decay": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "before": 512,
+        "seed": 3,
+    }
     for step in range(1, 4):
         numbers = {"step": float(step), "grad_scale": 4.0, "found_inf": float(skips and step == 2)}
         each = {name: torch.tensor(value, device=device) for name, value in numbers.items()}
-        gradients = torch.randn(size, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
+        gradients = (
+            torch.randn(size, generator=torch.Generator().manual_seed(step)).bfloat16().to(device)
+        )
         adamw_update(**tensors, gradients=gradients, rounding=rounding, **each, **options)
     return {name: of.cpu() for name, of in tensors.items() if of is not None}
 
@@ -82,16 +103,26 @@ def test_pages_change_nothing_and_leave_the_gpu(monkeypatch, rounding):
     here = course(Optimizer(name="adamw_8bit", learning_rate=1e-3, rounding=rounding))
     paged = course(Optimizer(name="paged_adamw_8bit", learning_rate=1e-3, rounding=rounding))
     assert paged[0] == here[0]
-    assert all(torch.equal(one, other) for one, other in zip(here[1].parameters(), paged[1].parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(here[1].parameters(), paged[1].parameters(), strict=True)
+    )
     state = paged[2].state[paged[1].model.layers[0].mlp.up_proj.weight]
-    large = {name: value for name, value in state.items() if isinstance(value, torch.Tensor) and value.dim()}
+    large = {
+        name: value
+        for name, value in state.items()
+        if isinstance(value, torch.Tensor) and value.dim()
+    }
     assert all(value.device.type == "cpu" and value.is_pinned() for value in large.values())
     again = build_optimizer(
         Optimizer(name="paged_adamw_8bit", learning_rate=1e-3, rounding=rounding), model := built()
     )
     again.load_state_dict(copy.deepcopy(paged[2].state_dict()))
     loaded = again.state[model.model.layers[0].mlp.up_proj.weight]
-    assert all(torch.equal(loaded[name], value) and loaded[name].is_pinned() for name, value in large.items())
+    assert all(
+        torch.equal(loaded[name], value) and loaded[name].is_pinned()
+        for name, value in large.items()
+    )
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "paged_adamw_8bit"])

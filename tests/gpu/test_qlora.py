@@ -19,13 +19,17 @@ QLORA = {"r": 8, "quantize": "nf4", "double_quantize": True}
 @pytest.fixture
 def base(tmp_path):
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPE), dtype=torch.bfloat16).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**SHAPE), dtype=torch.bfloat16
+    ).save_pretrained(tmp_path)
     return tmp_path
 
 
 def course(base, lora, *, recomputes=False):
     """Losses of a few steps, and the model."""
-    model = build_model(Model(path=str(base), dtype="bfloat16", lora=lora), make_tokenizer(), seed=0).to(DEVICE)
+    model = build_model(
+        Model(path=str(base), dtype="bfloat16", lora=lora), make_tokenizer(), seed=0
+    ).to(DEVICE)
     model.train()
     if recomputes:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

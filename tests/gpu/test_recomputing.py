@@ -27,7 +27,11 @@ class Arguments:
 
 def built(*, compiles=False, **sub_keys):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPE), attn_implementation="sdpa").cuda().train()
+    model = (
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPE), attn_implementation="sdpa")
+        .cuda()
+        .train()
+    )
     arguments = Arguments(**sub_keys)
     context = set_up_recomputing(model, arguments)
     if compiles:
@@ -67,7 +71,9 @@ def test_offloaded_activations_come_back_as_they_were(every):
     assert here < kept - 2 * 4 * 1024 * 256 * 4, "the inputs of two layers at least are elsewhere"
 
 
-@pytest.mark.parametrize("sub_keys", [{}, {"selective": True}, {"every_n_layers": 2}, {"offload": True}], ids=str)
+@pytest.mark.parametrize(
+    "sub_keys", [{}, {"selective": True}, {"every_n_layers": 2}, {"offload": True}], ids=str
+)
 def test_inductors_kernels_have_the_same_losses(sub_keys):
     losses, _, _ = steps(*built(**sub_keys))
     found, _, _ = steps(*built(compiles=True, **sub_keys))

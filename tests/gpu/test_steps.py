@@ -56,8 +56,16 @@ class Watches(TrainerCallback):
 
 def run(sections, tmp_path, watches=None, *, training=(), shape=(), **others):
     """Train the recipe with other keys, and return it."""
-    sections = {**sections, **others, "training": {**sections["training"], "logging_steps": 100, **dict(training)}}
-    sections["model"] = {"from_scratch": True, "config": {**TINY_LLAMA, **dict(shape)}, **others.get("model", {})}
+    sections = {
+        **sections,
+        **others,
+        "training": {**sections["training"], "logging_steps": 100, **dict(training)},
+    }
+    sections["model"] = {
+        "from_scratch": True,
+        "config": {**TINY_LLAMA, **dict(shape)},
+        **others.get("model", {}),
+    }
     recipe = load_recipe(write_recipe(sections, tmp_path / "recipe.yaml"))
     try:
         train(recipe, ready=watches and watches.attach)
@@ -97,7 +105,10 @@ def test_checkpoints_written_during_training_hold_the_weights_of_their_steps(tin
     }
     assert {4, 8} <= saved.keys()
     for step, tensors in saved.items():
-        assert all(torch.equal(tensor, watches.weights[step][name].cpu()) for name, tensor in tensors.items()), step
+        assert all(
+            torch.equal(tensor, watches.weights[step][name].cpu())
+            for name, tensor in tensors.items()
+        ), step
     copies = watches.trainer.checkpointer.host_copies
     buffers = [buffer for some in copies.free.values() for buffer in some if buffer.nbytes > 2**18]
     assert buffers and all(buffer.is_pinned() == ON_GPU for buffer in buffers)
@@ -110,14 +121,19 @@ def test_a_run_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
 
     def whole_run():
         nonlocal recipe
-        recipe = run(tiny_recipe, tmp_path, training={"bf16": True}, shape=LARGEST, data=data, budget=budget)
+        recipe = run(
+            tiny_recipe, tmp_path, training={"bf16": True}, shape=LARGEST, data=data, budget=budget
+        )
 
     measured = peak_of(whole_run)
     assert 0.95 < plan_of(recipe).model_alone / measured < 1.1
 
 
 def plan_of(recipe):
-    config, setup = config_from(recipe.model.config), read_setup(recipe, 1, None, attention=VARLEN, on_cpu=not ON_GPU)
+    config, setup = (
+        config_from(recipe.model.config),
+        read_setup(recipe, 1, None, attention=VARLEN, on_cpu=not ON_GPU),
+    )
     sizes = sizes_of_model(config, setup.lora, setup.sequence_length)
     return plan_memory(sizes, setup, count_activations(config, setup))
 
@@ -130,7 +146,9 @@ def test_an_evaluation_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
     class Measured(Watches):
         def attach(self, trainer):
             evaluate = trainer.evaluate
-            trainer.evaluate = lambda *given, **options: peaks.append(peak_of(lambda: evaluate(*given, **options)))
+            trainer.evaluate = lambda *given, **options: peaks.append(
+                peak_of(lambda: evaluate(*given, **options))
+            )
 
     recipe = run(
         tiny_recipe,
@@ -143,6 +161,11 @@ def test_an_evaluation_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
         evaluation={"held_out_share": 0.1},
     )
     moment = next(moment for moment in plan_of(recipe).moments if moment.name == "an evaluation")
-    begins_with_it = ("one layer's forward pass", "logits", "half-precision weights", "half-precision head")
+    begins_with_it = (
+        "one layer's forward pass",
+        "logits",
+        "half-precision weights",
+        "half-precision head",
+    )
     planned = sum(term.size for term in moment.terms if term.name in begins_with_it)
     assert len(peaks) == 2 and all(0.95 < planned / peak < 1.8 for peak in peaks)

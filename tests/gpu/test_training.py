@@ -34,7 +34,9 @@ def test_the_gpu_is_used_and_agrees_with_the_cpu(tiny_recipe, tmp_path):
 def test_each_deepspeed_profile_trains_in_bf16(tiny_recipe, tmp_path, plain_losses, profile):
     path = str(ROOT / "deepspeed_configs" / f"{profile}.json")
     found = run_losses(tiny_recipe, tmp_path, profile, bf16=True, deepspeed=path)
-    if not plain_losses:  # after the first profile: a profile that fails must show in the first minute
+    if (
+        not plain_losses
+    ):  # after the first profile: a profile that fails must show in the first minute
         plain_losses.extend(run_losses(tiny_recipe, tmp_path, "plain", bf16=True))
     assert found == pytest.approx(plain_losses, rel=2e-2)
 

@@ -26,8 +26,12 @@ LENGTHS = ((300, 1, 83, 128), (512,), (17, 495))
 TOKENS = 512
 HALF_PRECISION = 1e-2  # relative, of a whole tensor
 PACKAGES = {
-    "flash_attention_2": pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash-attn is not installed"),
-    "flash_attention_3": pytest.mark.skipif(not is_flash_attn_3_available(), reason="flash-attn 3 is not installed"),
+    "flash_attention_2": pytest.mark.skipif(
+        not is_flash_attn_2_available(), reason="flash-attn is not installed"
+    ),
+    "flash_attention_3": pytest.mark.skipif(
+        not is_flash_attn_3_available(), reason="flash-attn 3 is not installed"
+    ),
 }
 
 
@@ -40,8 +44,12 @@ def outputs_and_gradients(attend, heads, grouped, width, value_width, window, dt
     shapes = ((heads, width), (grouped, width), (grouped, value_width))
     states = [torch.randn(len(LENGTHS) * TOKENS, *shape, device="cuda") for shape in shapes]
     states = [of.to(torch.bfloat16).to(dtype).requires_grad_() for of in states]
-    output = attend(*states, document_bounds(positions()).cuda(), TOKENS, width**-0.5, window)[..., :value_width]
-    weights = torch.randn(output.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
+    output = attend(*states, document_bounds(positions()).cuda(), TOKENS, width**-0.5, window)[
+        ..., :value_width
+    ]
+    weights = torch.randn(
+        output.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda"
+    )
     return [output, *torch.autograd.grad((output.float() * weights).sum(), states)]
 
 
@@ -49,16 +57,22 @@ def attend_by(package):
     return torch_kernel if package is None else lambda *given: package_kernel(package, *given)
 
 
-@pytest.mark.parametrize("package", [None, *(pytest.param(name, marks=mark) for name, mark in PACKAGES.items())])
+@pytest.mark.parametrize(
+    "package", [None, *(pytest.param(name, marks=mark) for name, mark in PACKAGES.items())]
+)
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(
     ("heads", "grouped", "width", "value_width"),
     [(8, 8, 64, 64), (8, 2, 128, 128), (4, 1, 100, 100), (4, 4, 192, 128), (4, 1, 256, 256)],
 )
-def test_the_kernel_gives_what_the_reference_gives(heads, grouped, width, value_width, window, package):
+def test_the_kernel_gives_what_the_reference_gives(
+    heads, grouped, width, value_width, window, package
+):
     shape = (heads, grouped, width, value_width, window)
     ours = outputs_and_gradients(attend_by(package), *shape, torch.bfloat16)
-    for mine, exact in zip(ours, outputs_and_gradients(attend_each, *shape, torch.float32), strict=True):
+    for mine, exact in zip(
+        ours, outputs_and_gradients(attend_each, *shape, torch.float32), strict=True
+    ):
         assert (mine.float() - exact).norm() < HALF_PRECISION * exact.norm()
 
 
@@ -72,7 +86,11 @@ def model_with(attention, shape=SHAPE):
     register_varlen()
     torch.manual_seed(0)
     config = AutoConfig.for_model(**shape, use_cache=False)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).to(DEVICE, torch.bfloat16).train()
+    model = (
+        AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        .to(DEVICE, torch.bfloat16)
+        .train()
+    )
     if attention != "sdpa":
         keep_documents_apart(model)
     return model
@@ -82,16 +100,24 @@ def batch(places=None):
     places = positions() if places is None else places
     ids = torch.randint(3, 300, (len(LENGTHS), TOKENS), generator=torch.Generator().manual_seed(0))
     labels = torch.where(places == 0, -100, ids)
-    given = {"input_ids": ids, "position_ids": places, "labels": labels, BOUNDS: document_bounds(places)}
+    given = {
+        "input_ids": ids,
+        "position_ids": places,
+        "labels": labels,
+        BOUNDS: document_bounds(places),
+    }
     return {name: values.to(DEVICE) for name, values in given.items()}
 
 
 @pytest.mark.parametrize(
-    "attention", [VARLEN, *(pytest.param(BY_PACKAGE[name], marks=mark) for name, mark in PACKAGES.items())]
+    "attention",
+    [VARLEN, *(pytest.param(BY_PACKAGE[name], marks=mark) for name, mark in PACKAGES.items())],
 )
 @pytest.mark.parametrize("compiles", [False, True])
 def test_losses_are_those_of_masks_and_no_pass_waits_for_the_gpu(attention, compiles):
-    expected = model_with("sdpa")(**{name: values for name, values in batch().items() if name != BOUNDS}).loss.item()
+    expected = model_with("sdpa")(
+        **{name: values for name, values in batch().items() if name != BOUNDS}
+    ).loss.item()
     model, given = model_with(attention), batch()
     if compiles:
         compile_layers(model, Compiling(BACKEND))
@@ -110,6 +136,7 @@ def test_gemmas_wide_heads_and_windows_have_the_gradients_of_masks(compiles):
         compile_layers(model, Compiling(BACKEND))
     model(**batch()).loss.backward()
     found, wanted = (
-        torch.cat([weight.grad.float().flatten() for weight in of.parameters()]) for of in (model, masked)
+        torch.cat([weight.grad.float().flatten() for weight in of.parameters()])
+        for of in (model, masked)
     )
     assert found.isfinite().all() and (found - wanted).norm() < 3 * HALF_PRECISION * wanted.norm()

@@ -26,7 +26,9 @@ def found(name: str):
         return None
 
 
-@pytest.mark.parametrize(("name", "parameters", "reason", "ends"), USES, ids=[use[0] for use in USES])
+@pytest.mark.parametrize(
+    ("name", "parameters", "reason", "ends"), USES, ids=[use[0] for use in USES]
+)
 def test_a_private_name_is_there_and_takes_what_we_pass(name, parameters, reason, ends):
     value = found(name)
     assert reason and ends
@@ -37,14 +39,20 @@ def test_a_private_name_is_there_and_takes_what_we_pass(name, parameters, reason
     except ValueError:  # a built-in of torch has no signature that Python can read
         assert callable(value)
         return
-    takes_any = {kind.kind for kind in signature.parameters.values()} & {inspect.Parameter.VAR_KEYWORD}
+    takes_any = {kind.kind for kind in signature.parameters.values()} & {
+        inspect.Parameter.VAR_KEYWORD
+    }
     assert takes_any or set(parameters.split(", ")) <= set(signature.parameters)
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_every_private_name_that_a_file_uses_is_in_its_table(module):
     tree = ast.parse(Path(module.__file__).read_text())
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)}
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr)
+    }
     used |= {
         alias.name
         for node in ast.walk(tree)

@@ -23,14 +23,26 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ
 @pytest.fixture
 def launch(tiny_recipe, tmp_path, monkeypatch):
     """Write node.sh for two hosts; returns it."""
-    tiny_recipe |= {"output_dir": "runs", "budget": {"tokens": STEPS * 16_384, "global_batch_tokens": 16_384}}
+    tiny_recipe |= {
+        "output_dir": "runs",
+        "budget": {"tokens": STEPS * 16_384, "global_batch_tokens": 16_384},
+    }
     tiny_recipe["checkpoints"] = {"every_steps": 4}
     tiny_recipe["training"] |= {"use_cpu": True, "ddp_timeout": 20}
     write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
     monkeypatch.chdir(tmp_path)
 
     def written(name: str, *more: str) -> Path:
-        words = ["--nodes", "2", "--hosts", "host-0,host-1", "--venv", str(BIN.parent), "--output", f"launch/{name}"]
+        words = [
+            "--nodes",
+            "2",
+            "--hosts",
+            "host-0,host-1",
+            "--venv",
+            str(BIN.parent),
+            "--output",
+            f"launch/{name}",
+        ]
         with pytest.raises(SystemExit) as ended:
             main(["launch", "recipe.yaml", f"name={name}", *words, *more])
         assert ended.value.code == 0
@@ -77,7 +89,10 @@ def test_a_lost_host_is_named_and_the_run_resumes_without_it(hosts, launch):
     hosts[1].power_off()
     assert nodes[0].wait(90) == 2
     status = json.loads(Path("runs/power/status.json").read_text())
-    assert (status["error"], status["exit_code"]) == ("LaunchError", 2) and "host-1 (process 1)" in status["message"]
+    assert (status["error"], status["exit_code"]) == (
+        "LaunchError",
+        2,
+    ) and "host-1 (process 1)" in status["message"]
     assert read_events(Path("runs/power"))[0]["kind"] == "lost"
     words = [BIN / "cpt", "train", "recipe.yaml", "name=power"]
     subprocess.run(words, env=ENVIRONMENT, check=True, capture_output=True, timeout=300)
@@ -92,15 +107,21 @@ def test_supervisors_on_both_hosts_resume_after_a_reboot_bit_for_bit(hosts, laun
     hosts[1].power_off(reboot=True)
     hosts[1].power_on()
     nodes[1:] = start(hosts, script, 1)
-    assert [node.wait(300) for node in nodes] == [0, 0], script.with_suffix(".host-0.log").read_text()
+    assert [node.wait(300) for node in nodes] == [0, 0], script.with_suffix(
+        ".host-0.log"
+    ).read_text()
     assert losses("reboot") == straight() and len(losses("reboot")) == STEPS
     assert "restart" in [event["kind"] for event in read_events(Path("runs/reboot"))]
 
 
 def test_deepspeeds_launcher_starts_one_run_on_both_hosts(hosts, launch, tmp_path):
-    script = launch("zero", "--launcher", "deepspeed", f"training.deepspeed={zero_profile(tmp_path, 2)}")
+    script = launch(
+        "zero", "--launcher", "deepspeed", f"training.deepspeed={zero_profile(tmp_path, 2)}"
+    )
     nodes = start(hosts, script)
-    assert [node.wait(300) for node in nodes] == [0, 0], script.with_suffix(".host-0.log").read_text()
+    assert [node.wait(300) for node in nodes] == [0, 0], script.with_suffix(
+        ".host-0.log"
+    ).read_text()
     assert losses("zero") == pytest.approx(straight(), rel=1e-4) and len(losses("zero")) == STEPS
 
 
@@ -110,13 +131,24 @@ SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 @pytest.fixture
 def by_ssh(hosts, tmp_path):
     """The environment in which `ssh` reaches both hosts; each runs a server with a key of this test."""
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True
+    )
     Path("/run/sshd").mkdir(exist_ok=True)
-    options = [f"-oHostKey={tmp_path}/key", f"-oAuthorizedKeysFile={tmp_path}/key.pub", "-oStrictModes=no"]
+    options = [
+        f"-oHostKey={tmp_path}/key",
+        f"-oAuthorizedKeysFile={tmp_path}/key.pub",
+        "-oStrictModes=no",
+    ]
     for host in hosts:
         server = [SSHD, "-D", "-e", "-f", "/dev/null", *options, "-oPidFile=none"]
         host.start(server, env=ENVIRONMENT, log=tmp_path / f"sshd-{host.name}.log")
-    passed_on = ("PATH", "OMP_NUM_THREADS", "TORCH_EXTENSIONS_DIR", "HF_HUB_OFFLINE")  # ssh passes nothing on
+    passed_on = (
+        "PATH",
+        "OMP_NUM_THREADS",
+        "TORCH_EXTENSIONS_DIR",
+        "HF_HUB_OFFLINE",
+    )  # ssh passes nothing on
     lines = [f"{name}={ENVIRONMENT[name]}\n" for name in passed_on if name in ENVIRONMENT]
     (tmp_path / ".deepspeed_env").write_text("".join(lines))
     client = f"-F /dev/null -i {tmp_path}/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"

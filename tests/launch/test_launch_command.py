@@ -14,7 +14,11 @@ from cpt.launch.launch_command import LAUNCHERS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "launch" / "README.md").read_text()
-LINES = {line.rsplit("/", 1)[1]: shlex.split(line) for line in README.splitlines() if line.startswith("cpt launch ")}
+LINES = {
+    line.rsplit("/", 1)[1]: shlex.split(line)
+    for line in README.splitlines()
+    if line.startswith("cpt launch ")
+}
 CONFIGS = sorted((ROOT / "launch").glob("*.yaml"))
 ZERO = "training.deepspeed={zero_optimization: {stage: 2}}"
 
@@ -31,7 +35,17 @@ def launch(cpt, with_recipe):
 def test_the_files_are_complete_and_one_command_starts_them(launch, tmp_path, launcher, nodes):
     hosts = ["--hosts", "b,a"] if launcher != "slurm" else []
     several = ["--nodes", "2", *hosts] if nodes == 2 else []
-    words = [ZERO, "--lora", "--launcher", launcher, "--gpus-per-node", "4", "--output", "there", *several]
+    words = [
+        ZERO,
+        "--lora",
+        "--launcher",
+        launcher,
+        "--gpus-per-node",
+        "4",
+        "--output",
+        "there",
+        *several,
+    ]
     code, printed = launch(*words)
     script = "job.sbatch" if launcher == "slurm" else "start.sh" if nodes == 2 else "node.sh"
     assert code == 0 and printed.rstrip().endswith(f"there/{script}")
@@ -39,7 +53,10 @@ def test_the_files_are_complete_and_one_command_starts_them(launch, tmp_path, la
         assert not re.search(r"@[A-Z]+@", path.read_text()), path
         if path.suffix != ".yaml" and path.name != "hostfile":
             subprocess.run(["bash", "-n", str(path)], check=True)
-    assert f"python -m cpt train recipe.yaml {shlex.quote(ZERO)} --lora " in (tmp_path / "there/node.sh").read_text()
+    assert (
+        f"python -m cpt train recipe.yaml {shlex.quote(ZERO)} --lora "
+        in (tmp_path / "there/node.sh").read_text()
+    )
     if several and hosts:
         assert (tmp_path / "there/hostfile").read_text() == "b slots=4\na slots=4\n"
 
@@ -48,8 +65,15 @@ def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
     launch("--output", "there")
     (tmp_path / "there/node.sh").write_text("mine")
     code, printed = launch("--output", "there")
-    assert code == 2 and "there/node.sh" in printed and (tmp_path / "there/node.sh").read_text() == "mine"
-    assert launch("--output", "there", "--force")[0] == 0 and (tmp_path / "there/node.sh").read_text() != "mine"
+    assert (
+        code == 2
+        and "there/node.sh" in printed
+        and (tmp_path / "there/node.sh").read_text() == "mine"
+    )
+    assert (
+        launch("--output", "there", "--force")[0] == 0
+        and (tmp_path / "there/node.sh").read_text() != "mine"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +110,9 @@ def test_a_config_for_accelerate_starts_the_processes_that_it_names(path):
     assert f"`{path.name}`" in README
 
 
-@pytest.mark.parametrize("name", sorted({path.parent.name for path in (ROOT / "launch").glob("*/node.sh")}))
+@pytest.mark.parametrize(
+    "name", sorted({path.parent.name for path in (ROOT / "launch").glob("*/node.sh")})
+)
 def test_an_example_is_what_its_line_in_the_readme_writes(name, tmp_path, monkeypatch):
     for folder in ("recipes", "deepspeed_configs"):
         (tmp_path / folder).symlink_to(ROOT / folder)

@@ -18,10 +18,19 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_nodes_that_differ_end_with_the_same_error_that_names_them(tiny_recipe, tmp_path):
     (tmp_path / "other.jsonl").write_text(json.dumps({"text": "a few words"}) + "\n")
-    changed = ["seed=7", f"data.sources[0].path={tmp_path}/other.jsonl", f"output_dir={tmp_path}/elsewhere"]
+    changed = [
+        "seed=7",
+        f"data.sources[0].path={tmp_path}/other.jsonl",
+        f"output_dir={tmp_path}/elsewhere",
+    ]
     tiny_recipe["training"]["use_cpu"] = True
     recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
-    shared = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0"}
+    shared = {
+        "WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "LOCAL_RANK": "0",
+    }
     shared |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     nodes = [
         subprocess.Popen(
@@ -36,7 +45,12 @@ def test_nodes_that_differ_end_with_the_same_error_that_names_them(tiny_recipe, 
     ]
     errors = [node.communicate(timeout=240)[0].partition("LaunchError: ")[2] for node in nodes]
     assert [node.returncode for node in nodes] == [2, 2] and errors[0] == errors[1]
-    for cause in ("`output_dir`", "`seed` is 7", "`data.sources[0].path`", f"{socket.gethostname()} (node 1): "):
+    for cause in (
+        "`output_dir`",
+        "`seed` is 7",
+        "`data.sources[0].path`",
+        f"{socket.gethostname()} (node 1): ",
+    ):
         assert cause in errors[0], errors
 
 
@@ -52,7 +66,9 @@ def test_a_node_whose_triton_fails_is_named(tiny_recipe, tmp_path, monkeypatch):
     nodes = {"a": facts_of_node(recipe), "b": facts_of_node(recipe)}
     monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
     nodes["c"] = facts_of_node(recipe)
-    assert list(differences("c", nodes)) == [("Triton", "Triton is no C compiler, but fine on a, b")]
+    assert list(differences("c", nodes)) == [
+        ("Triton", "Triton is no C compiler, but fine on a, b")
+    ]
 
 
 def test_files_are_compared_by_name_and_size(tiny_recipe, tmp_path):

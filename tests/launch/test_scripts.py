@@ -24,14 +24,28 @@ def written(with_recipe):
 
     def write(*words: str) -> Path:
         with pytest.raises(SystemExit) as ended:
-            main(["launch", "recipe.yaml", "--venv", "venv", "--output", "there", "--gpus-per-node", "2", *words])
+            main(
+                [
+                    "launch",
+                    "recipe.yaml",
+                    "--venv",
+                    "venv",
+                    "--output",
+                    "there",
+                    "--gpus-per-node",
+                    "2",
+                    *words,
+                ]
+            )
         assert ended.value.code == 0
         return with_recipe / "there"
 
     return write
 
 
-def start(script: Path, *arguments: str, variables: dict | None = None, **programs: str) -> subprocess.Popen[str]:
+def start(
+    script: Path, *arguments: str, variables: dict | None = None, **programs: str
+) -> subprocess.Popen[str]:
     """Start a script with these programs on its path; bash cannot trap a signal that was ignored when it began."""
     folder = script.parents[1] / "venv" / "bin"
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,13 +95,21 @@ def test_each_node_of_several_takes_its_place_from_the_hostfile(written):
     folder = written("--nodes", "2", "--hosts", "a,b")
     (folder / "hostfile").write_text("  # mine\n\nc # new\na\nspare\n")
     code, output = end(start(folder / "node.sh", "1", python='echo "$*"', getent="exit 2"))
-    assert code == 0 and "--node-rank 1 " in output and "--master-addr c --master-port 29500" in output
+    assert (
+        code == 0 and "--node-rank 1 " in output and "--master-addr c --master-port 29500" in output
+    )
     assert end(start(folder / "node.sh"))[0] != 0, "it has to be told which node it is"
 
 
 def environment_of(folder: Path, *arguments: str, **variables: str) -> dict[str, str]:
-    programs = {"getent": "echo 10.0.0.9 x", "ip": 'echo "$4 dev ib0 src 10.0.0.1"', "nproc": "echo 15"}
-    code, output = end(start(folder / "node.sh", *arguments, variables=variables, python="env", **programs))
+    programs = {
+        "getent": "echo 10.0.0.9 x",
+        "ip": 'echo "$4 dev ib0 src 10.0.0.1"',
+        "nproc": "echo 15",
+    }
+    code, output = end(
+        start(folder / "node.sh", *arguments, variables=variables, python="env", **programs)
+    )
     assert code == 0
     return dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
 
@@ -97,18 +119,26 @@ def test_several_nodes_use_the_interface_that_leads_to_the_others(written):
     found = environment_of(folder, "1")
     assert (found["NCCL_SOCKET_IFNAME"], found["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
     own = environment_of(folder, "0", INTERFACE="eth7", NCCL_DEBUG="INFO", HF_HUB_OFFLINE="0")
-    assert [own[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "HF_HUB_OFFLINE")] == ["eth7", "INFO", "0"]
+    assert [own[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "HF_HUB_OFFLINE")] == [
+        "eth7",
+        "INFO",
+        "0",
+    ]
 
 
 # --- start.sh -----------------------------------------------------------------------------------------------------
 
 
-def started(folder: Path, node: str, hosts: str = "a b", seconds: int = 60) -> subprocess.Popen[str]:
+def started(
+    folder: Path, node: str, hosts: str = "a b", seconds: int = 60
+) -> subprocess.Popen[str]:
     """start.sh with this in the place of node.sh, and less waiting."""
     (folder / "hostfile").write_text("".join(f"{host}\n" for host in hosts.split()))
     (folder / "node.sh").write_text(f'echo "$$" > there/node-$1.pid\n{node}\n')
     script = (folder / "start.sh").read_text()
-    script = script.replace("THE_OTHERS=60", f"THE_OTHERS={seconds}").replace("sleep 1 ", "sleep 0.1 ")
+    script = script.replace("THE_OTHERS=60", f"THE_OTHERS={seconds}").replace(
+        "sleep 1 ", "sleep 0.1 "
+    )
     (folder / "start.sh").write_text(script)
     return start(folder / "start.sh", ssh=SSH)
 
@@ -136,10 +166,17 @@ def test_a_signal_stops_all_nodes_and_a_second_one_kills_them(two_hosts):
 # --- job.sbatch ---------------------------------------------------------------------------------------------------
 
 
-def job(folder: Path, srun: str, *, state: str = "RUNNING", restarts: int = 0) -> subprocess.Popen[str]:
+def job(
+    folder: Path, srun: str, *, state: str = "RUNNING", restarts: int = 0
+) -> subprocess.Popen[str]:
     """The job, with programs in the place of SLURM's that note how they are called."""
     called = 'echo "$(basename "$0") $*" >> called'
-    programs = {"scontrol": called, "scancel": called, "squeue": f"echo {state}", "srun": f"{called}; {srun}"}
+    programs = {
+        "scontrol": called,
+        "scancel": called,
+        "squeue": f"echo {state}",
+        "srun": f"{called}; {srun}",
+    }
     own = {"SLURM_SUBMIT_DIR": str(folder.parent), "SLURM_RESTART_COUNT": str(restarts)}
     return start(folder / "job.sbatch", variables={**IN_SLURM, **own}, **programs)
 
@@ -164,14 +201,18 @@ def in_slurm(written):
         (75, "RUNNING", 1000, False),
     ],
 )
-def test_a_job_comes_back_where_its_run_was_stopped_and_has_saved(in_slurm, code, state, restarts, comes_back):
+def test_a_job_comes_back_where_its_run_was_stopped_and_has_saved(
+    in_slurm, code, state, restarts, comes_back
+):
     ended, _ = end(job(in_slurm, f"exit {code}", state=state, restarts=restarts))
     assert ended == code and ("scontrol requeue 12345" in calls(in_slurm)) == comes_back
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGTERM, 143)])
 def test_a_signal_goes_to_all_nodes_and_the_job_comes_back(in_slurm, number, code):
-    process = job(in_slurm, f"echo started; while ! grep -q scancel called; do sleep 0.05; done; exit {code}")
+    process = job(
+        in_slurm, f"echo started; while ! grep -q scancel called; do sleep 0.05; done; exit {code}"
+    )
     read_until(process, "started")
     process.send_signal(number)
     assert end(process)[0] == 75
@@ -182,4 +223,8 @@ def test_a_node_of_a_job_takes_its_place_from_slurm(in_slurm):
     variables = {**IN_SLURM, "SLURM_NODEID": "1", "HOME": "/root"}
     names = {"scontrol": "printf 'n1\\nn2\\n'", "getent": "exit 2", "python": 'echo "$*"'}
     code, output = end(start(in_slurm / "node.sh", variables=variables, **names))
-    assert code == 0 and "--node-rank 1 " in output and "--master-addr n1 --master-port 22345" in output
+    assert (
+        code == 0
+        and "--node-rank 1 " in output
+        and "--master-addr n1 --master-port 22345" in output
+    )

@@ -55,7 +55,9 @@ def supervised(tmp_path, monkeypatch):
     def run(body: str, **options) -> Decision:
         program = tmp_path / "run.py"
         program.write_text(RUN + textwrap.dedent(body))
-        return Supervisor(Run(tmp_path), [sys.executable, str(program), str(tmp_path)], **options).supervise()
+        return Supervisor(
+            Run(tmp_path), [sys.executable, str(program), str(tmp_path)], **options
+        ).supervise()
 
     return run
 
@@ -115,7 +117,9 @@ def test_running_out_of_memory_does_not_count_as_a_failure(supervised):
 
 @pytest.mark.heavy
 def test_a_launcher_survives_a_schedulers_signal_to_its_whole_session(supervised):
-    assert supervised("os.kill(os.getpid(), signal.SIGUSR1); finish()", restarts=None).what == "done"
+    assert (
+        supervised("os.kill(os.getpid(), signal.SIGUSR1); finish()", restarts=None).what == "done"
+    )
 
 
 def ended(step=5, *, state="running", error=None, own_code=None, code=-9, hung=False, at=0.0):
@@ -125,10 +129,18 @@ def ended(step=5, *, state="running", error=None, own_code=None, code=-9, hung=F
 @pytest.mark.parametrize(
     ("last", "supervising", "once"),
     [
-        (ended(state="finished", code=1), ("done", 0), ("done", 0)),  # a launcher that fails after the run is done
+        (
+            ended(state="finished", code=1),
+            ("done", 0),
+            ("done", 0),
+        ),  # a launcher that fails after the run is done
         (ended(code=0), ("done", 0), ("done", 0)),
         (ended(state="interrupted", error="Interrupted", own_code=75), ("stop", 75), ("stop", 75)),
-        (ended(state="interrupted", error="RestartNeeded", own_code=75), ("again", 0), ("again", 0)),
+        (
+            ended(state="interrupted", error="RestartNeeded", own_code=75),
+            ("again", 0),
+            ("again", 0),
+        ),
         (ended(state="failed", error="RecipeError", own_code=2), ("give up", 2), ("give up", 2)),
         (ended(state="failed", error="LaunchError", own_code=2), ("again", 0), ("give up", 2)),
         (ended(state="failed", error="ValueError", own_code=1), ("again", 0), ("give up", 1)),
@@ -150,13 +162,21 @@ def test_three_failures_at_one_step_are_enough():
 
 def test_restarts_are_counted_in_an_hour():
     assert next_move([ended(step, at=step) for step in range(4)], restarts=3).what == "give up"
-    assert next_move([ended(step, at=3000.0 * step) for step in range(4)], restarts=3).what == "again"
+    assert (
+        next_move([ended(step, at=3000.0 * step) for step in range(4)], restarts=3).what == "again"
+    )
 
 
 def recipe(folder: Path) -> Recipe:
     model, data = {"path": "some/model"}, {"sources": [{"path": "a.txt"}]}
     return Recipe.model_validate(
-        {"name": "a-run", "output_dir": folder, "model": model, "data": data, "budget": {"tokens": 1000}}
+        {
+            "name": "a-run",
+            "output_dir": folder,
+            "model": model,
+            "data": data,
+            "budget": {"tokens": 1000},
+        }
     )
 
 
@@ -173,7 +193,9 @@ def test_supervisors_of_several_hosts_share_one_run(tmp_path, monkeypatch):
         other.stdout.readline()
         with pytest.raises(LaunchError):
             supervise_run(recipe(tmp_path), [], check=lambda folder: False)
-        threading.Timer(0.5, other.kill).start()  # another host's supervisor only looks at the folder
+        threading.Timer(
+            0.5, other.kill
+        ).start()  # another host's supervisor only looks at the folder
         supervise_run(recipe(tmp_path), [], check=lambda folder: False, launcher=launcher)
 
 
@@ -208,7 +230,9 @@ def test_more_processes_than_the_machine_can_run_are_refused(monkeypatch):
 
 
 def heartbeat(**changed):
-    usual = LastHeartbeat(rank=0, pid=1, host="h", phase="training", step=3, beats=4, seconds_per_step=2.0)
+    usual = LastHeartbeat(
+        rank=0, pid=1, host="h", phase="training", step=3, beats=4, seconds_per_step=2.0
+    )
     return replace(usual, **changed)
 
 

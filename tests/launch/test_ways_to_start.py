@@ -30,16 +30,24 @@ SMALL = [
         ("train-production", "torchrun", ["training.bf16=false"]),
     ],
 )
-def test_make_starts_a_shipped_recipe(target, launcher, changes, corpus, tokenizer_folder, tmp_path):
+def test_make_starts_a_shipped_recipe(
+    target, launcher, changes, corpus, tokenizer_folder, tmp_path
+):
     model = save_llama(tmp_path / "model", tokenizer_folder, seed=1)
-    here = [f"output_dir={tmp_path}/runs", f"model={{path: {model}}}", f"data={{sources: [{{path: {corpus}}}]}}"]
+    here = [
+        f"output_dir={tmp_path}/runs",
+        f"model={{path: {model}}}",
+        f"data={{sources: [{{path: {corpus}}}]}}",
+    ]
     arguments = shlex.join([*here, *SMALL, *changes, "name=small"])
     made = ["make", "--dry-run", "--no-print-directory", target, f"VENV={sys.prefix}", "GPUS=2"]
     made += [f"--old-file={sys.prefix}/.installed", f"ARGS={arguments}"]
     printed = subprocess.run(made, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     command = shlex.split(printed.splitlines()[-1])
     assert command[0].endswith(launcher)
-    ended = subprocess.run(command, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=600)
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment_of_a_run(), capture_output=True, text=True, timeout=600
+    )
     assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
     assert len(losses(tmp_path / "runs/small")) == 4
     adapters = list((tmp_path / "runs/small").rglob("adapter_config.json"))

@@ -46,7 +46,9 @@ PROCESSES, NUM_TOKENS = 2, 150
 
 
 def put(result: dict) -> None:
-    os.write(1, (json.dumps(result) + "\n").encode())  # in one piece: the two processes share the pipe
+    os.write(
+        1, (json.dumps(result) + "\n").encode()
+    )  # in one piece: the two processes share the pipe
 
 
 def loss_and_gradients(model: torch.nn.Module, batch: dict) -> torch.Tensor:
@@ -54,12 +56,18 @@ def loss_and_gradients(model: torch.nn.Module, batch: dict) -> torch.Tensor:
     model.zero_grad()
     loss = model(**batch, num_items_in_batch=IDS.numel()).loss
     loss.backward()
-    return torch.cat([loss.detach()[None], *(gradient.flatten() for gradient in gradients(model).values())])
+    return torch.cat(
+        [loss.detach()[None], *(gradient.flatten() for gradient in gradients(model).values())]
+    )
 
 
 def compare_rows(model_type: str) -> None:
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(tiny_of(model_type), attn_implementation=VARLEN).float().train()
+    model = (
+        AutoModelForCausalLM.from_config(tiny_of(model_type), attn_implementation=VARLEN)
+        .float()
+        .train()
+    )
     keep_documents_apart(model)
     batch = {"input_ids": IDS, "labels": IDS, "position_ids": POSITIONS}
     expected = loss_and_gradients(model, add_document_bounds(batch))
@@ -83,9 +91,15 @@ def shard(model: torch.nn.Module) -> torch.nn.Module:
 def compare_fsdp(sections: list[dict]) -> None:
     for section in sections:
         plain, model = build(section), shard(build(section, is_sharded_later=True))
-        found = {name: value.full_tensor() for name, value in model.named_parameters()} | dict(model.named_buffers())
+        found = {name: value.full_tensor() for name, value in model.named_parameters()} | dict(
+            model.named_buffers()
+        )
         expected = dict(plain.named_parameters()) | dict(plain.named_buffers())
-        different = [name for name in expected.keys() & found.keys() if not torch.equal(expected[name], found[name])]
+        different = [
+            name
+            for name in expected.keys() & found.keys()
+            if not torch.equal(expected[name], found[name])
+        ]
         put({"of": "fsdp", "different": sorted([*different, *(expected.keys() ^ found.keys())])})
 
 
@@ -98,15 +112,28 @@ def measure_memory(section: dict) -> None:
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
         del model
         gc.collect()
-    put({"of": "memory", "rank": dist.get_rank(), "once": growth[0] / size, "everywhere": growth[1] / size})
+    put(
+        {
+            "of": "memory",
+            "rank": dist.get_rank(),
+            "once": growth[0] / size,
+            "everywhere": growth[1] / size,
+        }
+    )
 
 
 def compare_zero3(sections: list[dict]) -> None:
     plain_models = [dict(build(section).named_parameters()) for section in sections]
     zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
-    profile = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": PROCESSES, "zero_optimization": zero}
+    profile = {
+        "train_micro_batch_size_per_gpu": 1,
+        "train_batch_size": PROCESSES,
+        "zero_optimization": zero,
+    }
     folder = tempfile.gettempdir()
-    kept = TrainingArguments(output_dir=folder, per_device_train_batch_size=1, use_cpu=True, deepspeed=profile)
+    kept = TrainingArguments(
+        output_dir=folder, per_device_train_batch_size=1, use_cpu=True, deepspeed=profile
+    )
     for section, plain in zip(sections, plain_models, strict=True):
         model = build(section)
         count_parameters(model.config)  # must neither partition nor communicate

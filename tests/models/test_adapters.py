@@ -32,7 +32,9 @@ def build(family="llama", *, tied=False, **section):
 
 
 def trained(model):
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
 
 
 def layers_of(names):
@@ -40,7 +42,9 @@ def layers_of(names):
 
 
 def loss_of(model, *, half=False):
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):  # its copies of the weights are as old as itself
+    with torch.autocast(
+        "cpu", torch.bfloat16, enabled=half
+    ):  # its copies of the weights are as old as itself
         return model(IDS, labels=IDS, use_cache=False).loss
 
 
@@ -88,9 +92,14 @@ def test_the_preset_adapts_all_layers_and_trains_embeddings_and_head_in_fp32():
     config, parameters = model.peft_config["default"], trained(model)
     assert (config.r, config.lora_alpha, config.use_rslora) == (128, 32, True)
     assert layers_of(name for name in parameters if "lora_" in name) == LINEAR
-    assert layers_of(name for name in parameters if "lora_" not in name) == {"embed_tokens", "lm_head"}
+    assert layers_of(name for name in parameters if "lora_" not in name) == {
+        "embed_tokens",
+        "lm_head",
+    }
     assert {p.dtype for p in parameters.values()} == {torch.float32}
-    assert count_lora_parameters(build(), {"preset": "cpt"}) == sum(p.numel() for p in parameters.values())
+    assert count_lora_parameters(build(), {"preset": "cpt"}) == sum(
+        p.numel() for p in parameters.values()
+    )
 
 
 @pytest.mark.heavy
@@ -101,7 +110,9 @@ def test_the_preset_learns_and_merges_into_what_it_was(tied, dtype):
     logits = model(IDS).logits.float()
     merged = merge_lora(model)
     embedding, head = merged.get_input_embeddings().weight, merged.get_output_embeddings().weight
-    assert torch.allclose(merged(IDS).logits.float(), logits, atol=1e-5 if dtype == "float32" else 0.05)
+    assert torch.allclose(
+        merged(IDS).logits.float(), logits, atol=1e-5 if dtype == "float32" else 0.05
+    )
     assert torch.equal(embedding, head) == tied
     assert not torch.equal(embedding, build(tied=tied).get_input_embeddings().weight)
 
@@ -114,7 +125,10 @@ def test_a_tied_head_that_peft_cannot_follow_is_refused():
 
 # --- every method ----------------------------------------------------------------------------------------------------
 
-FITTING = {"fourierft": {"n_frequency": 50}, "road": {"group_size": 16}}  # for layers of 16 to 48 numbers
+FITTING = {
+    "fourierft": {"n_frequency": 50},
+    "road": {"group_size": 16},
+}  # for layers of 16 to 48 numbers
 METHODS = {name: {"method": name, **FITTING.get(name, {})} for name in PEFT_METHODS} | {
     "dora": {"use_dora": True},
     "rslora": {"use_rslora": True, "r": 8},
@@ -128,7 +142,10 @@ IN_DEFAULT_RUN = ("loha", "ia3", "ln_tuning", "dora")
 
 def some_now(names):
     """Each sixth now, the others in `make test-long`."""
-    return [pytest.param(name, marks=[] if number % 6 == 0 else pytest.mark.long) for number, name in enumerate(names)]
+    return [
+        pytest.param(name, marks=[] if number % 6 == 0 else pytest.mark.long)
+        for number, name in enumerate(names)
+    ]
 
 
 def learns_resumes_and_merges(name, folder):
@@ -142,10 +159,14 @@ def learns_resumes_and_merges(name, folder):
     logits = model(IDS, use_cache=False).logits
     model.save_pretrained(folder)
     resumed = build(family, lora=options).eval()
-    resumed.load_adapter(str(folder), "default", is_trainable=True)  # as the Trainer does when it resumes
+    resumed.load_adapter(
+        str(folder), "default", is_trainable=True
+    )  # as the Trainer does when it resumes
     assert torch.equal(resumed(IDS, use_cache=False).logits, logits)
     text = ProofText("", IDS[0].tolist())
-    merged, proof = merge_proven(base.eval(), lambda plain: load_adapter(plain, folder), text, torch.float32)
+    merged, proof = merge_proven(
+        base.eval(), lambda plain: load_adapter(plain, folder), text, torch.float32
+    )
     assert proof.effect.largest > 1e-4 > proof.merged.largest and proof.changed > 0
     assert (merged(IDS, use_cache=False).logits - logits).abs().max() < 1e-4
 

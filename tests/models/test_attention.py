@@ -17,7 +17,9 @@ from cpt.models.attention import (
 )
 
 LLAMA, OPT, MAMBA = (AutoConfig.for_model(name) for name in ("llama", "opt", "mamba2"))
-WINDOW_IN_MASK = AutoConfig.for_model("qwen2_moe", **SHAPE, sliding_window=4, use_sliding_window=True)
+WINDOW_IN_MASK = AutoConfig.for_model(
+    "qwen2_moe", **SHAPE, sliding_window=4, use_sliding_window=True
+)
 FLASH_2, FLASH_3 = "is_flash_attn_2_available", "is_flash_attn_3_available"
 
 
@@ -96,7 +98,9 @@ calls: list[int] = []
     ("capability", "has_masks", "is_left_out"),
     [((9, 0), True, True), ((9, 0), False, False), ((8, 9), True, False), ((10, 0), True, False)],
 )
-def test_cudnn_is_left_out_where_its_gradients_with_masks_are_nan(on_gpu, capability, has_masks, is_left_out):
+def test_cudnn_is_left_out_where_its_gradients_with_masks_are_nan(
+    on_gpu, capability, has_masks, is_left_out
+):
     on_gpu(capability)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     leave_out_cudnn(has_masks=has_masks)
@@ -110,8 +114,12 @@ def counting_attention(module, query, key, value, attention_mask, **kwargs):
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
-def test_the_users_function_runs_in_every_layer_with_equal_logits_of_packed_rows(monkeypatch, tmp_path):
-    (tmp_path / "my_attention.py").write_text(f"import sys\nsliding = sys.modules[{__name__!r}].counting_attention\n")
+def test_the_users_function_runs_in_every_layer_with_equal_logits_of_packed_rows(
+    monkeypatch, tmp_path
+):
+    (tmp_path / "my_attention.py").write_text(
+        f"import sys\nsliding = sys.modules[{__name__!r}].counting_attention\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     ids, positions = torch.arange(3, 15)[None], torch.cat([torch.arange(5), torch.arange(7)])[None]
     calls.clear()
@@ -127,15 +135,22 @@ def test_the_users_function_runs_in_every_layer_with_equal_logits_of_packed_rows
 
 
 def positions_of(*rows):
-    return torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in rows])
+    return torch.stack(
+        [torch.cat([torch.arange(length) for length in lengths]) for lengths in rows]
+    )
 
 
 @pytest.mark.parametrize("number", [2, 63, 64])
 def test_bounds_are_what_transformers_takes_from_the_positions_of_a_row(number):
-    positions = positions_of(torch.randint(1, 9, (number,), generator=torch.Generator().manual_seed(number)).tolist())
+    positions = positions_of(
+        torch.randint(1, 9, (number,), generator=torch.Generator().manual_seed(number)).tolist()
+    )
     (theirs, _), _ = prepare_fa_kwargs_from_position_ids(positions)
     bounds = document_bounds(positions)
-    assert torch.equal(bounds[: len(theirs)], theirs) and (bounds[len(theirs) :] == positions.numel()).all()
+    assert (
+        torch.equal(bounds[: len(theirs)], theirs)
+        and (bounds[len(theirs) :] == positions.numel()).all()
+    )
     assert len(bounds).bit_count() == 1, "few different shapes"
 
 

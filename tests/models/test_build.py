@@ -21,7 +21,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def load(folder: Path, num_tokens: int = 96, **section):
-    return build_model(Model(path=str(folder), **section), make_tokenizer(num_tokens), seed=4).eval()
+    return build_model(
+        Model(path=str(folder), **section), make_tokenizer(num_tokens), seed=4
+    ).eval()
 
 
 def test_a_seed_decides_the_weights_and_leaves_the_runs_random_numbers_alone():
@@ -44,7 +46,11 @@ def test_auto_dtype_is_the_runs_and_an_explicit_one_wins():
 
 def test_a_model_from_scratch_takes_the_special_tokens_of_its_tokenizer():
     model = tiny_model(tiny_config("gpt2", eos_token_id=50))
-    assert (model.config.bos_token_id, model.config.eos_token_id, model.generation_config.eos_token_id) == (1, 2, 2)
+    assert (
+        model.config.bos_token_id,
+        model.config.eos_token_id,
+        model.generation_config.eos_token_id,
+    ) == (1, 2, 2)
 
 
 def test_the_vocabulary_grows_to_a_multiple_of_64_and_old_tokens_keep_their_logits(folder):
@@ -79,14 +85,22 @@ def test_tensors_that_are_absent_are_named_and_never_drawn_at_random(tmp_path):
 @pytest.mark.parametrize("lora", [None, {}])
 def test_a_native_mixture_has_its_balance_loss_in_training_only(lora):
     model = tiny_model("qwen3_moe", lora=lora)
-    trained, evaluated = model.train()(input_ids=IDS, labels=IDS), model.eval()(input_ids=IDS, labels=IDS)
+    trained, evaluated = (
+        model.train()(input_ids=IDS, labels=IDS),
+        model.eval()(input_ids=IDS, labels=IDS),
+    )
     assert evaluated.aux_loss is None
     torch.testing.assert_close(trained.loss, evaluated.loss + 0.001 * trained.aux_loss)
 
 
 def test_the_language_model_of_weights_that_also_read_images_is_trained_alone(tmp_path):
     text = {"model_type": "gemma3_text", **SHAPE, "intermediate_size": 48, "head_dim": 8}
-    tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tower = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     vision = tower | {"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14}
     config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
     whole = Gemma3ForConditionalGeneration(config).eval()
@@ -104,18 +118,29 @@ def test_the_language_model_of_weights_that_also_read_images_is_trained_alone(tm
 
 
 def scoring(*, seed: int = 1, **section):
-    return scoring_model(Model(from_scratch=True, config=tiny_config("llama"), **section), make_tokenizer(), seed=seed)
+    return scoring_model(
+        Model(from_scratch=True, config=tiny_config("llama"), **section),
+        make_tokenizer(),
+        seed=seed,
+    )
 
 
 def test_a_scoring_models_body_is_the_recipes_model_and_its_head_is_drawn_from_the_seed():
     first, again, other = scoring(), scoring(), scoring(seed=2)
     body = dict(first.model.named_parameters())
-    assert all(torch.equal(value, body[name]) for name, value in tiny_model("llama").model.named_parameters())
+    assert all(
+        torch.equal(value, body[name])
+        for name, value in tiny_model("llama").model.named_parameters()
+    )
     assert first.score.weight.shape == (1, 32)
     assert torch.equal(first.score.weight, again.score.weight)
     assert not torch.equal(first.score.weight, other.score.weight)
 
 
 def test_an_adapter_leaves_the_head_to_be_trained_whole():
-    trained = [name for name, value in scoring(lora={"r": 2}).named_parameters() if value.requires_grad]
-    assert any("score" in name for name in trained) and all("lora" in name or "score" in name for name in trained)
+    trained = [
+        name for name, value in scoring(lora={"r": 2}).named_parameters() if value.requires_grad
+    ]
+    assert any("score" in name for name in trained) and all(
+        "lora" in name or "score" in name for name in trained
+    )

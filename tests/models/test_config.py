@@ -55,7 +55,10 @@ def test_the_written_config_is_compared_key_by_key_with_that_of_the_weights(fold
     ("files", "named"),
     [
         ({}, "config.json"),
-        ({"adapter_config.json": {"base_model_name_or_path": "some/base"}}, "cpt merge --method lora"),
+        (
+            {"adapter_config.json": {"base_model_name_or_path": "some/base"}},
+            "cpt merge --method lora",
+        ),
         ({"config.json": {"model_type": "sphinx"}}, "model.import"),
     ],
 )
@@ -70,7 +73,9 @@ def test_a_folder_without_a_known_model_is_refused_with_the_way_out(files, named
 @pytest.mark.parametrize("offline", [True, False])
 def test_an_id_that_cannot_be_fetched_is_a_resource_error(monkeypatch, offline):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(
+        "huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9"
+    )  # nobody listens there
     message = refusal(path="some-lab/some-model")
     assert message.startswith("ResourceError: model.path")
     assert ("hf download some-lab/some-model" if offline else "cannot be reached") in message
@@ -85,7 +90,11 @@ def test_the_users_own_family_is_imported_first(tmp_path, monkeypatch):
         "AutoModelForCausalLM.register(MyConfig, MyModel, exist_ok=True)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    section = {"from_scratch": True, "config": {"model_type": "my-llama", "hidden_size": 64}, "import": "my_family"}
+    section = {
+        "from_scratch": True,
+        "config": {"model_type": "my-llama", "hidden_size": 64},
+        "import": "my_family",
+    }
     assert load_config(Model.model_validate(section)).hidden_size == 64
     assert "`no_family`" in refusal(**section | {"import": "no_family"})
 
@@ -103,15 +112,24 @@ NEMOTRON_H = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
 PUBLISHED = {  # the parts of the published config.json files that transformers renames when it reads them
     "nemotron/8b": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     "nemotron_h/8b": {"hybrid_override_pattern": NEMOTRON_H, "num_hidden_layers": 52},
-    "gemma3/1b": {"rope_theta": 1000000, "rope_local_base_freq": 10000, "sliding_window_pattern": 6},
-    "gemma3/4b": {"rope_local_base_freq": 10000, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+    "gemma3/1b": {
+        "rope_theta": 1000000,
+        "rope_local_base_freq": 10000,
+        "sliding_window_pattern": 6,
+    },
+    "gemma3/4b": {
+        "rope_local_base_freq": 10000,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    },
 }
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_in_its_older_spelling_agrees_with_our_recipe(name, tmp_path):
     config = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())["config"]
-    published = {key: value for key, value in config.items() if key != "rope_parameters"} | PUBLISHED[name]
+    published = {
+        key: value for key, value in config.items() if key != "rope_parameters"
+    } | PUBLISHED[name]
     (tmp_path / "config.json").write_text(json.dumps(published))
     assert load_config(Model(path=str(tmp_path), config=config)).model_type == config["model_type"]
 
@@ -146,7 +164,9 @@ def built(name, **rope):
 
 
 def frequencies(model):
-    return next(module.inv_freq for name, module in model.named_modules() if hasattr(module, "inv_freq"))
+    return next(
+        module.inv_freq for name, module in model.named_modules() if hasattr(module, "inv_freq")
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "nemotron"])
@@ -169,7 +189,9 @@ def test_an_exported_model_has_the_positions_it_was_trained_with(tmp_path):
     extended = load_config(Model(path=str(tmp_path), rope={"theta": 5e5}))
     assert extended.rope_parameters["factor"] == 4, "what was pressed together stays so"
     further = load_config(Model(path=str(tmp_path), rope={"type": "yarn", "factor": 16}))
-    assert further.max_position_embeddings == 16 * 128, "counted from what the weights knew at the beginning"
+    assert further.max_position_embeddings == 16 * 128, (
+        "counted from what the weights knew at the beginning"
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,17 @@ LOWEST = torch.finfo(torch.float32).min
 
 def load(path: Path, family: str | None = None, *, num_tokens: int = 96, **section):
     config = None if family is None else tiny_config(family)
-    return build_model(Model(path=str(path), config=config, **section), make_tokenizer(num_tokens)).eval()
+    return build_model(
+        Model(path=str(path), config=config, **section), make_tokenizer(num_tokens)
+    ).eval()
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("error::FutureWarning")  # two caches, by the old name of the argument and by the new one
+@pytest.mark.filterwarnings(
+    "error::FutureWarning"
+)  # two caches, by the old name of the argument and by the new one
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_generates_the_same_with_and_without_a_cache(family):
     model = tiny_model(family).eval()
@@ -112,7 +116,10 @@ def test_a_vocabulary_that_outgrows_the_padding_is_saved_and_loads(published, tm
 
 def test_an_untied_head_keeps_its_rows_when_the_vocabulary_grows():
     config = tiny_config("cpt-gpt2", tie_word_embeddings=False)
-    before, grown = tiny_model(config).eval(), tiny_model(config, num_tokens=150, resize_embeddings=True).eval()
+    before, grown = (
+        tiny_model(config).eval(),
+        tiny_model(config, num_tokens=150, resize_embeddings=True).eval(),
+    )
     torch.testing.assert_close(grown(IDS).logits[..., :97], before(IDS).logits[..., :97])
 
 
@@ -124,7 +131,10 @@ def test_a_bare_state_dict_in_minimind_names_loads_with_equal_logits(family, tmp
     model = tiny_model(family).eval()
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")  # per expert, as MiniMind saves them
-    torch.save(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, tmp_path / "pretrain.pth")
+    torch.save(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]},
+        tmp_path / "pretrain.pth",
+    )
     assert torch.equal(load(tmp_path / "pretrain.pth", family)(IDS).logits, model(IDS).logits)
 
 
@@ -139,7 +149,9 @@ def mixture(family, **options):
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():  # otherwise the router's scores hardly differ
         for parameter in model.parameters():
-            parameter.copy_((parameter.ndim == 1) + torch.randn(parameter.shape, generator=generator) * 0.2)
+            parameter.copy_(
+                (parameter.ndim == 1) + torch.randn(parameter.shape, generator=generator) * 0.2
+            )
     return model
 
 

@@ -44,7 +44,10 @@ def two_documents(tokens=64):
 
 
 def differing(model, row=None, tolerance=SINGLE):
-    return [difference.key for difference in compare_fast_parts(model, row or two_documents(), tolerance)]
+    return [
+        difference.key
+        for difference in compare_fast_parts(model, row or two_documents(), tolerance)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,9 @@ def not_a_number(losses, logits):
 def test_a_broken_loss_kernel_is_found(monkeypatch, damage):
     kernel = fused_loss.cross_entropy_in_place
     monkeypatch.setattr(
-        fused_loss, "cross_entropy_in_place", lambda logits, *others: damage(kernel(logits, *others), logits)
+        fused_loss,
+        "cross_entropy_in_place",
+        lambda logits, *others: damage(kernel(logits, *others), logits),
     )
     assert differing(fast_model(dtype="bfloat16"), tolerance=HALF) == [LOSS]
 
@@ -163,7 +168,10 @@ def test_a_norm_without_a_gradient_is_found_however_small_it_is():
     model = fast_model()
     expected = run_row(model, two_documents())
     last = [weight is model.model.norm.weight for weight in compared_weights(model)]
-    incomplete = [None if is_last else gradient for gradient, is_last in zip(expected.gradients, last, strict=True)]
+    incomplete = [
+        None if is_last else gradient
+        for gradient, is_last in zip(expected.gradients, last, strict=True)
+    ]
     assert difference_from(expected, RowResult(expected.loss, incomplete), LOSS).exceeds(HALF)
 
 
@@ -183,7 +191,9 @@ def test_a_comparison_leaves_no_trace():
 
 
 def test_dropout_is_off_and_then_as_before():
-    model = tiny_model({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97})
+    model = tiny_model(
+        {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97}
+    )
     FusedLoss(model)
     row = two_documents()
     assert differing(model, {name: row[name] for name in ("input_ids", "labels")}) == []

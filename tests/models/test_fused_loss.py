@@ -14,7 +14,13 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from cpt.models.config import config_from
-from cpt.models.fused_loss import FusedLoss, LinearCrossEntropy, cross_entropy_in_place, fused_scores, why_not_fused
+from cpt.models.fused_loss import (
+    FusedLoss,
+    LinearCrossEntropy,
+    cross_entropy_in_place,
+    fused_scores,
+    why_not_fused,
+)
 from cpt.planning.dry_run import PeakOfStorages
 
 OF_OTHERS = {
@@ -61,7 +67,10 @@ def assert_fused_is_the_models_own(model, tokens, **options):
     ("family", "options"),
     [
         ("llama", {}),
-        *((family, {"num_items_in_batch": torch.tensor(100)}) for family in ("llama", "gpt2", "nemotron")),
+        *(
+            (family, {"num_items_in_batch": torch.tensor(100)})
+            for family in ("llama", "gpt2", "nemotron")
+        ),
         ("cpt-gpt2", {"num_items_in_batch": 100}),
         ("minimind2_moe", {}),
         ("minimind3", {}),
@@ -77,7 +86,9 @@ def test_adapters_on_the_head_take_part(lora):
     assert_fused_is_the_models_own(built("llama", lora=lora), tokens=5)
 
 
-@pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}])
+@pytest.mark.parametrize(
+    "lora", [None, {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}]
+)
 def test_hooks_of_the_head_run_once_in_a_step_and_in_an_evaluation(lora):
     model, calls = built("llama", lora=lora), []
     FusedLoss(model)
@@ -88,7 +99,9 @@ def test_hooks_of_the_head_run_once_in_a_step_and_in_an_evaluation(lora):
     assert len(calls) == 2
 
 
-@pytest.mark.parametrize("change", [copy.deepcopy, lambda model: (model.lm_head.compile(backend="eager"), model)[1]])
+@pytest.mark.parametrize(
+    "change", [copy.deepcopy, lambda model: (model.lm_head.compile(backend="eager"), model)[1]]
+)
 def test_a_copied_model_and_a_compiled_head_have_the_same_loss(change):
     model = built("llama")
     FusedLoss(model, tokens=7)
@@ -120,7 +133,9 @@ def test_scores_are_those_of_the_logits(family, monkeypatch):
         with fused_scores(model) as fused:
             nats, is_correct = fused.score(model, batch, labels)
     targets = F.pad(labels, (0, 1), value=-100)[:, 1:]
-    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none")
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="none"
+    )
     torch.testing.assert_close(nats, expected.view(2, 24))
     assert torch.equal(is_correct, logits.argmax(-1) == targets)
     assert torch.equal(model(**batch).logits, logits), "the model is as before"
@@ -174,12 +189,19 @@ def test_the_heads_gradient_adds_up_exactly_over_128_chunks_in_bf16():
 
 
 def test_an_odd_vocabulary_in_half_precision_reads_no_padding():
-    weight, hidden = torch.randn(260, 16, requires_grad=True), torch.randn(12, 16, requires_grad=True)
+    weight, hidden = (
+        torch.randn(260, 16, requires_grad=True),
+        torch.randn(12, 16, requires_grad=True),
+    )
     for _ in range(8):
-        del_me = torch.full((12, 320), float("nan"), dtype=torch.bfloat16)  # memory that may be handed out next
+        del_me = torch.full(
+            (12, 320), float("nan"), dtype=torch.bfloat16
+        )  # memory that may be handed out next
         del del_me
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, _ = LinearCrossEntropy.apply(hidden, weight, None, torch.arange(12), torch.tensor(1 / 12), 0.0, None)
+            loss, _ = LinearCrossEntropy.apply(
+                hidden, weight, None, torch.arange(12), torch.tensor(1 / 12), 0.0, None
+            )
         loss.backward()
     assert weight.grad.isfinite().all() and hidden.grad.isfinite().all()
 
@@ -200,7 +222,10 @@ def peak_of_training(prepare):
 
 def test_the_peak_is_lower():
     logits, head = 12 * 256 * 10_000, 4 * 32 * 10_000
-    plain, fused = peak_of_training(lambda model: None), peak_of_training(partial(FusedLoss, tokens=64))
+    plain, fused = (
+        peak_of_training(lambda model: None),
+        peak_of_training(partial(FusedLoss, tokens=64)),
+    )
     assert plain - fused > 0.7 * (logits - 2 * head)
 
 
@@ -246,7 +271,9 @@ for cap, dtype, tolerance in ((0.0, torch.bfloat16, 6e-3), (30.0, torch.float32,
 
 def interpret(*program):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *program], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

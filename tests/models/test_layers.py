@@ -31,7 +31,9 @@ LAYERS = 4
 def arguments(sub_keys, *, checkpoints=True):
     """What is read of a Trainer's arguments."""
     return SimpleNamespace(
-        gradient_checkpointing=checkpoints, gradient_checkpointing_kwargs=sub_keys, torch_compile=False
+        gradient_checkpointing=checkpoints,
+        gradient_checkpointing_kwargs=sub_keys,
+        torch_compile=False,
     )
 
 
@@ -47,7 +49,9 @@ def built(family, sub_keys=None, *, compiling=None):
     if sub_keys is not None:
         options = dict(given.gradient_checkpointing_kwargs)
         every = options.pop("every_n_layers", 1)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options, every_n_layers=every)
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs=options, every_n_layers=every
+        )
     return model
 
 
@@ -66,7 +70,9 @@ class Attentions(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, operation, types, inputs=(), options=None):
-        self.count += operation is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        self.count += (
+            operation is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        )
         return operation(*inputs, **(options or {}))
 
 
@@ -128,7 +134,10 @@ def test_sub_keys_that_mean_nothing_are_refused(training, sub_keys, options):
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        *((f"aten::_scaled_dot_product_{kind}_attention", "MUST_SAVE") for kind in ("flash", "efficient", "cudnn")),
+        *(
+            (f"aten::_scaled_dot_product_{kind}_attention", "MUST_SAVE")
+            for kind in ("flash", "efficient", "cudnn")
+        ),
         ("torch_attn::_varlen_attn", "MUST_SAVE"),
         ("_flash_attn2_cuda_f1::fwd", "MUST_SAVE"),
         ("aten::mm.default", "PREFER_RECOMPUTE"),
@@ -167,16 +176,23 @@ def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, sub_k
     expected = losses(built(family, sub_keys))
     found = losses(built(family, sub_keys, compiling=Compiling("aot_eager")))
     assert found == expected
-    assert not compiler["graph_break"] and compiler["frames"]["ok"] == compiler["frames"]["total"] == 1
+    assert (
+        not compiler["graph_break"] and compiler["frames"]["ok"] == compiler["frames"]["total"] == 1
+    )
     assert losses(built(family, sub_keys, compiling=Compiling("aot_eager"))) == expected
-    assert compiler["stats"]["unique_graphs"] == 1, "another model of the same shape compiles nothing"
+    assert compiler["stats"]["unique_graphs"] == 1, (
+        "another model of the same shape compiles nothing"
+    )
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("sub_keys", [{}, {"selective": True}])
 def test_recomputed_layers_are_compiled_under_fsdp(sub_keys, compiler):
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    eager, compiled = built("llama", sub_keys), built("llama", sub_keys, compiling=Compiling("aot_eager"))
+    eager, compiled = (
+        built("llama", sub_keys),
+        built("llama", sub_keys, compiling=Compiling("aot_eager")),
+    )
     with alone_in_a_group():
         for model in (eager, compiled):
             shard(model, 1, mp_policy=half)
@@ -190,10 +206,15 @@ def test_recomputed_layers_are_compiled_under_fsdp(sub_keys, compiler):
 @pytest.mark.heavy
 def test_of_layers_with_experts_the_rest_is_compiled(compiler):
     model = built("minimind2_moe", {}, compiling=Compiling("aot_eager"))
-    assert {type(part).__name__ for part in compiled_parts(model)} == {"LlamaAttention", "LlamaRMSNorm"}
+    assert {type(part).__name__ for part in compiled_parts(model)} == {
+        "LlamaAttention",
+        "LlamaRMSNorm",
+    }
     assert losses(model) == pytest.approx(losses(built("minimind2_moe", {})), rel=1e-6)
     graphs = compiler["stats"]["unique_graphs"]
-    assert graphs in (2, 3), "torch 2.15 has one more, for calls in which transformers collects no outputs"
+    assert graphs in (2, 3), (
+        "torch 2.15 has one more, for calls in which transformers collects no outputs"
+    )
     losses(model)
     assert compiler["stats"]["unique_graphs"] == graphs
 
@@ -220,7 +241,11 @@ def test_evaluation_and_generation_of_any_shape_compile_nothing(compiler):
     [
         ({"torch_compile_backend": "inducter"}, False, "torch_compile_backend"),
         ({"torch_compile_mode": "max_autotune"}, False, "torch_compile_mode"),
-        ({"torch_compile_backend": "eager", "torch_compile_mode": "default"}, False, "torch_compile_mode"),
+        (
+            {"torch_compile_backend": "eager", "torch_compile_mode": "default"},
+            False,
+            "torch_compile_mode",
+        ),
         ({"torch_compile_mode": "reduce-overhead"}, False, "torch_compile_mode"),
         ({"torch_compile": True}, True, "torch_compile"),
     ],
@@ -231,7 +256,11 @@ def test_layers_that_cannot_be_compiled_are_a_recipe_error(training, zero3, key)
 
 
 def test_an_older_transformers_cannot_compile_recomputed_layers_under_fsdp(monkeypatch):
-    training = {"torch_compile_backend": "aot_eager", "fsdp": True, "activation_checkpointing": True}
+    training = {
+        "torch_compile_backend": "aot_eager",
+        "fsdp": True,
+        "activation_checkpointing": True,
+    }
     check_compiling(training, zero3=False)
     monkeypatch.setattr("cpt.models.layers.CHECKPOINTS_AROUND_CALLS", True)
     with pytest.raises(RecipeError, match=r"`training\.torch_compile`"):

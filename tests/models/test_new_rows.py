@@ -13,20 +13,32 @@ TAUGHT = {90: (3, 4), 91: (5, 6, 7)}
 
 def build(model_type="llama", *, tied=False):
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config_from(tiny_config(model_type, tie_word_embeddings=tied)))
+    return AutoModelForCausalLM.from_config(
+        config_from(tiny_config(model_type, tie_word_embeddings=tied))
+    )
 
 
-@pytest.mark.parametrize(("model_type", "tied"), [("llama", False), ("llama", True), ("gpt2", True)])
+@pytest.mark.parametrize(
+    ("model_type", "tied"), [("llama", False), ("llama", True), ("gpt2", True)]
+)
 def test_a_new_row_is_the_mean_of_its_pieces_rows_and_old_rows_stay(model_type, tied):
     model = build(model_type, tied=tied)
     before = [table.weight.detach().clone() for table in tables(model)]
     rows = add_rows(model, PIECES, known=90, multiple=64)
     old = before[0].shape[0]
-    assert (rows.before, rows.after, rows.is_tied, rows.spare) == (old, 128, tied, 2 if old == 96 else 3)
+    assert (rows.before, rows.after, rows.is_tied, rows.spare) == (
+        old,
+        128,
+        tied,
+        2 if old == 96 else 3,
+    )
     assert model.config.vocab_size == 128
     for table, was in zip(tables(model), before, strict=True):
         assert torch.equal(table.weight[:90], was[:90])
-        assert all(torch.allclose(table.weight[number], was[list(parts)].mean(0)) for number, parts in PIECES.items())
+        assert all(
+            torch.allclose(table.weight[number], was[list(parts)].mean(0))
+            for number, parts in PIECES.items()
+        )
         assert torch.allclose(table.weight[100:], was[:90].mean(0))
     assert (tables(model)[0].weight is tables(model)[1].weight) is tied
 
@@ -57,7 +69,10 @@ def with_new_rows(model_type="llama", *, tied=False):
 
 def sequences(number):
     draw = torch.Generator().manual_seed(1)
-    return [torch.randint(8, 40, (12,), generator=draw).tolist() + [90 + i % 2] + [9, 10, 11] for i in range(number)]
+    return [
+        torch.randint(8, 40, (12,), generator=draw).tolist() + [90 + i % 2] + [9, 10, 11]
+        for i in range(number)
+    ]
 
 
 @pytest.mark.heavy
@@ -67,7 +82,9 @@ def test_the_states_come_nearer_and_only_the_new_input_rows_change(model_type):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     found = distill_rows(model, TAUGHT, sequences(160))
     assert found.after < 0.95 * found.before and found.steps == 20
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
     (table,) = changed
     assert table.endswith(("embed_tokens.weight", "wte.weight"))
     rows = (model.state_dict()[table] != before[table]).any(1).nonzero().flatten().tolist()

@@ -11,7 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
 from cpt.errors import RecipeError, ResourceError
 from cpt.export.export import load_adapter
 from cpt.export.trained import find_trained
-from cpt.models.adapters import BYTES_OF_4_BIT, Quantization, check_quantization, numbers_in, quantization_of
+from cpt.models.adapters import (
+    BYTES_OF_4_BIT,
+    Quantization,
+    check_quantization,
+    numbers_in,
+    quantization_of,
+)
 from cpt.models.build import build_model
 from cpt.models.layers import set_up_recomputing
 from cpt.recipe.load import load_recipe
@@ -32,7 +38,9 @@ def base(tmp_path_factory):
 
 
 def built(folder, **lora):
-    return build_model(Model(path=str(folder), dtype="bfloat16", lora={**QLORA, **lora}), make_tokenizer())
+    return build_model(
+        Model(path=str(folder), dtype="bfloat16", lora={**QLORA, **lora}), make_tokenizer()
+    )
 
 
 def test_linear_layers_are_in_4_bit_and_embedding_head_norms_and_adapters_are_not(base):
@@ -41,8 +49,14 @@ def test_linear_layers_are_in_4_bit_and_embedding_head_norms_and_adapters_are_no
     packed = {name for name, dtype in types.items() if dtype == torch.uint8}
     assert packed == {name for name in types if ".base_layer." in name} and len(packed) == 2 * 7
     assert {types[name] for name in types if "lora_" in name} == {torch.float32}
-    assert {types[name] for name in types if "lora_" not in name} - {torch.uint8} == {torch.bfloat16}
-    assert {parameter.requires_grad for name, parameter in model.named_parameters() if "lora_" not in name} == {False}
+    assert {types[name] for name in types if "lora_" not in name} - {torch.uint8} == {
+        torch.bfloat16
+    }
+    assert {
+        parameter.requires_grad
+        for name, parameter in model.named_parameters()
+        if "lora_" not in name
+    } == {False}
 
 
 def test_an_evaluation_changes_no_gradient_of_the_steps_after_it(base):
@@ -66,19 +80,31 @@ def test_a_base_in_8_bit_gives_nearly_the_same_loss_and_gradients_reach_the_adap
     whole = build_model(Model(path=str(base), dtype="bfloat16"), make_tokenizer())
     layers = {name: weight for name, weight in model.named_parameters() if ".base_layer." in name}
     assert {weight.dtype for weight in layers.values()} == {torch.int8} and len(layers) == 2 * 7
-    planned = quantization_of(int8).bytes_per_weight * sum(weight.numel() for weight in layers.values())
+    planned = quantization_of(int8).bytes_per_weight * sum(
+        weight.numel() for weight in layers.values()
+    )
     assert sum(weight.nbytes for weight in layers.values()) == planned
     expected = whole(input_ids=IDS, labels=IDS).loss.item()
-    assert model(input_ids=IDS, labels=IDS).loss.item() == pytest.approx(expected, rel=0.01)  # LLM.int8()
-    loss = model.train()(input_ids=IDS, labels=IDS).loss  # on a CPU, bitsandbytes trains with dequantized weights
+    assert model(input_ids=IDS, labels=IDS).loss.item() == pytest.approx(
+        expected, rel=0.01
+    )  # LLM.int8()
+    loss = model.train()(
+        input_ids=IDS, labels=IDS
+    ).loss  # on a CPU, bitsandbytes trains with dequantized weights
     loss.backward()
     assert loss.item() == pytest.approx(expected, rel=0.01)
     found = {name: gradient.clone() for name, gradient in gradients(model).items()}
-    assert list(found) == [name for name, weight in model.named_parameters() if weight.requires_grad]
+    assert list(found) == [
+        name for name, weight in model.named_parameters() if weight.requires_grad
+    ]
     arguments = TrainingArguments("unused", gradient_checkpointing=True, use_cpu=True)
     set_up_recomputing(model, arguments)
-    assert arguments.gradient_checkpointing_kwargs == {"use_reentrant": True}  # the others would keep the inputs
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs)
+    assert arguments.gradient_checkpointing_kwargs == {
+        "use_reentrant": True
+    }  # the others would keep the inputs
+    model.gradient_checkpointing_enable(
+        gradient_checkpointing_kwargs=arguments.gradient_checkpointing_kwargs
+    )
     model.zero_grad()
     model(input_ids=IDS, labels=IDS).loss.backward()
     assert all(gradient.equal(found[name]) for name, gradient in gradients(model).items())
@@ -86,20 +112,34 @@ def test_a_base_in_8_bit_gives_nearly_the_same_loss_and_gradients_reach_the_adap
 
 @pytest.mark.parametrize("double", [True, False])
 def test_a_weight_takes_the_bytes_that_are_planned(base, double):
-    layer = built(base, double_quantize=double).get_base_model().model.layers[0].mlp.gate_proj.base_layer.weight
-    scales = layer.quant_state.absmax.nbytes + (layer.quant_state.state2.absmax.nbytes if double else 0)
-    assert (layer.nbytes + scales) / numbers_in(layer) == pytest.approx(BYTES_OF_4_BIT[double], rel=0.001)
+    layer = (
+        built(base, double_quantize=double)
+        .get_base_model()
+        .model.layers[0]
+        .mlp.gate_proj.base_layer.weight
+    )
+    scales = layer.quant_state.absmax.nbytes + (
+        layer.quant_state.state2.absmax.nbytes if double else 0
+    )
+    assert (layer.nbytes + scales) / numbers_in(layer) == pytest.approx(
+        BYTES_OF_4_BIT[double], rel=0.001
+    )
 
 
 def recipe_of(sections, folder, base, name="qlora", **changes):
     sections = {**sections, "name": name, "stage": "cpt", "output_dir": str(folder / "runs")}
-    sections |= {"model": {"path": str(base), "lora": QLORA, "dtype": "bfloat16"}, "tokenizer": {"path": str(base)}}
+    sections |= {
+        "model": {"path": str(base), "lora": QLORA, "dtype": "bfloat16"},
+        "tokenizer": {"path": str(base)},
+    }
     return load_recipe(write_recipe({**sections, **changes}, folder / f"{name}.yaml"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [QLORA, {"r": 4, "quantize": "int8"}], ids=["nf4", "int8"])
-def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, tmp_path, tokenizer_folder, lora):
+def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(
+    tiny_recipe, tmp_path, tokenizer_folder, lora
+):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     base = tmp_path / "base"
     wide = {**WIDE, "vocab_size": len(tokenizer)}
@@ -111,15 +151,21 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(tiny_recipe, t
     assert find_trained(final.parent).is_adapter
     adapter = final / "adapter"
     assert "quantization_config" not in json.loads((final / "config.json").read_text())
-    assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    assert json.loads((adapter / "adapter_config.json").read_text())[
+        "base_model_name_or_path"
+    ] == str(base)
     whole = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     expected = load_adapter(whole, adapter).merge_and_unload(safe_merge=True).state_dict()
     merged = AutoModelForCausalLM.from_pretrained(final, dtype="auto").state_dict()
-    assert merged.keys() == expected.keys() and all(torch.equal(merged[name], expected[name]) for name in expected)
+    assert merged.keys() == expected.keys() and all(
+        torch.equal(merged[name], expected[name]) for name in expected
+    )
 
     again = recipe_of(tiny_recipe, tmp_path, base, name="again", model=model, **every)
     again = train(again, from_checkpoint=final.parent / "checkpoint-4")
-    one, other = (load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (final, again))
+    one, other = (
+        load_file(folder / "adapter" / "adapter_model.safetensors") for folder in (final, again)
+    )
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 

@@ -14,21 +14,41 @@ from tiny_models import tiny_model
 from transformers import AutoConfig
 
 from cpt.errors import RecipeError
-from cpt.models.attention import BOUNDS, PROVEN_SHARED, PartOfRows, check_shared_rows, document_bounds
+from cpt.models.attention import (
+    BOUNDS,
+    PROVEN_SHARED,
+    PartOfRows,
+    check_shared_rows,
+    document_bounds,
+)
 
 PROGRAM = Path(__file__).with_name("in_two_processes.py")
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7]])
-BATCH = {"input_ids": torch.arange(16).view(2, 8), "labels": torch.arange(16).view(2, 8), "position_ids": POSITIONS}
+BATCH = {
+    "input_ids": torch.arange(16).view(2, 8),
+    "labels": torch.arange(16).view(2, 8),
+    "position_ids": POSITIONS,
+}
 
 
 def results_of(*words: str) -> list[dict]:
-    run = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(PROGRAM), *words]
+    run = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        "2",
+        str(PROGRAM),
+        *words,
+    ]
     paths = {
         "PATH": [str(Path(sys.executable).parent), os.environ["PATH"]],
         "PYTHONPATH": [path for path in sys.path if path],
     }
     environment = os.environ | {name: os.pathsep.join(parts) for name, parts in paths.items()}
-    done = subprocess.run([sys.executable, *run], capture_output=True, text=True, env=environment, timeout=500)
+    done = subprocess.run(
+        [sys.executable, *run], capture_output=True, text=True, env=environment, timeout=500
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -37,13 +57,22 @@ def test_each_token_has_the_label_of_the_next_also_where_that_lies_in_another_pa
     first, second = (PartOfRows(number, 2)(BATCH) for number in range(2))
     assert first["shift_labels"].tolist() == [[1, 2, 3, 4], [9, 10, 11, 12]]
     assert second["shift_labels"].tolist() == [[5, 6, 7, -100], [13, 14, 15, -100]]
-    assert torch.equal(first["labels"], first["shift_labels"]), "models make a loss only where they are given labels"
-    assert all(torch.equal(part[BOUNDS], document_bounds(POSITIONS)) for part in (first, second)), "of whole rows"
+    assert torch.equal(first["labels"], first["shift_labels"]), (
+        "models make a loss only where they are given labels"
+    )
+    assert all(torch.equal(part[BOUNDS], document_bounds(POSITIONS)) for part in (first, second)), (
+        "of whole rows"
+    )
 
 
 @pytest.mark.parametrize(
     ("model_type", "parts", "attention"),
-    [("llama", 2, "sdpa"), ("deepseek_v3", 2, "varlen"), ("llama", 3, "varlen"), ("llama", 4, "varlen")],
+    [
+        ("llama", 2, "sdpa"),
+        ("deepseek_v3", 2, "varlen"),
+        ("llama", 3, "varlen"),
+        ("llama", 4, "varlen"),
+    ],
 )
 def test_rows_that_would_teach_something_else_in_parts_are_refused(model_type, parts, attention):
     with pytest.raises(RecipeError, match="sp_size"):
@@ -65,12 +94,26 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     for name in ("gpt2", "minimind2_moe"):
         tiny_model(name).save_pretrained(folder / name)
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 4}
+    sizes = {
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+    }
     tiny_model(tiny_config("llama", **sizes)).save_pretrained(folder / "large")
     sections = [
-        {"from_scratch": True, "config": tiny_config("llama"), "lora": {"r": 2}, "resize_embeddings": True},
+        {
+            "from_scratch": True,
+            "config": tiny_config("llama"),
+            "lora": {"r": 2},
+            "resize_embeddings": True,
+        },
         {"path": str(folder / "minimind2_moe"), "resize_embeddings": True},
-        {"path": str(folder / "gpt2"), "config": tiny_config("cpt-gpt2"), "resize_embeddings": True},
+        {
+            "path": str(folder / "gpt2"),
+            "config": tiny_config("cpt-gpt2"),
+            "resize_embeddings": True,
+        },
         {"from_scratch": True, "config": tiny_config("deepseek_v3"), "resize_embeddings": True},
     ]
     large = {"path": str(folder / "large"), "resize_embeddings": True}

@@ -27,14 +27,23 @@ FAMILIES = {  # with and without a soft cap, tied and not, and our own
 }
 ADAPTED = {
     "an adapter on the head": {"r": 4, "target_modules": ["q_proj", "lm_head"]},
-    "a trained copy of the head": {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    "a trained copy of the head": {
+        "r": 4,
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["lm_head"],
+    },
 }
 LABELS = torch.tensor(46)  # of a micro-batch of two rows
 
 
 def built(name):
     if name in ADAPTED:
-        capped = {**tiny_config("qwen3"), "model_type": "gemma2", "tie_word_embeddings": False, **CAP}
+        capped = {
+            **tiny_config("qwen3"),
+            "model_type": "gemma2",
+            "tie_word_embeddings": False,
+            **CAP,
+        }
         return tiny_model(capped, lora=ADAPTED[name]).train()
     family, changes = FAMILIES[name]
     config = tiny_config("qwen3" if family.startswith("gemma") else family)
@@ -42,7 +51,9 @@ def built(name):
 
 
 def micro_batch(rank, number):
-    return torch.randint(4, 96, (2, 24), generator=torch.Generator().manual_seed(10 * rank + number))
+    return torch.randint(
+        4, 96, (2, 24), generator=torch.Generator().manual_seed(10 * rank + number)
+    )
 
 
 def accumulate(model, rank, micro_batches):
@@ -64,7 +75,9 @@ def test_gradients_are_those_of_the_models_own_loss(family, processes, micro_bat
         FusedLoss(models[rank])
         gathers = shard(models[rank], processes)
         accumulate(models[rank], rank, micro_batches)
-        return gathers.count, {name: whole.full_tensor() for name, whole in gradients(models[rank]).items()}
+        return gathers.count, {
+            name: whole.full_tensor() for name, whole in gradients(models[rank]).items()
+        }
 
     for gathers, found in on_ranks(processes, train):
         assert_same_gradients(found, expected)

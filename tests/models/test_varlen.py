@@ -37,18 +37,47 @@ WHOLE = {**BATCH, "position_ids": torch.arange(24).repeat(2, 1)}  # each row is 
 
 # --- logits of every proven model ------------------------------------------------------------------------------------
 
-WITHOUT_GROUPS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "longcat_flash", "axk1")
+WITHOUT_GROUPS = (
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "minicpm3",
+    "youtu",
+    "longcat_flash",
+    "axk1",
+)
 SMALL = {
     96: ("vocab_size",),
     32: ("hidden_size", "n_embd", "d_model", "embedding_size"),
     48: ("intermediate_size", "ffn_dim", "ffn_hidden_size"),
-    2: ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_key_value_heads", "num_experts_per_tok"),
-    4: ("num_attention_heads", "n_head", "n_heads", "num_experts", "num_local_experts", "n_routed_experts"),
+    2: (
+        "num_hidden_layers",
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "num_key_value_heads",
+        "num_experts_per_tok",
+    ),
+    4: (
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+    ),
     8: ("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "query_pre_attn_scalar"),
     16: ("moe_intermediate_size", "shared_expert_intermediate_size", "kv_lora_rank", "q_lora_rank"),
     1: ("n_group", "topk_group", "first_k_dense_replace", "max_window_layers", "bos_token_id"),
     128: ("max_position_embeddings", "n_positions", "n_ctx"),
-    0.0: ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout", "hidden_dropout"),
+    0.0: (
+        "attention_dropout",
+        "attn_pdrop",
+        "resid_pdrop",
+        "embd_pdrop",
+        "dropout",
+        "hidden_dropout",
+    ),
 }
 SIZES = {name: size for size, names in SMALL.items() for name in names}
 SIZES |= {"activation_dropout": 0.0, "eos_token_id": 2, "pad_token_id": 0, "sliding_window": 5}
@@ -61,7 +90,11 @@ def tiny_of(model_type):
     if model_type not in CONFIG_MAPPING:
         pytest.skip("this version of transformers does not have it")
     known = AutoConfig.for_model(model_type)
-    small = {name: value for name, value in SIZES.items() if name in vars(known) or name in known.attribute_map}
+    small = {
+        name: value
+        for name, value in SIZES.items()
+        if name in vars(known) or name in known.attribute_map
+    }
     if model_type in WITHOUT_GROUPS:
         small.pop("num_key_value_heads", None)
     if model_type in WINDOW_IN_MASK_ONLY:
@@ -72,7 +105,8 @@ def tiny_of(model_type):
 
 
 @pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=() if name in TINY else pytest.mark.slow) for name in PROVEN.split()]
+    "model_type",
+    [pytest.param(name, marks=() if name in TINY else pytest.mark.slow) for name in PROVEN.split()],
 )
 def test_a_proven_model_reads_packed_documents_as_each_alone(model_type):
     torch.manual_seed(1)
@@ -90,7 +124,9 @@ def test_a_proven_model_reads_packed_documents_as_each_alone(model_type):
         keep_documents_apart(model)
         packed = model(input_ids=IDS, position_ids=POSITIONS).logits
     error = max((found - torch.stack(alone)).abs().max() for found in (masked, packed))
-    assert error < 1e-5 and (leaking - packed).abs().max() > 30 * error, "and it would have been seen"
+    assert error < 1e-5 and (leaking - packed).abs().max() > 30 * error, (
+        "and it would have been seen"
+    )
     assert isolates_documents(config)
 
 
@@ -99,7 +135,9 @@ def test_a_proven_model_reads_packed_documents_as_each_alone(model_type):
 MISTRAL = {"model_type": "mistral", **SHAPE, "intermediate_size": 48, "sliding_window": 4}
 MODELS = {
     **{name: tiny_config(name) for name in ("llama", "gpt2", "nemotron", "deepseek_v3")},
-    "minimind2_moe": tiny_config("minimind2_moe", router_aux_loss_coef=0.0),  # of a batch, not of a document
+    "minimind2_moe": tiny_config(
+        "minimind2_moe", router_aux_loss_coef=0.0
+    ),  # of a batch, not of a document
     "mistral, window 4": MISTRAL,
 }
 
@@ -114,7 +152,10 @@ def alone(model):
     for row, lengths in enumerate(LENGTHS):
         begin = 0
         for length in lengths:
-            piece = {name: values[row : row + 1, begin : begin + length] for name, values in BATCH.items()}
+            piece = {
+                name: values[row : row + 1, begin : begin + length]
+                for name, values in BATCH.items()
+            }
             begin += length
             if length > 1:
                 losses.append((length - 1) * model(**piece).loss)
@@ -156,7 +197,10 @@ def test_packed_documents_give_the_loss_and_gradients_of_each_alone(name, calls)
     loss.backward()
     torch.testing.assert_close(loss.detach(), expected, rtol=0, atol=1e-5)
     assert_same_gradients(gradients(model), of_each)
-    assert calls == {"varlen": model.config.num_hidden_layers * (2 if name in RECOMPUTED else 1), "masks": 0}
+    assert calls == {
+        "varlen": model.config.num_hidden_layers * (2 if name in RECOMPUTED else 1),
+        "masks": 0,
+    }
 
 
 def test_bounds_of_the_batch_are_taken_and_bounds_of_another_batch_never(calls):
@@ -174,20 +218,30 @@ def test_bounds_of_the_batch_are_taken_and_bounds_of_another_batch_never(calls):
 
 def test_rows_with_a_mask_are_attended_to_as_by_sdpa(calls):
     mask = (torch.arange(24) < torch.tensor([[24], [15]])).long()
-    theirs, ours = (built(MISTRAL, name)(input_ids=IDS, attention_mask=mask).logits for name in ("sdpa", VARLEN))
+    theirs, ours = (
+        built(MISTRAL, name)(input_ids=IDS, attention_mask=mask).logits for name in ("sdpa", VARLEN)
+    )
     assert torch.equal(ours, theirs) and calls["varlen"] == 0 and calls["masks"] > 0
 
 
 def test_generation_with_a_cache_is_that_of_sdpa(calls):
     options = {"max_new_tokens": 8, "do_sample": False, "use_cache": True, "pad_token_id": 0}
-    theirs, ours = (built(MODELS["llama"], name).eval().generate(IDS[:1, :9], **options) for name in ("sdpa", VARLEN))
+    theirs, ours = (
+        built(MODELS["llama"], name).eval().generate(IDS[:1, :9], **options)
+        for name in ("sdpa", VARLEN)
+    )
     assert torch.equal(ours, theirs) and calls["varlen"] == 0
 
 
 def test_autocast_decides_in_which_precision_attention_computes(monkeypatch):
     seen = []
-    monkeypatch.setattr(attention, "attend_each", lambda *given: seen.append(given[0].dtype) or attend_each(*given))
-    widened, bounds = torch.zeros(1, 4, 24, 8), document_bounds(POSITIONS[:1]).view(1, 1, 1, -1)  # by norms in fp32
+    monkeypatch.setattr(
+        attention, "attend_each", lambda *given: seen.append(given[0].dtype) or attend_each(*given)
+    )
+    widened, bounds = (
+        torch.zeros(1, 4, 24, 8),
+        document_bounds(POSITIONS[:1]).view(1, 1, 1, -1),
+    )  # by norms in fp32
     with torch.autocast("cpu", torch.bfloat16):
         built(MODELS["llama"], VARLEN)(**BATCH).loss.backward()
         AttentionInterface()[VARLEN](torch.nn.Identity(), widened, widened, widened, bounds)
@@ -199,7 +253,17 @@ def test_autocast_decides_in_which_precision_attention_computes(monkeypatch):
 
 
 def by_definition(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, scale=None, window_size=None, *_
+    query,
+    key,
+    value,
+    cu_seq_q,
+    cu_seq_k,
+    max_q,
+    max_k,
+    is_causal=False,
+    scale=None,
+    window_size=None,
+    *_,
 ):
     """What the flash kernels compute; no part of it knows of our functions."""
     left, right = window_size
@@ -208,7 +272,11 @@ def by_definition(
     token = torch.arange(len(query))
     document = torch.bucketize(token, cu_seq_q[1:].long(), right=True)
     distance = token[:, None] - token[None]
-    seen = (document[:, None] == document[None]) & (distance >= 0) & ((distance <= left) if left >= 0 else True)
+    seen = (
+        (document[:, None] == document[None])
+        & (distance >= 0)
+        & ((distance <= left) if left >= 0 else True)
+    )
     scores = (torch.einsum("qhd,khd->hqk", query, key) * scale).masked_fill(~seen, -torch.inf)
     output = torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).contiguous()
     return output, scores.logsumexp(-1), torch.zeros(2, dtype=torch.uint64)
@@ -232,7 +300,9 @@ def test_kernel_and_reference_agree_on_heads_widths_and_windows(
     given = [torch.randn(48, number, each) for number, each in shapes]
     bounds = document_bounds(POSITIONS)
     ours = torch_kernel(*given, bounds, 24, 0.3, window)[..., :value_width]
-    torch.testing.assert_close(ours, attend_each(*given, bounds, 24, 0.3, window), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        ours, attend_each(*given, bounds, 24, 0.3, window), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.heavy
@@ -240,7 +310,9 @@ def test_a_compiled_layer_is_one_graph_for_all_batches(kernel_on_cpu):
     graphs = []
 
     def counting(graph, _):
-        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        graphs.append(
+            [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        )
         return graph.forward
 
     config = tiny_config("llama", num_hidden_layers=1)
@@ -260,10 +332,14 @@ def test_on_a_gpu_nothing_waits_for_the_bounds():
     register_varlen()
     attend = AttentionInterface()[VARLEN]
     with FakeTensorMode(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        query, key = (torch.empty(2, heads, 24, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2))
+        query, key = (
+            torch.empty(2, heads, 24, 8, dtype=torch.bfloat16, device="cuda") for heads in (4, 2)
+        )
         for number in (64, 0):
             bounds = torch.empty(1, 1, 1, number, dtype=torch.int32, device="cuda")
-            output, _ = attend(torch.nn.Identity(), query, key, key, bounds, scaling=0.3, sliding_window=5)
+            output, _ = attend(
+                torch.nn.Identity(), query, key, key, bounds, scaling=0.3, sliding_window=5
+            )
             assert output.shape == (2, 24, 4, 8) and output.dtype == torch.bfloat16
 
 

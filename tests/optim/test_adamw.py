@@ -75,7 +75,9 @@ def test_small_updates_are_lost_in_bfloat16_and_arrive_by_each_way(rounding):
     assert found == pytest.approx(whole, rel=0.05)
 
 
-@pytest.mark.parametrize("changes", [{"rounding": "kahan"}, {"rounding": None}, {"eight_bit": False}])
+@pytest.mark.parametrize(
+    "changes", [{"rounding": "kahan"}, {"rounding": None}, {"eight_bit": False}]
+)
 def test_states_of_another_way_to_save_memory_are_refused(changes):
     options = {"rounding": "stochastic", "eight_bit": True}
     parameter, other = matrix(torch.bfloat16), matrix(torch.bfloat16)
@@ -87,7 +89,9 @@ def test_states_of_another_way_to_save_memory_are_refused(changes):
 
 def test_embeddings_and_small_parameters_keep_fp32_moments():
     embedding, norm, weight = matrix(), matrix(size=64), matrix()
-    optimizer = of([{"params": [embedding], "is_embedding": True}, {"params": [norm, weight]}], eight_bit=True)
+    optimizer = of(
+        [{"params": [embedding], "is_embedding": True}, {"params": [norm, weight]}], eight_bit=True
+    )
     types = []
     for parameter in (embedding, norm, weight):
         walk(parameter, optimizer, 1)
@@ -228,7 +232,11 @@ def test_paged_states_of_several_dtypes_can_be_saved(monkeypatch):
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     saved, state = torch.load(file)["state"], optimizer.state_dict()["state"]
-    assert all(torch.equal(saved[number][name], value) for number in state for name, value in state[number].items())
+    assert all(
+        torch.equal(saved[number][name], value)
+        for number in state
+        for name, value in state[number].items()
+    )
 
 
 BACKWARD, IRREGULAR = [[3, 2, 1, 0]] * 4, [[3, 2, 1, 0], [0, 2], [2, 3, 1], [3, 0, 1, 2]]
@@ -237,13 +245,17 @@ BACKWARD, IRREGULAR = [[3, 2, 1, 0]] * 4, [[3, 2, 1, 0], [0, 2], [2, 3, 1], [3, 
 @pytest.mark.parametrize(
     ("order", "are_early"), [(None, False), (BACKWARD, True), (IRREGULAR, False), (IRREGULAR, True)]
 )
-def test_pages_change_no_number_however_late_or_early_the_streams_run(monkeypatch, lazy, are_early, order):
+def test_pages_change_no_number_however_late_or_early_the_streams_run(
+    monkeypatch, lazy, are_early, order
+):
     lazy.are_early = are_early
     plain, here = with_parameters()
     with monkeypatch.context() as patch:
         patch.setattr(adamw, "adamw_update", adamw_update)
         train(plain, here, order)
-    monkeypatch.setattr(adamw, "BUFFER", 11 * 4096)  # the embedding and the longest matrix need several pieces
+    monkeypatch.setattr(
+        adamw, "BUFFER", 11 * 4096
+    )  # the embedding and the longest matrix need several pieces
     optimizer, paged = with_parameters(paged=True)
     optimizer.pages = Pages(torch.device("cpu"), lazy)
     train(optimizer, paged, order, finish=lazy.main.synchronize)
@@ -299,7 +311,8 @@ def test_a_compiled_update_holds_the_operator():
         return graph.forward
 
     step = torch.compile(
-        lambda: optimizer.update(parameter, optimizer.state[parameter], optimizer.param_groups[0]), backend=keep
+        lambda: optimizer.update(parameter, optimizer.state[parameter], optimizer.param_groups[0]),
+        backend=keep,
     )
     with torch.no_grad():
         step()

@@ -19,14 +19,25 @@ def random(size, seed=0):
 
 def states(weights, *, eight_bit, rounding):
     size, dtype = len(weights), torch.uint8 if eight_bit else torch.float32
-    scales = {f"{name}_scale": torch.zeros(-(-size // BLOCK)) if eight_bit else None for name in DECADES}
-    beside = {"master": weights.float(), "kahan": torch.zeros(size, dtype=torch.bfloat16)}.get(rounding)
-    return {**{name: torch.zeros(size, dtype=dtype) for name in DECADES}, **scales, "beside": beside}
+    scales = {
+        f"{name}_scale": torch.zeros(-(-size // BLOCK)) if eight_bit else None for name in DECADES
+    }
+    beside = {"master": weights.float(), "kahan": torch.zeros(size, dtype=torch.bfloat16)}.get(
+        rounding
+    )
+    return {
+        **{name: torch.zeros(size, dtype=dtype) for name in DECADES},
+        **scales,
+        "beside": beside,
+    }
 
 
 def run(weights, *, eight_bit=False, rounding="nearest", before=0, **flags):
     """The tensors after five steps of random gradients, whose numbers depend on the place in the whole parameter."""
-    tensors = {"weights": weights.clone(), **states(weights, eight_bit=eight_bit, rounding=rounding)}
+    tensors = {
+        "weights": weights.clone(),
+        **states(weights, eight_bit=eight_bit, rounding=rounding),
+    }
     for step in range(1, 6):
         each = {"found_inf": None, "grad_scale": None, **flags, "step": torch.tensor(float(step))}
         each["gradients"] = (random(before + len(weights), step)[before:] * 1e-2).to(weights.dtype)
@@ -49,7 +60,9 @@ def test_weights_their_master_and_kahans_sum_are_those_of_fp64(eight_bit, tolera
     found = run(weights, eight_bit=eight_bit)["weights"].double()
     assert (found - in_fp64(weights)).abs().max() < tolerance
     exact = in_fp64(weights.bfloat16())
-    master, kahan = (run(weights.bfloat16(), eight_bit=eight_bit, rounding=name) for name in ("master", "kahan"))
+    master, kahan = (
+        run(weights.bfloat16(), eight_bit=eight_bit, rounding=name) for name in ("master", "kahan")
+    )
     assert (master["beside"].double() - exact).abs().max() < tolerance
     assert torch.equal(master["weights"], master["beside"].bfloat16())
     both = kahan["weights"].double() + kahan["beside"].double()
@@ -62,7 +75,10 @@ def test_the_mean_of_stochastic_rounding_is_the_number_itself():
         found = stochastic(value, 0, 3, 1)
         assert set(found.abs().tolist()) == {1.0, 1.0 + 2**-7}
         assert found.mean().item() == pytest.approx(value[0].item(), abs=2**-7 * 0.004)
-    errors = [(stochastic(x := random(2**16, seed), 0, 5, seed) - x).double().mean().item() for seed in range(16)]
+    errors = [
+        (stochastic(x := random(2**16, seed), 0, 5, seed) - x).double().mean().item()
+        for seed in range(16)
+    ]
     assert abs(sum(errors) / 16) < 4 * 2**-9 / math.sqrt(16 * 2**16), "the mean error goes to 0"
 
 
@@ -77,15 +93,20 @@ def test_8_bit_values_are_within_a_share_of_their_own_and_the_largest_is_exact(n
     for block in range(4):
         place = slice(block * BLOCK, (block + 1) * BLOCK)
         largest = values[place].abs().max()
-        assert (again[place] - values[place]).abs().max() < (0.01 if name == "exp_avg" else 0.005) * largest
+        assert (again[place] - values[place]).abs().max() < (
+            0.01 if name == "exp_avg" else 0.005
+        ) * largest
         assert again[place].abs().max() == pytest.approx(largest.item(), rel=1e-6)
     again_codes, again_scale = torch.zeros_like(codes), torch.zeros(4)
     quantize(again, again_codes, again_scale, name)
-    torch.testing.assert_close(dequantize(again_codes, again_scale, name), again, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(
+        dequantize(again_codes, again_scale, name), again, rtol=1e-6, atol=0.0
+    )
 
 
 @pytest.mark.parametrize(
-    ("rounding", "eight_bit"), [("master", True), ("kahan", False), ("stochastic", True), ("nearest", False)]
+    ("rounding", "eight_bit"),
+    [("master", True), ("kahan", False), ("stochastic", True), ("nearest", False)],
 )
 def test_pieces_are_the_whole_and_a_flag_leaves_everything_as_it_was(eight_bit, rounding):
     weights, kind = random(5000).bfloat16(), {"eight_bit": eight_bit, "rounding": rounding}
@@ -93,7 +114,9 @@ def test_pieces_are_the_whole_and_a_flag_leaves_everything_as_it_was(eight_bit, 
     for first, last in ((0, 2048), (2048, 5000)):
         piece = run(weights[first:last], before=first, **kind)
         assert torch.equal(piece["weights"], whole["weights"][first:last])
-    skipped, taken = (run(weights, found_inf=flag, **kind) for flag in (torch.ones(()), torch.zeros(())))
+    skipped, taken = (
+        run(weights, found_inf=flag, **kind) for flag in (torch.ones(()), torch.zeros(()))
+    )
     assert torch.equal(skipped["weights"], weights) and not skipped["exp_avg"].any()
     assert torch.equal(taken["weights"], whole["weights"])
 
@@ -141,5 +164,7 @@ for eight_bit, rounding, dtype in [*grid, (True, "nearest", full), (False, "mast
 def test_the_kernel_has_the_numbers_of_torchs_operations_in_tritons_interpreter():
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr

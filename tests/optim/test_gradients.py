@@ -31,7 +31,9 @@ def test_the_norm_of_bfloat16_gradients_has_all_its_digits():
 def test_they_are_scaled_down_to_the_limit_and_left_alone_below_it(dtype):
     large, small = gradients(dtype), gradients(dtype)
     before = clip_gradients(large, 2.0)
-    assert before == gradient_norm(small) and gradient_norm(large).item() == pytest.approx(2.0, rel=5e-3)
+    assert before == gradient_norm(small) and gradient_norm(large).item() == pytest.approx(
+        2.0, rel=5e-3
+    )
     clip_gradients(small, 1000.0)
     assert all(torch.equal(one, other) for one, other in zip(small, gradients(dtype), strict=True))
 
@@ -39,7 +41,9 @@ def test_they_are_scaled_down_to_the_limit_and_left_alone_below_it(dtype):
 def test_parts_have_the_norm_of_the_whole_and_are_clipped_in_place():
     with alone_in_a_group():
         mesh = init_device_mesh("cpu", (1,))
-        parts = [distribute_tensor(gradient, mesh, [Shard(0)]) for gradient in gradients(torch.float32)]
+        parts = [
+            distribute_tensor(gradient, mesh, [Shard(0)]) for gradient in gradients(torch.float32)
+        ]
         before = clip_gradients(parts, 2.0)
         assert type(before) is torch.Tensor and before == gradient_norm(gradients(torch.float32))
         assert gradient_norm(parts).item() == pytest.approx(2.0, rel=1e-5)
@@ -72,7 +76,9 @@ def train(section, dtype, *, releases):
     course = Course([], [], {}, {}, 0)
 
     def count_bytes(_):
-        course.most_bytes = max(course.most_bytes, sum(p.grad.nbytes for p in parameters if p.grad is not None))
+        course.most_bytes = max(
+            course.most_bytes, sum(p.grad.nbytes for p in parameters if p.grad is not None)
+        )
 
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(count_bytes)  # before the hooks that drop them
@@ -94,21 +100,27 @@ def train(section, dtype, *, releases):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("section", "dtype"), CASES)
-def test_the_steps_are_those_of_whole_gradients_bit_for_bit_and_only_one_gradient_lives(monkeypatch, section, dtype):
+def test_the_steps_are_those_of_whole_gradients_bit_for_bit_and_only_one_gradient_lives(
+    monkeypatch, section, dtype
+):
     monkeypatch.setattr(adamw, "FEWEST_IN_8_BIT", 512)
     whole, parts = train(section, dtype, releases=False), train(section, dtype, releases=True)
     assert parts.losses == whole.losses and parts.losses[-1] < parts.losses[0]
     assert parts.norms == pytest.approx(whole.norms, rel=1e-5)
     assert all(torch.equal(parts.weights[name], tensor) for name, tensor in whole.weights.items())
     for number, state in whole.states.items():
-        assert all(torch.equal(parts.states[number][name], tensor) for name, tensor in state.items())
+        assert all(
+            torch.equal(parts.states[number][name], tensor) for name, tensor in state.items()
+        )
     sizes = [parameter.nbytes for parameter in tiny_llama(dtype).parameters()]
     assert (parts.most_bytes, whole.most_bytes) == (max(sizes), sum(sizes))
 
 
 def recipe(sections, folder, *overrides, **optimizer):
     released = {"name": "adamw", "learning_rate": 1e-3, "release_gradients": True, **optimizer}
-    written = write_recipe({**sections, "optimizer": released, "budget": {"tokens": 1024}}, folder / "recipe.yaml")
+    written = write_recipe(
+        {**sections, "optimizer": released, "budget": {"tokens": 1024}}, folder / "recipe.yaml"
+    )
     fits = ["training.max_grad_norm=0", "training.gradient_accumulation_steps=1"]
     return load_recipe(written, [*fits, *overrides])
 
@@ -124,7 +136,11 @@ def recipe(sections, folder, *overrides, **optimizer):
         (["training.gradient_accumulation_steps=4"], {}, {}),
     ],
 )
-def test_a_run_that_needs_a_whole_gradient_is_refused(tiny_recipe, tmp_path, overrides, optimizer, others):
+def test_a_run_that_needs_a_whole_gradient_is_refused(
+    tiny_recipe, tmp_path, overrides, optimizer, others
+):
     check_release(recipe(tiny_recipe, tmp_path), deepspeed=False)
     with pytest.raises(RecipeError, match=r"`optimizer\.release_gradients`"):
-        check_release(recipe(tiny_recipe, tmp_path, *overrides, **optimizer), **{"deepspeed": False, **others})
+        check_release(
+            recipe(tiny_recipe, tmp_path, *overrides, **optimizer), **{"deepspeed": False, **others}
+        )

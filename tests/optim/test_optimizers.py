@@ -12,7 +12,15 @@ from tiny_training import learns_and_resumes, steps, tiny_llama
 from torch import nn
 
 from cpt.errors import RecipeError, ResourceError
-from cpt.optim.build import build_optimizer, check_optimizer, check_rounding, convert_adamw, muon, shampoo, soap
+from cpt.optim.build import (
+    build_optimizer,
+    check_optimizer,
+    check_rounding,
+    convert_adamw,
+    muon,
+    shampoo,
+    soap,
+)
 from cpt.optim.groups import IS_EMBEDDING, MATRICES, parameter_groups
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Optimizer
@@ -29,7 +37,11 @@ class Tiny(nn.Module):
 def values_of(key, model, groups):
     """A value of its group by a parameter's name."""
     values = {id(parameter): group.get(key) for group in groups for parameter in group["params"]}
-    return {name: values[id(parameter)] for name, parameter in model.named_parameters() if id(parameter) in values}
+    return {
+        name: values[id(parameter)]
+        for name, parameter in model.named_parameters()
+        if id(parameter) in values
+    }
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
@@ -37,7 +49,9 @@ def values_of(key, model, groups):
 
 def test_embeddings_norms_and_biases_have_no_weight_decay():
     model = Tiny()
-    groups = build_optimizer(Optimizer(name="adamw", learning_rate=1e-3, weight_decay=0.3), model).param_groups
+    groups = build_optimizer(
+        Optimizer(name="adamw", learning_rate=1e-3, weight_decay=0.3), model
+    ).param_groups
     decays = {name for name, decay in values_of("weight_decay", model, groups).items() if decay}
     assert decays == {"linear.weight"}
 
@@ -65,7 +79,9 @@ def test_trained_embeddings_have_a_rate_of_their_own_and_frozen_ones_cannot():
 @pytest.mark.parametrize(("name", "paged"), [("adamw_8bit", False), ("paged_adamw_8bit", True)])
 def test_8_bit_is_built_by_name_with_embeddings_apart(name, paged):
     model = Tiny().bfloat16()
-    optimizer = build_optimizer(Optimizer(name=name, learning_rate=1e-3, betas=[0.8, 0.9], weight_decay=0.2), model)
+    optimizer = build_optimizer(
+        Optimizer(name=name, learning_rate=1e-3, betas=[0.8, 0.9], weight_decay=0.2), model
+    )
     assert (optimizer.eight_bit, optimizer.paged, optimizer.rounding) == (True, paged, "stochastic")
     assert optimizer.defaults == {"lr": 1e-3, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
     apart = values_of(IS_EMBEDDING, model, optimizer.param_groups)
@@ -77,7 +93,8 @@ def test_8_bit_is_built_by_name_with_embeddings_apart(name, paged):
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("name", "rate"), [("muon", 2e-2), ("soap", 5e-3), ("shampoo", 5e-2), ("torch.optim:NAdam", 5e-3)]
+    ("name", "rate"),
+    [("muon", 2e-2), ("soap", 5e-3), ("shampoo", 5e-2), ("torch.optim:NAdam", 5e-3)],
 )
 def test_it_learns_and_resumes_from_its_saved_state_bit_for_bit(name, rate):
     if name in ("soap", "shampoo"):
@@ -88,8 +105,14 @@ def test_it_learns_and_resumes_from_its_saved_state_bit_for_bit(name, rate):
 def test_muon_makes_matrices_orthogonal_and_leaves_the_rest_to_adamw():
     model = tiny_llama()
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    steps(model, build_optimizer(Optimizer(name="muon", learning_rate=1e-3, weight_decay=0.0), model), 1)
-    moved = {name: before[name] - parameter.detach() for name, parameter in model.named_parameters()}
+    steps(
+        model,
+        build_optimizer(Optimizer(name="muon", learning_rate=1e-3, weight_decay=0.0), model),
+        1,
+    )
+    moved = {
+        name: before[name] - parameter.detach() for name, parameter in model.named_parameters()
+    }
     values = torch.linalg.svdvals(moved["model.layers.0.mlp.up_proj.weight"])
     assert values.min() > 0.3 * values.max()  # Newton-Schulz leaves them between 0.7 and 1.2
     # AdamW's first step is the rate, for each number.
@@ -129,8 +152,16 @@ def test_weights_decay_by_rate_times_decay_and_not_through_the_preconditioner(bu
         (Optimizer(name="adamw_8bit", rounding="up"), {}, r"`optimizer\.rounding`"),
         (Optimizer(name="sgd"), {"offloaded": True}, r"`optimizer\.name`"),
         (Optimizer(name="adamw_8bit"), {"partitioned": True}, r"`optimizer\.name`"),
-        (Optimizer(name="muon"), {"partitioned": True}, r"`optimizer\.name`.*DeepSpeed/issues/8439"),
-        (Optimizer(name="adamw", rounding="kahan"), {"partitioned": True}, r"`optimizer\.rounding`"),
+        (
+            Optimizer(name="muon"),
+            {"partitioned": True},
+            r"`optimizer\.name`.*DeepSpeed/issues/8439",
+        ),
+        (
+            Optimizer(name="adamw", rounding="kahan"),
+            {"partitioned": True},
+            r"`optimizer\.rounding`",
+        ),
     ],
 )
 def test_a_wrong_optimizer_is_a_recipe_error(section, engine, key):
@@ -185,7 +216,11 @@ def test_states_of_adamw_move_between_torchs_and_deepspeeds_for_the_host(to_host
 
 @pytest.mark.parametrize(
     ("name", "dtype", "warns"),
-    [("sgd", torch.bfloat16, True), ("sgd", torch.float32, False), ("adamw", torch.bfloat16, False)],
+    [
+        ("sgd", torch.bfloat16, True),
+        ("sgd", torch.float32, False),
+        ("adamw", torch.bfloat16, False),
+    ],
 )
 def test_bfloat16_weights_without_a_copy_are_warned_of(caplog, name, dtype, warns):
     build_optimizer(Optimizer(name=name), Tiny().to(dtype))
@@ -200,10 +235,14 @@ def test_bfloat16_weights_without_a_copy_are_warned_of(caplog, name, dtype, warn
         (["model={path: a/b, lora: {}, dtype: bfloat16}", "stage=cpt"], False),
     ],
 )
-def test_a_rounding_of_weights_that_are_not_rounded_is_refused(tiny_recipe, tmp_path, overrides, is_rounded):
+def test_a_rounding_of_weights_that_are_not_rounded_is_refused(
+    tiny_recipe, tmp_path, overrides, is_rounded
+):
     sections = {**tiny_recipe, "optimizer": {"name": "adamw", "rounding": "kahan"}}
     recipe = load_recipe(write_recipe(sections, tmp_path / "r.yaml"), overrides)
-    with nullcontext() if is_rounded else pytest.raises(RecipeError, match=r"`optimizer\.rounding`"):
+    with (
+        nullcontext() if is_rounded else pytest.raises(RecipeError, match=r"`optimizer\.rounding`")
+    ):
         check_rounding(recipe)
 
 
@@ -224,11 +263,15 @@ def test_an_optimizer_with_a_kernel_of_its_own_needs_triton(monkeypatch, name, d
     with pytest.raises(ResourceError, match="no C compiler") if is_refused else nullcontext():
         build_optimizer(Optimizer(name=name), model)
     if name == "adamw":
-        build_optimizer(Optimizer(name=name), model, partitioned=True)  # DeepSpeed keeps the fp32 weights
+        build_optimizer(
+            Optimizer(name=name), model, partitioned=True
+        )  # DeepSpeed keeps the fp32 weights
 
 
 @pytest.mark.heavy
-def test_on_a_gpu_machine_deepspeeds_optimizer_for_the_host_compiles_without_a_cuda_toolkit(monkeypatch):
+def test_on_a_gpu_machine_deepspeeds_optimizer_for_the_host_compiles_without_a_cuda_toolkit(
+    monkeypatch,
+):
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator  # seconds to import
     from deepspeed.ops.op_builder.builder import CUDAOpBuilder
 

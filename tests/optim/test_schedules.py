@@ -45,10 +45,22 @@ INFINITE = {"cooldown_tokens": 400, "anneal_tokens": 200, "constant": 0.4, "floo
     [
         (cosine, {"floor": 0.2}, {50: 0.5, 100: 1.0, 550: 0.6, 1000: 0.2}),
         (linear, {"floor": 0.2}, {50: 0.5, 100: 1.0, 550: 0.6, 1000: 0.2}),
-        (rewarm_cosine, {"start": 0.2, "floor": 0.1}, {0: 0.2, 50: 0.6, 100: 1.0, 550: 0.55, 1000: 0.1}),
-        (wsd, {"decay_tokens": 200}, {50: 0.5, 100: 1, 800: 1, 850: 0.5, 900: 1 - math.sqrt(0.5), 1000: 0}),
+        (
+            rewarm_cosine,
+            {"start": 0.2, "floor": 0.1},
+            {0: 0.2, 50: 0.6, 100: 1.0, 550: 0.55, 1000: 0.1},
+        ),
+        (
+            wsd,
+            {"decay_tokens": 200},
+            {50: 0.5, 100: 1, 800: 1, 850: 0.5, 900: 1 - math.sqrt(0.5), 1000: 0},
+        ),
         (wsd, {"decay_tokens": 200, "floor": 0.1}, {1000: 0.1}),
-        (infinite, INFINITE, {50: 0.5, 100: 1, 300: 0.7, 500: 0.4, 650: 0.4, 800: 0.4, 900: 0.2, 1000: 0.1}),
+        (
+            infinite,
+            INFINITE,
+            {50: 0.5, 100: 1, 300: 0.7, 500: 0.4, 650: 0.4, 800: 0.4, 900: 0.2, 1000: 0.1},
+        ),
     ],
 )
 def test_a_schedule_has_the_factors_that_are_calculated_by_hand(schedule, options, expected):
@@ -99,7 +111,9 @@ def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
     options = data.draw(some_options(name))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     try:
-        build_schedule(Schedule(name=name, **options), optimizer, tokens_per_step=1, total_tokens=TOTAL)
+        build_schedule(
+            Schedule(name=name, **options), optimizer, tokens_per_step=1, total_tokens=TOTAL
+        )
     except RecipeError as problem:
         assert re.match(r"`schedule(\.schedule)?\.\w+`", str(problem))
         return
@@ -111,14 +125,20 @@ def test_a_schedule_is_refused_by_its_key_or_never_jumps(name, data):
     for bend in bends:
         at = bend - options.get("trained_tokens", 0)
         if 0 < at < TOTAL:
-            before, after = (SCHEDULES[name](tokens, TOTAL, **options) for tokens in (at - 1e-7, at + 1e-7))
+            before, after = (
+                SCHEDULES[name](tokens, TOTAL, **options) for tokens in (at - 1e-7, at + 1e-7)
+            )
             assert abs(before - after) < 1e-3, (bend, before, after)
-    assert all(0 <= SCHEDULES[name](tokens, TOTAL, **options) <= 1 for tokens in range(1, TOTAL + 1, 7))
+    assert all(
+        0 <= SCHEDULES[name](tokens, TOTAL, **options) <= 1 for tokens in range(1, TOTAL + 1, 7)
+    )
 
 
 def test_the_curve_over_tokens_does_not_depend_on_the_batch():
     section = Schedule(name="cosine", warmup_tokens=200)
-    fine, coarse = (rates(section, steps=steps, tokens_per_step=1000 // steps) for steps in (100, 50))
+    fine, coarse = (
+        rates(section, steps=steps, tokens_per_step=1000 // steps) for steps in (100, 50)
+    )
     assert coarse == pytest.approx(fine[1::2])
 
 
@@ -134,8 +154,14 @@ WSD = {"name": "wsd", "decay_tokens": 30}
         (Schedule(name="cosine", warmup_share=0.1, warmup_tokens=5), "`schedule.warmup_share`"),
         (Schedule(name="wsd", warmup_share=0.9, decay_tokens=10), "`schedule.decay_tokens`"),
         (Schedule(name="wsd"), "`decay_tokens`"),
-        (Schedule(name="continued", schedule=WSD, trained_tokens=5), r"`schedule\.schedule\.decay_tokens`"),
-        (Schedule(name="continued", schedule={"name": "wsd"}, trained_tokens=5), r"`schedule\.schedule`"),
+        (
+            Schedule(name="continued", schedule=WSD, trained_tokens=5),
+            r"`schedule\.schedule\.decay_tokens`",
+        ),
+        (
+            Schedule(name="continued", schedule={"name": "wsd"}, trained_tokens=5),
+            r"`schedule\.schedule`",
+        ),
     ],
 )
 def test_a_wrong_schedule_is_a_recipe_error(section, key):
@@ -156,7 +182,11 @@ def run_with(*phases: Phase, tokens: int = 100_000, **schedule) -> Recipe:
     return Recipe(
         name="r",
         model=Model(path="a/b"),
-        data=Data(sources=[Source(path="a/code"), Source(path="a/prose")], sequence_length=10, phases=list(phases)),
+        data=Data(
+            sources=[Source(path="a/code"), Source(path="a/prose")],
+            sequence_length=10,
+            phases=list(phases),
+        ),
         budget=Budget(tokens=tokens),
         schedule=Schedule(**schedule),
     )
@@ -176,14 +206,26 @@ CODE, LAST = {"code": 1.0}, Phase(weights={"prose": 1.0})
         {"name": "cosine", "warmup_tokens": 1000},
         {"name": "rewarm_cosine", "warmup_tokens": 1000, "start": 0.9, "floor": 0.05},
         {"name": "wsd", "decay_tokens": 20_000},
-        {"name": "infinite", "warmup_tokens": 1000, "cooldown_tokens": 40_000, "anneal_tokens": 10_000},
-        {"name": "continued", "schedule": {"name": "wsd", "decay_tokens": 9000}, "trained_tokens": 50},
+        {
+            "name": "infinite",
+            "warmup_tokens": 1000,
+            "cooldown_tokens": 40_000,
+            "anneal_tokens": 10_000,
+        },
+        {
+            "name": "continued",
+            "schedule": {"name": "wsd", "decay_tokens": 9000},
+            "trained_tokens": 50,
+        },
     ],
 )
 def test_a_phase_ends_at_the_first_token_from_which_on_the_rate_is_below_the_share(section):
     schedule, share = Schedule(**section), 0.3
     found, last = ends(Phase(until_learning_rate=share, weights=CODE), LAST, **section)
-    factors = [SCHEDULES[schedule.name](tokens, 100_000, **schedule.options) for tokens in range(found - 1, 100_001)]
+    factors = [
+        SCHEDULES[schedule.name](tokens, 100_000, **schedule.options)
+        for tokens in range(found - 1, 100_001)
+    ]
     assert factors[0] > share >= max(factors[1:]) and last is None
 
 
@@ -208,7 +250,10 @@ def test_a_learning_rate_that_the_decay_does_not_come_to_is_refused(share, secti
 
 @pytest.mark.parametrize(
     "phases",
-    [[{"until": 70_000}, {"until_learning_rate": 0.5}], [{"until_learning_rate": 0.5}, {"until": 40_000}]],
+    [
+        [{"until": 70_000}, {"until_learning_rate": 0.5}],
+        [{"until_learning_rate": 0.5}, {"until": 40_000}],
+    ],
 )
 def test_a_phase_that_ends_before_it_starts_is_refused(phases):
     with pytest.raises(RecipeError, match=r"`data\.phases\[1\]\.until(_learning_rate)?`"):

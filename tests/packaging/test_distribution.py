@@ -20,9 +20,15 @@ PIP = (sys.executable, "-m", "pip", "install", "--quiet")
 
 def run(*words, folder, **variables):
     """What a command prints; the test fails with it where it fails."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     words = list(map(str, words))
-    ended = subprocess.run(words, cwd=folder, env={**kept, **variables}, capture_output=True, text=True)
+    ended = subprocess.run(
+        words, cwd=folder, env={**kept, **variables}, capture_output=True, text=True
+    )
     assert ended.returncode == 0, f"{words}: {ended.stdout[-3000:]}{ended.stderr[-3000:]}"
     return ended.stdout
 
@@ -43,7 +49,9 @@ def python(wheel, tmp_path_factory):
     venv.create(folder / "venv", symlinks=True)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "venv")}))
     run(*PIP, "--no-deps", "--target", own, wheel, folder=folder)
-    (own / "others.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    (own / "others.pth").write_text(
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    )
     without_clone = f"import sys; sys.path[:] = [one for one in sys.path if one != {str(ROOT)!r}]\n"
     (own / "zz_no_clone.pth").write_text(without_clone)
     return folder / "venv" / "bin" / "python"
@@ -52,13 +60,17 @@ def python(wheel, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not in a clone")
 def test_the_wheel_has_the_package_and_what_comes_with_it_and_nothing_else(wheel):
-    listed = run("git", "ls-files", "recipes", "deepspeed_configs", "launch", folder=ROOT).splitlines()
+    listed = run(
+        "git", "ls-files", "recipes", "deepspeed_configs", "launch", folder=ROOT
+    ).splitlines()
     tracked = {Path(name) for name in listed if (ROOT / name).is_file()}
     names = {Path(name) for name in zipfile.ZipFile(wheel).namelist()}
     assert {name.parts[0] for name in names} == {"cpt", "continued_pretraining-0.1.0.dist-info"}
     code = {path.relative_to(ROOT) for path in (ROOT / "cpt").rglob("*.py")}
     assert {name for name in names if name.suffix == ".py" and "shipped" not in name.parts} == code
-    assert {name.relative_to("cpt/shipped") for name in names if name.is_relative_to("cpt/shipped")} == tracked
+    assert {
+        name.relative_to("cpt/shipped") for name in names if name.is_relative_to("cpt/shipped")
+    } == tracked
     assert Path("cpt/py.typed") in names
 
 

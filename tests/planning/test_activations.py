@@ -36,12 +36,22 @@ def test_packed_documents_need_a_mask_for_each_layer_unless_attention_is_flash()
     flash = count("llama", attention="flash_attention_2").one
     mask = 2 * 512 * 512
     assert packed.kept - flash.kept >= 4 * mask
-    assert count("llama", packed=False).one.kept == flash.kept == count("llama", attention="varlen").one.kept
+    assert (
+        count("llama", packed=False).one.kept
+        == flash.kept
+        == count("llama", attention="varlen").one.kept
+    )
     assert count("llama", attention="varlen", on_cpu=True) == count("llama", on_cpu=True)
 
 
 def test_a_router_whose_code_needs_values_is_estimated():
-    config = {"model_type": "jetmoe", "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "kv_channels": 16}
+    config = {
+        "model_type": "jetmoe",
+        "vocab_size": 640,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "kv_channels": 16,
+    }
     found = count(config).one
     assert not found.is_counted and 0 < found.again < 2 * found.kept
 
@@ -56,14 +66,20 @@ def test_a_model_of_the_users_own_is_counted():
 
 
 ON = Recomputing(checkpoints=True)
-EIGHT = Activations(kept=8_000, layer_inputs=800, backward=300, again=1_300, attention=160, layers=8)
+EIGHT = Activations(
+    kept=8_000, layer_inputs=800, backward=300, again=1_300, attention=160, layers=8
+)
 
 
 @pytest.mark.parametrize(
-    ("how", "kept"), [(ON, 800), (replace(ON, selective=True), 960), (replace(ON, every_n_layers=3), 5_300)]
+    ("how", "kept"),
+    [(ON, 800), (replace(ON, selective=True), 960), (replace(ON, every_n_layers=3), 5_300)],
 )
 def test_layers_that_are_not_recomputed_keep_all(how, kept):
-    assert EIGHT.kept_with(replace(PLAIN, checkpointing=True, recomputing=how)) == (pytest.approx(kept), 0)
+    assert EIGHT.kept_with(replace(PLAIN, checkpointing=True, recomputing=how)) == (
+        pytest.approx(kept),
+        0,
+    )
     assert EIGHT.kept_with(replace(PLAIN, recomputing=how)) == (8_000, 0)
 
 
@@ -76,7 +92,9 @@ def test_two_layers_of_offloaded_activations_are_in_transit():
 # --- dry runs -----------------------------------------------------------------------------------------------------
 
 FAST = {"fused loss": "qwen3", "autocast": "gpt2", "8 bit, stochastic, released": "llama"}
-EACH_WAY = [(list(SHAPES)[number % len(SHAPES)], way) for number, way in enumerate(WAYS) if way not in FAST]
+EACH_WAY = [
+    (list(SHAPES)[number % len(SHAPES)], way) for number, way in enumerate(WAYS) if way not in FAST
+]
 CASES = [(shape, way) for way, shape in FAST.items()]
 CASES += [pytest.param(*pair, marks=pytest.mark.slow) for pair in EACH_WAY]
 
@@ -90,23 +108,32 @@ def test_the_formula_is_within_5_percent_of_a_dry_run_and_hardly_below(shape, wa
 
 PARTS = (["layers.2-3", "lm_head"], ["layers.2-3"], ["lm_head"], ["embed_tokens"], "new_rows")
 FROZEN = [({}, PARTS[0]), *(pytest.param(AGAIN, parts, marks=pytest.mark.slow) for parts in PARTS)]
-FROZEN += [pytest.param({"weights_bytes": 4, "checkpointing": True}, parts, marks=pytest.mark.slow) for parts in PARTS]
+FROZEN += [
+    pytest.param({"weights_bytes": 4, "checkpointing": True}, parts, marks=pytest.mark.slow)
+    for parts in PARTS
+]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(("changes", "parts"), FROZEN)
-def test_frozen_parts_need_no_gradients_and_no_activations_below_the_first_trained_one(changes, parts):
+def test_frozen_parts_need_no_gradients_and_no_activations_below_the_first_trained_one(
+    changes, parts
+):
     config = config_from(SHAPES["llama"])
     whole, setup = setup_for(**changes), setup_for(**changes, train_only=parts)
     assert 0.97 <= planned_bytes(config, setup) / dry_run(config, setup) <= 1.05
     assert planned_bytes(config, setup) < planned_bytes(config, whole)
     kept, of_whole = (count_activations(config, one).one for one in (setup, whole))
-    assert kept.kept <= of_whole.kept and kept.layers == {"lm_head": 1, "embed_tokens": 4}.get(parts[0], kept.layers)
+    assert kept.kept <= of_whole.kept and kept.layers == {"lm_head": 1, "embed_tokens": 4}.get(
+        parts[0], kept.layers
+    )
 
 
 @pytest.mark.slow
 def test_layers_in_8_bit_keep_their_inputs():
-    plain, quantized = (count("llama", lora={"r": 16, **how}).one for how in ({}, {"quantize": "int8"}))
+    plain, quantized = (
+        count("llama", lora={"r": 16, **how}).one for how in ({}, {"quantize": "int8"})
+    )
     # of attention, its output, the feed-forward layer and its output; the others are saved already
     assert quantized.kept - plain.kept > 4 * 512 * 2 * 512
 
@@ -115,8 +142,12 @@ def test_layers_in_8_bit_keep_their_inputs():
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_dry_run_takes_what_a_real_step_takes(checkpointing):
     config = config_from({**SHAPES["llama"], "num_hidden_layers": 2})
-    setup = setup_for(on_cpu=True, half=False, weights_bytes=4, packed=True, checkpointing=checkpointing)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    setup = setup_for(
+        on_cpu=True, half=False, weights_bytes=4, packed=True, checkpointing=checkpointing
+    )
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="sdpa"
+    )
     model.config.use_cache = False
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -149,5 +180,7 @@ def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(monkeypat
     assert found == count("llama", **SHORT)
     sizes = sizes_of_model(config_from(SHAPES["llama"]), None, 128)
     plan = plan_memory(sizes, setup_for(**SHORT, compiles=True), found)
-    notes = [term.note for moment in plan.moments for term in moment.terms if term.name == "activations"]
+    notes = [
+        term.note for moment in plan.moments for term in moment.terms if term.name == "activations"
+    ]
     assert all("not compiled" in note for note in notes)

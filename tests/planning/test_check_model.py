@@ -25,7 +25,10 @@ def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
     assert any("`data.packing`: mamba2" in line for line in mistakes(load(model=model)))
     for packing in ("none", "token_budget"):
         data = {**tiny_recipe["data"], "packing": packing}
-        assert mistakes(load(model=model, data=data, training={"per_device_train_batch_size": 1})) == []
+        assert (
+            mistakes(load(model=model, data=data, training={"per_device_train_batch_size": 1}))
+            == []
+        )
 
 
 @pytest.mark.parametrize(
@@ -36,7 +39,9 @@ def test_packing_is_refused_where_documents_would_leak(load, tiny_recipe):
         ({"model_type": "opt", "vocab_size": 320}, "none", "opt is not tested with it"),
     ],
 )
-def test_varlen_is_refused_where_it_would_do_nothing_or_be_wrong(load, tiny_recipe, config, packing, mistake):
+def test_varlen_is_refused_where_it_would_do_nothing_or_be_wrong(
+    load, tiny_recipe, config, packing, mistake
+):
     recipe = load(
         model={"from_scratch": True, "attention": "varlen", "config": config},
         data={**tiny_recipe["data"], "packing": packing},
@@ -46,30 +51,49 @@ def test_varlen_is_refused_where_it_would_do_nothing_or_be_wrong(load, tiny_reci
 
 
 @pytest.mark.parametrize("option", [{"chat": "messages"}, {"fill_in_the_middle": {}}])
-def test_a_tokenizer_without_what_a_source_needs_is_a_mistake(load, tiny_recipe, tokenizer_folder, tmp_path, option):
+def test_a_tokenizer_without_what_a_source_needs_is_a_mistake(
+    load, tiny_recipe, tokenizer_folder, tmp_path, option
+):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path / "plain")
     sources = [{"path": tiny_recipe["data"]["sources"][0]["path"], **option}]
     found = mistakes(
-        load(data={**tiny_recipe["data"], "sources": sources}, tokenizer={"path": str(tmp_path / "plain")})
+        load(
+            data={**tiny_recipe["data"], "sources": sources},
+            tokenizer={"path": str(tmp_path / "plain")},
+        )
     )
     assert sum(f"`data.sources[0].{next(iter(option))}`" in line for line in found) == 1
 
 
 def test_rows_longer_than_the_learned_positions_are_a_mistake(load):
-    shape = {"model_type": "gpt2", "vocab_size": 320, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    shape = {
+        "model_type": "gpt2",
+        "vocab_size": 320,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 32,
+    }
     found = mistakes(load(model={"from_scratch": True, "config": shape}))
     assert any("`data.sequence_length` is 64" in line for line in found)
 
 
 def test_the_hub_is_unchecked_when_it_cannot_be_reached(load):
-    found = check_reality(load(stage="cpt", model={"path": "Qwen/Qwen3-0.6B"}, tokenizer={"path": "Qwen/Qwen3-0.6B"}))
+    found = check_reality(
+        load(stage="cpt", model={"path": "Qwen/Qwen3-0.6B"}, tokenizer={"path": "Qwen/Qwen3-0.6B"})
+    )
     assert found.mistakes == []
-    assert [line.partition(":")[0] for line in found.unchecked] == ["`model.path`", "`tokenizer.path`"]
+    assert [line.partition(":")[0] for line in found.unchecked] == [
+        "`model.path`",
+        "`tokenizer.path`",
+    ]
 
 
-def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(load, tmp_path, tokenizer_folder):
+def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(
+    load, tmp_path, tokenizer_folder
+):
     model = write_model(tmp_path / "model", tokenizer_folder, tied=True)
     (mistake,) = mistakes(load(stage="cpt", model={"path": str(model), "train_only": "new_rows"}))
     assert "`model.train_only`" in mistake
@@ -86,7 +110,9 @@ def test_the_parts_that_are_trained_have_to_exist_and_a_tied_head_is_reported(lo
     assert not found_with("layers.1").mistakes
     (mistake,) = found_with("layers.1", embedding_learning_rate=1e-5).mistakes
     assert "`optimizer.embedding_learning_rate`" in str(mistake)
-    (warning,) = [line for line in found_with("lm_head", tied=True).warnings if "train_only" in line]
+    (warning,) = [
+        line for line in found_with("lm_head", tied=True).warnings if "train_only" in line
+    ]
     assert "embed_tokens" in warning
 
 
@@ -94,10 +120,16 @@ def test_a_learning_rate_for_embeddings_that_adapters_do_not_train_is_a_mistake(
     both = load(optimizer={"learning_rate": 1e-4, "embedding_learning_rate": 1e-5})
 
     def mistakes_with(**lora) -> list[str]:
-        return mistakes(both.model_copy(update={"model": both.model.model_copy(update={"lora": lora})}))
+        return mistakes(
+            both.model_copy(update={"model": both.model.model_copy(update={"lora": lora})})
+        )
 
     assert "`optimizer.embedding_learning_rate`" in mistakes_with()[0]
-    assert mistakes_with(preset="cpt") == mistakes_with(target_modules=["embed_tokens", "q_proj"]) == []
+    assert (
+        mistakes_with(preset="cpt")
+        == mistakes_with(target_modules=["embed_tokens", "q_proj"])
+        == []
+    )
 
 
 def test_a_teacher_has_to_exist_unless_another_run_makes_it(load, tokenizer_folder, tmp_path):

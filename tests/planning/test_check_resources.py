@@ -29,7 +29,9 @@ from cpt.planning.workload import Sharding
         ({"every_steps": 1, "keep": {"name": "my_lab.keep:weekly"}}, 2),
     ],
 )
-def test_checkpoints_that_are_kept_and_the_one_being_written_are_counted(load, checkpoints, at_once):
+def test_checkpoints_that_are_kept_and_the_one_being_written_are_counted(
+    load, checkpoints, at_once
+):
     assert checkpoints_at_once(load(checkpoints=checkpoints)) == at_once
 
 
@@ -51,7 +53,9 @@ def test_a_checkpoint_is_weights_moments_and_a_master_copy(load, changes, each, 
 
 def test_a_disk_too_small_for_the_checkpoints_is_refused_with_the_remedy(load, monkeypatch):
     recipe, needs = load(checkpoints={"every_steps": 1}), DiskNeeds(2.0**30, 2.0**20, 3)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, int(needs.total) - 1))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, int(needs.total) - 1)
+    )
     with pytest.raises(ResourceError, match="`checkpoints.keep`"):
         check_disk(recipe, needs)
     there = recipe.output_dir / recipe.name / "checkpoint-1"
@@ -113,7 +117,9 @@ def test_a_plan_is_compared_with_the_share_of_the_card_that_the_recipe_allows(fo
     card = gpu(1.5 * needed)
     assert not found_on(card).warnings
     limited = found_on(card, safety={"max_gpu_memory": 0.5})
-    assert "safety.max_gpu_memory" in limited.warnings[0] and limited.plan["gpu_usable_share"] == 0.5
+    assert (
+        "safety.max_gpu_memory" in limited.warnings[0] and limited.plan["gpu_usable_share"] == 0.5
+    )
 
 
 @pytest.mark.parametrize(("free_gib", "is_blocked"), [(8.0, False), (0.001, True)])

@@ -40,7 +40,9 @@ LLAMA_1B = AutoConfig.for_model(
 
 @lru_cache
 def cached(weights_bytes, lora):
-    setup = replace(PLAIN, sequence_length=4096, weights_bytes=weights_bytes, lora=dict(lora) if lora else None)
+    setup = replace(
+        PLAIN, sequence_length=4096, weights_bytes=weights_bytes, lora=dict(lora) if lora else None
+    )
     return sizes_of_model(LLAMA_1B, setup.lora, 4096), count_activations(LLAMA_1B, setup)
 
 
@@ -53,7 +55,9 @@ def setup_for(**changes):
 
 
 def proposal_for(host=64.0, **changes):
-    return cheapest_that_fits(setup_for(**changes), find_target("RTX 4080", 1, host), count, mfu=0.35)
+    return cheapest_that_fits(
+        setup_for(**changes), find_target("RTX 4080", 1, host), count, mfu=0.35
+    )
 
 
 @pytest.mark.slow
@@ -71,7 +75,9 @@ def test_where_the_hosts_memory_is_unknown_changes_that_need_no_host_are_offered
     unknown = replace(find_target("RTX 4080", 1, None), host_memory_gib=8.0)
     first = cheapest_that_fits(setup_for(), unknown, count, mfu=0.35)
     assert first.setup.zero.offload_optimizer and first.plan.host.size > 8 * GIB
-    assert ["model.lora" in way.changes for way in first.others].count(True) == 1 and len(first.others) == 2
+    assert ["model.lora" in way.changes for way in first.others].count(True) == 1 and len(
+        first.others
+    ) == 2
     known = proposal_for()
     assert known.changes == first.changes and not known.others
 
@@ -96,7 +102,9 @@ def test_several_gpus_may_divide_the_run_with_fsdp2_and_keep_compiled_layers():
 def test_layers_are_compiled_under_a_proposed_fsdp2_and_not_under_a_zero3_profile():
     target = find_target("RTX 4090", 4, 64.0)
     for changed, changes in with_all_parameters(setup_for(gpus=4, compiles=True), target):
-        breaks_graphs = changed.zero is not None and changed.zero.stage == 3 and not changed.zero.is_fsdp
+        breaks_graphs = (
+            changed.zero is not None and changed.zero.stage == 3 and not changed.zero.is_fsdp
+        )
         assert changed.compiles is not breaks_graphs
         assert (changes.get("training.torch_compile") is False) is breaks_graphs
 
@@ -122,12 +130,19 @@ def card(gib, gpus=1):
 
 
 def test_auto_becomes_numbers_for_this_machine(capsys):
-    written = recipe(per_device_train_batch_size="auto", gradient_accumulation_steps="auto", logging_steps=7)
+    written = recipe(
+        per_device_train_batch_size="auto", gradient_accumulation_steps="auto", logging_steps=7
+    )
     chosen = with_chosen_values(written).training
     assert 48 % chosen["per_device_train_batch_size"] == 0
     assert chosen.keys() == {"per_device_train_batch_size", "logging_steps"}
-    assert written.training["per_device_train_batch_size"] == "auto", "the run is known by the recipe as written"
-    assert f"per_device_train_batch_size: auto is {chosen['per_device_train_batch_size']}" in capsys.readouterr().out
+    assert written.training["per_device_train_batch_size"] == "auto", (
+        "the run is known by the recipe as written"
+    )
+    assert (
+        f"per_device_train_batch_size: auto is {chosen['per_device_train_batch_size']}"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.heavy
@@ -136,13 +151,20 @@ def test_auto_recomputes_layers_only_if_that_helps(gib):
     both = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
     written = recipe(**both, bf16=True, torch_compile=False)
     chosen = with_chosen_values(written, target=card(gib), processes=1).training
-    assert chosen["gradient_checkpointing"] is (gib < 2) and 48 % chosen["per_device_train_batch_size"] == 0
+    assert (
+        chosen["gradient_checkpointing"] is (gib < 2)
+        and 48 % chosen["per_device_train_batch_size"] == 0
+    )
 
 
 @pytest.mark.heavy
 def test_auto_fills_only_the_share_of_the_card_that_the_recipe_allows():
     def micro_batch(gib, share=None):
-        written = recipe(safety={"max_gpu_memory": share}, per_device_train_batch_size="auto", torch_compile=False)
+        written = recipe(
+            safety={"max_gpu_memory": share},
+            per_device_train_batch_size="auto",
+            torch_compile=False,
+        )
         chosen = with_chosen_values(written, target=card(gib), processes=1).training
         return chosen["per_device_train_batch_size"]
 
@@ -170,7 +192,9 @@ def fallbacks(monkeypatch, caplog):
 
     def choose(asked, **options):
         chosen = with_chosen_values(asked, **options)
-        details = [record.details for record in caplog.records if vars(record).get("event") == "fallback"]
+        details = [
+            record.details for record in caplog.records if vars(record).get("event") == "fallback"
+        ]
         return chosen, {detail["key"]: detail for detail in details}
 
     return choose
@@ -183,11 +207,17 @@ def test_a_machine_without_a_compiler_runs_uncompiled(fallbacks, monkeypatch):
     assert "g++" in details["training.torch_compile"]["reason"]
 
 
-def test_without_triton_layers_are_not_compiled_and_the_plan_has_fp32_weights(fallbacks, monkeypatch):
+def test_without_triton_layers_are_not_compiled_and_the_plan_has_fp32_weights(
+    fallbacks, monkeypatch
+):
     monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
     chosen, details = fallbacks(recipe(10**9, bf16=True))
     setup = read_setup(chosen, 1, None, attention="sdpa")
-    assert chosen.training["torch_compile"] is False and setup.weights_bytes == 4 and not setup.compiles
+    assert (
+        chosen.training["torch_compile"] is False
+        and setup.weights_bytes == 4
+        and not setup.compiles
+    )
     values = {key: (detail["value"], detail["reason"]) for key, detail in details.items()}
     assert values == {
         "training.torch_compile": (False, "no C compiler"),
@@ -196,7 +226,9 @@ def test_without_triton_layers_are_not_compiled_and_the_plan_has_fp32_weights(fa
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 8}])
-def test_a_base_under_adapters_and_weights_of_another_machine_need_no_triton(fallbacks, monkeypatch, lora):
+def test_a_base_under_adapters_and_weights_of_another_machine_need_no_triton(
+    fallbacks, monkeypatch, lora
+):
     monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
     asked = recipe(10**9, bf16=True)
     asked = asked.model_copy(update={"model": asked.model.model_copy(update={"lora": lora})})
@@ -209,7 +241,9 @@ def test_a_plan_for_another_gpu_knows_where_compiled_autocast_is_wrong(gpu, comp
     written = recipe(10**9, bf16=True, torch_compile="auto").model_copy(
         update={"model": Model(path="x", lora={"r": 8})}
     )
-    chosen = with_chosen_values(written, config=LLAMA_1B, target=find_target(gpu, 1, 64.0), processes=1)
+    chosen = with_chosen_values(
+        written, config=LLAMA_1B, target=find_target(gpu, 1, 64.0), processes=1
+    )
     assert chosen.training["torch_compile"] is compiles
 
 

@@ -19,7 +19,9 @@ OFFLOADING = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": 
 
 def mistakes(recipe: Recipe) -> list[str]:
     found = gate.check_reality(recipe)
-    return [f"{type(problem).__name__}: {problem}" for problem in (*found.mistakes, *found.blockers)]
+    return [
+        f"{type(problem).__name__}: {problem}" for problem in (*found.mistakes, *found.blockers)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -27,16 +29,40 @@ def mistakes(recipe: Recipe) -> list[str]:
     [
         ({"optimizer": {"name": "adamv"}}, "Did you mean `adamw`?"),
         ({"optimizer": {"release_gradients": True}}, "`training.max_grad_norm: 0`"),
-        ({"optimizer": {"rounding": "kahan"}, "training": {**MICRO_BATCH, "deepspeed": OFFLOADING}}, "fp32 weights"),
-        ({"model": {"path": "./nowhere", "lora": QLORA}, "training": {**MICRO_BATCH, "deepspeed": ZERO_3}}, "ZeRO-3"),
+        (
+            {
+                "optimizer": {"rounding": "kahan"},
+                "training": {**MICRO_BATCH, "deepspeed": OFFLOADING},
+            },
+            "fp32 weights",
+        ),
+        (
+            {
+                "model": {"path": "./nowhere", "lora": QLORA},
+                "training": {**MICRO_BATCH, "deepspeed": ZERO_3},
+            },
+            "ZeRO-3",
+        ),
         ({"schedule": {"name": "cosinus"}}, "Did you mean `cosine`?"),
         ({"stage": "my_lab.nowhere"}, "`my_lab.nowhere`"),
-        ({"evaluation": {"tasks": [{"name": "exam", "folder": "./nowhere"}]}}, "`evaluation.tasks[0]`"),
+        (
+            {"evaluation": {"tasks": [{"name": "exam", "folder": "./nowhere"}]}},
+            "`evaluation.tasks[0]`",
+        ),
         ({"monitoring": {"trackers": ["wandbb"]}}, "Did you mean `wandb`?"),
         ({"monitoring": {"trackers": ["swanlab"]}}, "ResourceError: `monitoring.trackers[0]`"),
-        ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "model_type": "lama"}}}, "Did you mean `llama`?"),
-        ({"model": {"from_scratch": True, "config": {**TINY_LLAMA, "vocab_size": 300}}}, "320 tokens"),
-        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "sdqa"}}, "model.attention"),
+        (
+            {"model": {"from_scratch": True, "config": {**TINY_LLAMA, "model_type": "lama"}}},
+            "Did you mean `llama`?",
+        ),
+        (
+            {"model": {"from_scratch": True, "config": {**TINY_LLAMA, "vocab_size": 300}}},
+            "320 tokens",
+        ),
+        (
+            {"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "sdqa"}},
+            "model.attention",
+        ),
         ({"output_dir": "/proc/runs"}, "`output_dir`"),
         ({"training": {**MICRO_BATCH, "deepspeed": ZERO_2}}, "`gradient_clipping`"),
         ({"training": {**MICRO_BATCH, "parallelism_config": {"sp_size": 2}}}, "parallelism_config"),
@@ -44,9 +70,18 @@ def mistakes(recipe: Recipe) -> list[str]:
         ({"safety": {"on_spike": "abrot"}}, "`safety.on_spike.name`"),
         ({"checkpoints": {"archive": "nowhere://x"}}, "RecipeError: `checkpoints.archive`"),
         ({"checkpoints": {"archive": "adl://x/y"}}, "ResourceError: `checkpoints.archive`"),
-        ({"training": {**MICRO_BATCH, "torch_compile_mode": "fast"}}, "`training.torch_compile_mode`"),
-        ({"training": {**MICRO_BATCH, "gradient_checkpointing_kwargs": {"selective": True}}}, "`selective`"),
-        ({"training": {**MICRO_BATCH, "torch_compile": True, "deepspeed": ZERO_3}}, "`training.torch_compile`"),
+        (
+            {"training": {**MICRO_BATCH, "torch_compile_mode": "fast"}},
+            "`training.torch_compile_mode`",
+        ),
+        (
+            {"training": {**MICRO_BATCH, "gradient_checkpointing_kwargs": {"selective": True}}},
+            "`selective`",
+        ),
+        (
+            {"training": {**MICRO_BATCH, "torch_compile": True, "deepspeed": ZERO_3}},
+            "`training.torch_compile`",
+        ),
     ],
 )
 def test_one_mistake_is_reported_with_its_key_or_remedy(load, sections, complaint):
@@ -59,12 +94,22 @@ def test_one_mistake_is_reported_with_its_key_or_remedy(load, sections, complain
     [
         ({}, 0, "no mistakes"),
         ({"optimizer": {"name": "adamv"}}, 2, "error: RecipeError"),
-        ({"stage": "cpt", "model": {"path": "a/b"}, "tokenizer": {"path": "a/b"}}, 3, "not checked: "),
+        (
+            {"stage": "cpt", "model": {"path": "a/b"}, "tokenizer": {"path": "a/b"}},
+            3,
+            "not checked: ",
+        ),
         ({"monitoring": {"trackers": ["swanlab"]}}, 3, "blocker on this machine: ResourceError"),
-        ({"optimizer": {"name": "adamv"}, "monitoring": {"trackers": ["swanlab"]}}, 2, "blocker on this machine"),
+        (
+            {"optimizer": {"name": "adamv"}, "monitoring": {"trackers": ["swanlab"]}},
+            2,
+            "blocker on this machine",
+        ),
     ],
 )
-def test_the_report_has_a_line_for_each_finding_and_an_exit_code(load, tmp_path, capsys, sections, code, group):
+def test_the_report_has_a_line_for_each_finding_and_an_exit_code(
+    load, tmp_path, capsys, sections, code, group
+):
     assert gate.report(tmp_path / "recipe.yaml", load(**sections)).exit_code == code
     assert group in capsys.readouterr().out
 
@@ -141,7 +186,9 @@ def test_a_word_of_retain_is_named_when_the_hub_cannot_be_reached(load, monkeypa
     monkeypatch.setattr(gate, "hub_is_reachable", lambda: False)
     found = gate.check_reality(load(evaluation={"held_out_share": 0.2, "retain": "code"}))
     (line,) = (line for line in found.unchecked if "evaluation" in line)
-    assert found.exit_code == 3 and all(word in line for word in ("humaneval", "retain: code", "`python-prose`"))
+    assert found.exit_code == 3 and all(
+        word in line for word in ("humaneval", "retain: code", "`python-prose`")
+    )
 
 
 def test_without_a_gpu_the_memory_of_a_run_in_bf16_is_unchecked(load):
@@ -150,7 +197,9 @@ def test_without_a_gpu_the_memory_of_a_run_in_bf16_is_unchecked(load):
 
 
 def test_a_limit_of_gpu_memory_on_a_cpu_is_a_warning(load):
-    found = gate.check_reality(load(safety={"max_gpu_memory": 0.8}, training={**MICRO_BATCH, "use_cpu": True}))
+    found = gate.check_reality(
+        load(safety={"max_gpu_memory": 0.8}, training={**MICRO_BATCH, "use_cpu": True})
+    )
     assert any("safety.max_gpu_memory" in warning for warning in found.warnings)
 
 
@@ -172,7 +221,10 @@ BFLOAT16 = {"from_scratch": True, "config": TINY_LLAMA, "dtype": "bfloat16"}
         ({"optimizer": {"name": "paged_adamw_8bit"}}, "optimizer.name"),
         ({"model": BFLOAT16}, "optimizer.name"),
         ({"model": BFLOAT16, "optimizer": {"rounding": "kahan"}}, "optimizer.name"),
-        ({"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "flex_attention"}}, "model.attention"),
+        (
+            {"model": {"from_scratch": True, "config": TINY_LLAMA, "attention": "flex_attention"}},
+            "model.attention",
+        ),
         ({"model": BFLOAT16, "optimizer": {"name": "muon"}}, None),
         ({"model": {"from_scratch": True, "config": TINY_LLAMA, "fused_loss": True}}, None),
     ],
@@ -190,7 +242,9 @@ def test_what_needs_triton_is_a_blocker_where_triton_fails(load, monkeypatch, se
 def test_adapters_of_a_bfloat16_base_need_no_triton(load, monkeypatch):
     monkeypatch.setenv("CPT_TRITON_FAILURE", "no C compiler")
     recipe = load(model=BFLOAT16)
-    adapters = recipe.model_copy(update={"model": recipe.model.model_copy(update={"lora": {"r": 2}})})
+    adapters = recipe.model_copy(
+        update={"model": recipe.model.model_copy(update={"lora": {"r": 2}})}
+    )
     gate.try_optimizer(adapters, None)
 
 
@@ -205,7 +259,9 @@ def test_adapters_of_a_bfloat16_base_need_no_triton(load, monkeypatch):
         ({}, None, False),
     ],
 )
-def test_a_gpu_that_torch_cannot_use_blocks_a_recipe_for_gpus(load, monkeypatch, training, visible, is_blocked):
+def test_a_gpu_that_torch_cannot_use_blocks_a_recipe_for_gpus(
+    load, monkeypatch, training, visible, is_blocked
+):
     monkeypatch.setattr(gate, "find_gpus", lambda: [Gpu("Some GPU", 24.0, 24.0, "550.54", "8.9")])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
@@ -233,11 +289,17 @@ SOUND = {
 UNKNOWN_BASE = {"path": "a/b"}
 
 
-def test_layers_that_the_recipe_compiles_under_autocast_on_an_rtx_50_are_a_warning(load, monkeypatch):
-    rtx_50 = Gpu(name="RTX 5080", memory_gib=16, free_gib=16, driver="580", compute_capability="12.0")
+def test_layers_that_the_recipe_compiles_under_autocast_on_an_rtx_50_are_a_warning(
+    load, monkeypatch
+):
+    rtx_50 = Gpu(
+        name="RTX 5080", memory_gib=16, free_gib=16, driver="580", compute_capability="12.0"
+    )
     monkeypatch.setattr("cpt.planning.fitting.find_gpus", lambda: [rtx_50])
     compiled = {**MICRO_BATCH, "bf16": True, "fsdp": True, "torch_compile": True}
-    (warning,) = [line for line in gate.check_reality(load(training=compiled)).warnings if "compile" in line]
+    (warning,) = [
+        line for line in gate.check_reality(load(training=compiled)).warnings if "compile" in line
+    ]
     assert "191433" in warning
 
 
@@ -246,7 +308,12 @@ def warnings(**sections) -> list[str]:
 
 
 def replaying(share: float) -> dict:
-    return {"sources": [{"path": "mine", "weight": 1 - share}, {"path": "general-replay", "weight": share}]}
+    return {
+        "sources": [
+            {"path": "mine", "weight": 1 - share},
+            {"path": "general-replay", "weight": share},
+        ]
+    }
 
 
 @pytest.mark.parametrize(
@@ -256,8 +323,14 @@ def replaying(share: float) -> dict:
         ({"optimizer": {"learning_rate": 1e-7}}, "`optimizer.learning_rate`"),
         ({"model": UNKNOWN_BASE, "optimizer": {"learning_rate": 1e-3}}, "6.7B"),
         ({"model": {**UNKNOWN_BASE, "lora": {}}, "optimizer": {"learning_rate": 1e-3}}, "LoRA"),
-        ({"model": {**UNKNOWN_BASE, "lora": "cpt"}, "optimizer": {"learning_rate": 1e-4}}, "embedding_learning_rate"),
-        ({"optimizer": {"learning_rate": 1e-5, "embedding_learning_rate": 1e-4}}, "embedding_learning_rate"),
+        (
+            {"model": {**UNKNOWN_BASE, "lora": "cpt"}, "optimizer": {"learning_rate": 1e-4}},
+            "embedding_learning_rate",
+        ),
+        (
+            {"optimizer": {"learning_rate": 1e-5, "embedding_learning_rate": 1e-4}},
+            "embedding_learning_rate",
+        ),
         ({"data": {"sources": [{"path": "mine"}]}}, "`data.sources`"),
         ({"data": replaying(0.001)}, "0.1 %"),
         ({"data": replaying(0.6)}, "60 %"),

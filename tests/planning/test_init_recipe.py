@@ -14,7 +14,14 @@ from cpt.models.inventory import build_on_meta, count_model_parameters, longest_
 from cpt.models.known_bases import known_base
 from cpt.planning import init_recipe
 from cpt.planning.activations import count_activations
-from cpt.planning.init_recipe import BaseModel, RecipeChoices, TrainingMethod, choose, own_run, read_documents
+from cpt.planning.init_recipe import (
+    BaseModel,
+    RecipeChoices,
+    TrainingMethod,
+    choose,
+    own_run,
+    read_documents,
+)
 from cpt.planning.speed import find_target
 
 FAR = {"bytes_per_token": 2.4, "compared_with_english": 0.6}
@@ -56,17 +63,26 @@ def choices(documents, tokenizer, monkeypatch):
         changed = {"tokens": 10**8, "compared_with_english": 0.95, **(found or {})}
         model = build_on_meta(config)
         parameters = count_model_parameters(model).total
-        base = BaseModel(path, model, tokenizer, parameters, longest_row(config), True, known_base(path))
+        base = BaseModel(
+            path, model, tokenizer, parameters, longest_row(config), True, known_base(path)
+        )
         return choose(replace(documents, **changed), base, find_target(gpu, gpus, 64.0), **options)
 
     return of
 
 
 @pytest.mark.slow
-def test_text_that_the_tokenizer_does_not_fit_is_a_strong_shift_unless_the_user_knows_better(choices):
+def test_text_that_the_tokenizer_does_not_fit_is_a_strong_shift_unless_the_user_knows_better(
+    choices,
+):
     weak, strong = choices(), choices(found=FAR)
-    assert (weak.replay, strong.replay) == (0.05, 0.25) and strong.learning_rate > weak.learning_rate
-    assert choices(shift="strong").replay == 0.25 and choices(found=FAR, shift="weak").replay == 0.05
+    assert (weak.replay, strong.replay) == (
+        0.05,
+        0.25,
+    ) and strong.learning_rate > weak.learning_rate
+    assert (
+        choices(shift="strong").replay == 0.25 and choices(found=FAR, shift="weak").replay == 0.05
+    )
 
 
 @pytest.mark.slow
@@ -80,14 +96,22 @@ def test_the_batch_is_divided_and_there_are_steps_enough(choices):
     for gpu, gpus in (("RTX 4090", 1), ("H100", 4), ("cpu", 1)):
         found = choices(gpu=gpu, gpus=gpus)
         assert found.batch_tokens % (found.way.micro_batch * found.sequence_length * gpus) == 0
-        assert found.tokens / found.batch_tokens >= 400 and found.warmup_tokens <= 0.03 * found.tokens
+        assert (
+            found.tokens / found.batch_tokens >= 400 and found.warmup_tokens <= 0.03 * found.tokens
+        )
 
 
 @pytest.mark.slow
 def test_a_known_base_continues_at_the_rate_it_ended_at(choices):
     known = choices(path="meta-llama/Llama-2-7b-hf")
-    assert known.learning_rate == 3e-5 and "arXiv 2307.09288" in known.rate_reason and known.sequence_length == 4096
-    assert choices(path="meta-llama/Llama-3.1-8B").learning_rate == pytest.approx(3e-5)  # a tenth of its peak
+    assert (
+        known.learning_rate == 3e-5
+        and "arXiv 2307.09288" in known.rate_reason
+        and known.sequence_length == 4096
+    )
+    assert choices(path="meta-llama/Llama-3.1-8B").learning_rate == pytest.approx(
+        3e-5
+    )  # a tenth of its peak
     assert choices(path="meta-llama/Llama-2-7b-hf", found=FAR).learning_rate == pytest.approx(9e-5)
 
 
@@ -110,7 +134,9 @@ def test_a_model_that_does_not_fit_is_trained_with_adapters_or_refused(choices):
         (10**10, 2**20, None),
     ],
 )
-def test_the_second_moment_averages_over_tokens_but_never_over_fewer_steps_than_usual(tokens, batch, half_life):
+def test_the_second_moment_averages_over_tokens_but_never_over_fewer_steps_than_usual(
+    tokens, batch, half_life
+):
     way = TrainingMethod("full", None, 1, False, 1.0, 10**9, (1.0, 1.0, 1.0), [])
     beta2 = RecipeChoices(way, 4096, "", 0.05, 1, tokens, batch, 1e-5, "", batch, 0.1, 5).beta2
     assert (
@@ -131,7 +157,11 @@ def test_a_base_that_cpt_trained_has_its_runs_learning_rates_batch_and_rows(tmp_
     final = tmp_path / "run" / "final"
     final.mkdir(parents=True)
     write_recipe(tiny_recipe, final.parent / "recipe.yaml")
-    rows = [{"step": 1, "learning_rate": 1e-3}, {"step": 2, "learning_rate": 1e-4}, {"step": 2, "eval_loss": 3}]
+    rows = [
+        {"step": 1, "learning_rate": 1e-3},
+        {"step": 2, "learning_rate": 1e-4},
+        {"step": 2, "eval_loss": 3},
+    ]
     (final.parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     made = own_run(str(final))
     assert made is not None and (made.peak_learning_rate, made.final_learning_rate) == (3e-3, 1e-4)

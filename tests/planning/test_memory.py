@@ -15,7 +15,9 @@ from cpt.planning.workload import Sharding
 
 SMALL = replace(FACTS, in_linear_layers=700, largest_in_layers=60)
 ROW = Activations(kept=10_000, layer_inputs=500, backward=300, again=2_300, forward=640, layers=8)
-COUNTED = ActivationCounts(ROW, replace(ROW, kept=20_000, layer_inputs=1_000, backward=600, again=4_600, forward=1280))
+COUNTED = ActivationCounts(
+    ROW, replace(ROW, kept=20_000, layer_inputs=1_000, backward=600, again=4_600, forward=1280)
+)
 AUTOCAST = replace(PLAIN, weights_bytes=4, sequence_length=8)
 ZERO3 = Sharding(3, prefetch_bucket_size=0, max_live_parameters=0, max_reuse_distance=0)
 ON_HOST = {"offload_optimizer": True, "offload_parameters": True}
@@ -27,7 +29,9 @@ def moments(setup, facts=SMALL):
 
 
 def host(setup, **options):
-    return {term.name: term.size for term in plan_memory(SMALL, setup, COUNTED, **options).host.terms}
+    return {
+        term.name: term.size for term in plan_memory(SMALL, setup, COUNTED, **options).host.terms
+    }
 
 
 def test_a_loss_in_tiles_scores_what_the_model_wrote():
@@ -44,7 +48,9 @@ def test_paged_states_are_on_the_host_and_two_buffers_on_the_gpu():
     assert moments(setup)["the update"]["optimizer"] == BUFFERS * BUFFER
     found = host(setup, snapshot=True)
     assert found["optimizer"] == pytest.approx(state_bytes(SMALL, setup))
-    assert found["copy of the checkpoint that is written"] == pytest.approx(2 * 1000 + state_bytes(SMALL, setup))
+    assert found["copy of the checkpoint that is written"] == pytest.approx(
+        2 * 1000 + state_bytes(SMALL, setup)
+    )
 
 
 def test_offloaded_states_are_on_the_host_in_pinned_blocks():
@@ -56,12 +62,16 @@ def test_offloaded_states_are_on_the_host_in_pinned_blocks():
 
 
 def test_each_of_several_machines_has_its_part():
-    setup = replace(AUTOCAST, gpus=4, weights_bytes=2, zero=Sharding(3, sub_group_size=250, **ON_HOST))
+    setup = replace(
+        AUTOCAST, gpus=4, weights_bytes=2, zero=Sharding(3, sub_group_size=250, **ON_HOST)
+    )
     whole, each = host(setup, snapshot=True), host(replace(setup, nodes=2), snapshot=True)
     for name in ("weights", "optimizer and fp32 weights", "gradients", "processes"):
         assert each[name] == whole[name] / 2, name
     copy = "copy of the checkpoint that is written"
-    assert host(replace(AUTOCAST, gpus=2, nodes=2), snapshot=True)[copy] == 12_000  # one machine copies all of it
+    assert (
+        host(replace(AUTOCAST, gpus=2, nodes=2), snapshot=True)[copy] == 12_000
+    )  # one machine copies all of it
 
 
 def test_sharded_weights_are_loaded_by_one_process_of_a_machine():
@@ -69,9 +79,14 @@ def test_sharded_weights_are_loaded_by_one_process_of_a_machine():
         return host(replace(AUTOCAST, gpus=4, **changes))["weights while they are loaded"]
 
     fsdp = Sharding(3, is_fsdp=True)
-    assert loaded() == 16_000 and loaded(zero=ZERO3) == loaded(zero=fsdp) == loaded(zero=fsdp, lora={"r": 1}) == 4000
+    assert (
+        loaded() == 16_000
+        and loaded(zero=ZERO3) == loaded(zero=fsdp) == loaded(zero=fsdp, lora={"r": 1}) == 4000
+    )
     assert loaded(zero=fsdp, needs=StageNeeds("dpo", TILES, reference=True)) == 16_000
-    assert loaded(zero=fsdp, lora={"init_lora_weights": "pissa"}) == 16_000, "it starts from the base weights"
+    assert loaded(zero=fsdp, lora={"init_lora_weights": "pissa"}) == 16_000, (
+        "it starts from the base weights"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,16 +106,27 @@ def test_a_reference_model_is_whole_but_under_zero_3_and_free_with_an_adapter(ch
 
 
 def test_teachers_and_reward_models_have_their_own_sizes():
-    reward_models = (replace(FACTS, parameters=100), replace(FACTS, parameters=100, weights_bytes=2))
-    teacher = replace(FACTS, parameters=5000, largest_layer=700, largest_matrix=500, hidden=4, weights_bytes=2)
-    setup = replace(PLAIN, lora={"r": 1}, needs=StageNeeds("distill", teacher=teacher, reward_models=reward_models))
+    reward_models = (
+        replace(FACTS, parameters=100),
+        replace(FACTS, parameters=100, weights_bytes=2),
+    )
+    teacher = replace(
+        FACTS, parameters=5000, largest_layer=700, largest_matrix=500, hidden=4, weights_bytes=2
+    )
+    setup = replace(
+        PLAIN,
+        lora={"r": 1},
+        needs=StageNeeds("distill", teacher=teacher, reward_models=reward_models),
+    )
     there = moments(setup)["the update"]
     assert (there["teacher"], there["reward models"]) == (10_000, 600)
     assert moments(replace(setup, zero=ZERO3, gpus=2))["the update"]["teacher"] == 5_000
 
 
 def test_sampling_takes_keys_and_values_of_whole_completions():
-    setup = replace(AUTOCAST, half=False, sequence_length=6, micro_batch=2, accumulation=3, on_cpu=True)
+    setup = replace(
+        AUTOCAST, half=False, sequence_length=6, micro_batch=2, accumulation=3, on_cpu=True
+    )
     setup = replace(setup, needs=StageNeeds("grpo", TILES, completion=2))
     there = moments(setup, replace(SMALL, cached=10))["sampling completions"]
     assert there["generation cache"] == 6 * 8 * 10 * 4 and there["logits"] == 16 * 6 * 50

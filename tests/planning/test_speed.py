@@ -14,7 +14,12 @@ LARGE = replace(FACTS, parameters=10**9, trained=10**9, flops_per_token=6e9)
 
 @pytest.mark.parametrize(
     ("written", "meant"),
-    [("4090", "RTX 4090"), ("a100 80gb", "A100-80GB"), ("NVIDIA A100-SXM4-40GB", "A100-40GB"), ("l40s", "L40S")],
+    [
+        ("4090", "RTX 4090"),
+        ("a100 80gb", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("l40s", "L40S"),
+    ],
 )
 def test_a_gpu_has_the_names_that_people_and_drivers_give_it(written, meant):
     assert find_gpu_type(written).name == meant
@@ -22,14 +27,20 @@ def test_a_gpu_has_the_names_that_people_and_drivers_give_it(written, meant):
 
 def test_tokens_a_second_are_the_peak_over_the_operations():
     speed = planned_speed(FACTS, PLAIN, H100, 0.5)
-    assert speed.tokens_per_second == pytest.approx(0.5 * 989.4e12 / FACTS.flops_per_token) and not speed.waits
+    assert (
+        speed.tokens_per_second == pytest.approx(0.5 * 989.4e12 / FACTS.flops_per_token)
+        and not speed.waits
+    )
     again = planned_speed(FACTS, replace(PLAIN, checkpointing=True), H100, 0.5)
     assert again.tokens_per_second == pytest.approx(speed.tokens_per_second * 3 / 4)
 
 
 def test_offloading_waits_for_the_bus_and_the_host():
     zero = Sharding(3, offload_optimizer=True, offload_parameters=True)
-    slow, many = (planned_speed(LARGE, replace(PLAIN, zero=zero, micro_batch=rows), H100, 0.35) for rows in (1, 64))
+    slow, many = (
+        planned_speed(LARGE, replace(PLAIN, zero=zero, micro_batch=rows), H100, 0.35)
+        for rows in (1, 64)
+    )
     assert "host memory" in slow.waits and many.tokens_per_second > 10 * slow.tokens_per_second
 
 
@@ -52,11 +63,18 @@ def test_bytes_that_a_gpu_sends_in_a_step_of_four_micro_batches(zero, sent, afte
 def test_slow_links_make_a_step_longer():
     setup = replace(PLAIN, gpus=8, zero=Sharding(3))
     cards = find_target("RTX 4090", 8, 64.0)
-    slow, alone = (planned_speed(LARGE, setup, card, 0.4) for card in (cards, replace(cards, gpu_link=0.0)))
+    slow, alone = (
+        planned_speed(LARGE, setup, card, 0.4) for card in (cards, replace(cards, gpu_link=0.0))
+    )
     assert "other GPUs" in slow.waits and slow.tokens_per_second < 0.5 * alone.tokens_per_second
-    assert not planned_speed(LARGE, replace(setup, micro_batch=16), find_target("H100", 8, 64.0), 0.4).waits
+    assert not planned_speed(
+        LARGE, replace(setup, micro_batch=16), find_target("H100", 8, 64.0), 0.4
+    ).waits
     slower = find_target("RTX 4090", 8, 64.0, network_gbit=1)
-    assert planned_speed(LARGE, replace(setup, nodes=2), slower, 0.4).tokens_per_second < slow.tokens_per_second / 10
+    assert (
+        planned_speed(LARGE, replace(setup, nodes=2), slower, 0.4).tokens_per_second
+        < slow.tokens_per_second / 10
+    )
 
 
 def test_a_measured_run_counts_by_its_median(tmp_path):

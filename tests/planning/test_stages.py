@@ -11,7 +11,15 @@ from cpt.errors import RecipeError
 from cpt.models.config import config_from
 from cpt.planning.activations import count_activations
 from cpt.planning.memory import plan_memory, sizes_for_stage
-from cpt.planning.model_sizes import KINDS, LMBDA, SCORE, StageNeeds, read_stage_needs, sizes_of_model, with_own_head
+from cpt.planning.model_sizes import (
+    KINDS,
+    LMBDA,
+    SCORE,
+    StageNeeds,
+    read_stage_needs,
+    sizes_of_model,
+    with_own_head,
+)
 from cpt.planning.workload import read_setup
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.schema import Reward
@@ -24,7 +32,8 @@ def test_every_stage_is_known():
 
 
 @pytest.mark.parametrize(
-    "stage", [name for name, kind in KINDS.items() if kind.beta is not None or kind.written is not None]
+    "stage",
+    [name for name, kind in KINDS.items() if kind.beta is not None or kind.written is not None],
 )
 def test_defaults_are_those_of_the_config_class(stage):
     kind = KINDS[stage]
@@ -46,9 +55,15 @@ def test_defaults_are_those_of_the_config_class(stage):
         ("rloo", {"beta": 0.0}, False, 1, 32),
     ],
 )
-def test_a_stage_holds_models_and_rows_besides(stage, training, reference, sequences, completion, tmp_path):
+def test_a_stage_holds_models_and_rows_besides(
+    stage, training, reference, sequences, completion, tmp_path
+):
     found = read_stage_needs(recipe_of(stage, tmp_path, **training))
-    assert (found.reference, found.sequences, found.completion) == (reference, sequences, completion)
+    assert (found.reference, found.sequences, found.completion) == (
+        reference,
+        sequences,
+        completion,
+    )
 
 
 NARROW = {**SHAPE, "hidden_size": 32, "intermediate_size": 48}
@@ -58,9 +73,14 @@ def test_a_teacher_is_counted_from_its_config(tmp_path):
     AutoModelForCausalLM.from_config(config_from(NARROW)).save_pretrained(tmp_path / "teacher")
     parameters = sizes_of_model(config_from(NARROW), None, 1).parameters
     for training, each in (({}, 4), ({"bf16": True}, 2)):
-        recipe = recipe_of("distill", tmp_path, teacher_model_name_or_path=str(tmp_path / "teacher"), **training)
+        recipe = recipe_of(
+            "distill", tmp_path, teacher_model_name_or_path=str(tmp_path / "teacher"), **training
+        )
         teacher = read_stage_needs(recipe).teacher
-        assert teacher is not None and (teacher.weights_bytes, teacher.parameters) == (each, parameters)
+        assert teacher is not None and (teacher.weights_bytes, teacher.parameters) == (
+            each,
+            parameters,
+        )
     with pytest.raises(RecipeError, match="teacher_model_name_or_path"):
         read_stage_needs(recipe_of("distill", tmp_path))
 
@@ -74,7 +94,10 @@ def test_reward_models_are_counted_without_a_language_models_head(tmp_path):
         return read_stage_needs(recipe_of("grpo", tmp_path).model_copy(update={"rewards": rewards}))
 
     (judge,) = needs_with(tmp_path / "judge").reward_models
-    assert judge.parameters == pytest.approx(real.num_parameters(), rel=0.001) and judge.weights_bytes == 4
+    assert (
+        judge.parameters == pytest.approx(real.num_parameters(), rel=0.001)
+        and judge.weights_bytes == 4
+    )
     unknown = needs_with(tmp_path / "nowhere")
     assert unknown.reward_models == () and "reward model" in unknown.uncounted[0]
 

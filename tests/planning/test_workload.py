@@ -59,18 +59,38 @@ def test_attention_is_planned_as_a_run_on_a_gpu_would_choose_it(written, expecte
 
 
 def test_a_profile_has_deepspeeds_defaults():
-    zero = read_deepspeed_sharding({"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})
-    assert zero is not None and (zero.reduce_bucket_size, zero.sub_group_size) == (500_000_000, 1_000_000_000)
-    assert zero.overlap_comm and read_deepspeed_sharding({"zero_optimization": {"stage": 0}}) is None
+    zero = read_deepspeed_sharding(
+        {"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}
+    )
+    assert zero is not None and (zero.reduce_bucket_size, zero.sub_group_size) == (
+        500_000_000,
+        1_000_000_000,
+    )
+    assert (
+        zero.overlap_comm and read_deepspeed_sharding({"zero_optimization": {"stage": 0}}) is None
+    )
 
 
 def test_fsdp_shards_as_zero3_with_weights_as_layers_see_them():
-    kept = read_fsdp_sharding({"fsdp": "full_shard", "fsdp_config": {"fsdp_reshard_after_forward": False}})
-    assert kept is not None and kept.stage == 3 and kept.keeps_gathered and read_fsdp_sharding({"bf16": True}) is None
-    synced = {"fsdp": True, "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    kept = read_fsdp_sharding(
+        {"fsdp": "full_shard", "fsdp_config": {"fsdp_reshard_after_forward": False}}
+    )
+    assert (
+        kept is not None
+        and kept.stage == 3
+        and kept.keeps_gathered
+        and read_fsdp_sharding({"bf16": True}) is None
+    )
+    synced = {
+        "fsdp": True,
+        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+    }
     assert read_fsdp_sharding(synced).reduces_each_micro_batch
     divided = replace(PLAIN, weights_bytes=4, zero=Sharding(3, is_fsdp=True))
-    assert divided.as_computed.weights_bytes == 2 and replace(divided, half=False).as_computed.weights_bytes == 4
+    assert (
+        divided.as_computed.weights_bytes == 2
+        and replace(divided, half=False).as_computed.weights_bytes == 4
+    )
 
 
 # --- torch_compile: auto ------------------------------------------------------------------------------------------
@@ -81,7 +101,9 @@ def answer(written, *, zero3=False, on_cpu=False, family=None):
     return compiles(written, zero3=zero3, on_cpu=on_cpu, model=model)[0]
 
 
-@pytest.mark.parametrize("written", [recipe(), recipe(torch_compile="auto"), recipe("sft"), recipe("distill")])
+@pytest.mark.parametrize(
+    "written", [recipe(), recipe(torch_compile="auto"), recipe("sft"), recipe("distill")]
+)
 def test_layers_are_compiled_by_default_on_a_gpu_only(written):
     assert answer(written) and not answer(written, on_cpu=True)
 
@@ -110,7 +132,9 @@ def test_layers_are_not_compiled_where_it_was_not_tried_or_does_not_pay(written)
     assert not answer(written)
 
 
-def test_recomputed_layers_are_compiled_under_fsdp_unless_transformers_recomputes_its_hooks(monkeypatch):
+def test_recomputed_layers_are_compiled_under_fsdp_unless_transformers_recomputes_its_hooks(
+    monkeypatch,
+):
     divided = recipe(fsdp=True, gradient_checkpointing=True)
     assert answer(divided)
     monkeypatch.setattr("cpt.models.layers.CHECKPOINTS_AROUND_CALLS", True)
@@ -135,7 +159,9 @@ def test_autocast_is_not_compiled_on_an_rtx_50(written, is_autocast):
 
 
 def test_the_model_decides_too():
-    selective = recipe(gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True})
+    selective = recipe(
+        gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True}
+    )
     assert answer(recipe(), family="minimind2_moe") and answer(selective, family="llama")
     assert not answer(selective, family="minimind2_moe")
     assert not answer(recipe(), family="nemotron_h")  # a state runs along its rows

@@ -28,9 +28,21 @@ from cpt import build_data, build_model, build_trainer, load_recipe, load_tokeni
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-WORDS = "the model reads a document and learns which word comes after other words in text of its domain"
-TINY_MODEL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-TINY_MODEL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 128}
+WORDS = (
+    "the model reads a document and learns which word comes after other words in text of its domain"
+)
+TINY_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+}
+TINY_MODEL |= {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "max_position_embeddings": 128,
+}
 # Commands are forked from one process that has imported everything: a start takes a tenth of a second instead of
 # several. CPT_PROMISES_START=fork forks them from pytest itself: less work for a single test, less apart for many.
 FORKS = get_context(os.environ.get("CPT_PROMISES_START", "forkserver"))
@@ -62,7 +74,9 @@ class Typed:
         deadline = time.monotonic() + seconds
         while not condition():
             if not self.process.is_alive() and not condition():
-                pytest.fail(f"the command ended first, with {self.process.exitcode}:\n{self.output}")
+                pytest.fail(
+                    f"the command ended first, with {self.process.exitcode}:\n{self.output}"
+                )
             if time.monotonic() > deadline:
                 pytest.fail(f"waited {seconds:.0f} s in vain:\n{self.output}")
             time.sleep(0.01)
@@ -92,13 +106,17 @@ class Typed:
 
 def _run(words: list[str], output: Path, folder: Path, environment: dict[str, str]) -> None:
     os.setpgrp()
-    multiprocessing.set_start_method(None, force=True)  # else workers of a data loader come from another fork server
+    multiprocessing.set_start_method(
+        None, force=True
+    )  # else workers of a data loader come from another fork server
     os.chdir(folder)
     os.environ.update(environment)
     for name, number in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(output / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = (
+        os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2)
+    )
     sys.argv = ["cpt", *words]
     sys.modules.pop("my_lab", None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -111,12 +129,21 @@ def start(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
     """Start `cpt WORDS ...` and return at once."""
     started: list[Typed] = []
 
-    def begin(*words: object, folder: Path | None = None, environment: dict[str, str] | None = None) -> Typed:
+    def begin(
+        *words: object, folder: Path | None = None, environment: dict[str, str] | None = None
+    ) -> Typed:
         output = tmp_path_factory.mktemp("typed")
         for name in ("stdout", "stderr"):
             (output / name).touch()
-        variables = {"CPT_CACHE": str(own_cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **(environment or {})}
-        process = FORKS.Process(target=_run, args=([str(word) for word in words], output, folder or ROOT, variables))
+        variables = {
+            "CPT_CACHE": str(own_cache),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        process = FORKS.Process(
+            target=_run, args=([str(word) for word in words], output, folder or ROOT, variables)
+        )
         process.start()
         started.append(Typed(process, output))
         return started[-1]
@@ -149,7 +176,13 @@ def together(start):
         }
         more = options.pop("environment", {})
         ranks = (
-            {**more, **{name: str(value) for name, value in {**group, "RANK": n, "LOCAL_RANK": n}.items()}}
+            {
+                **more,
+                **{
+                    name: str(value)
+                    for name, value in {**group, "RANK": n, "LOCAL_RANK": n}.items()
+                },
+            }
             for n in range(number)
         )
         return [start(*words, environment=variables, **options) for variables in ranks]
@@ -174,9 +207,15 @@ def shell(*words: object, **options) -> subprocess.Popen:
     """A command in a process of its own, without what launchers leave behind."""
     of_launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
     environment = {name: value for name, value in os.environ.items() if name not in of_launchers}
-    environment |= {"PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    environment |= {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([str(word) for word in words], cwd=ROOT, env=environment, **{**pipes, **options})
+    return subprocess.Popen(
+        [str(word) for word in words], cwd=ROOT, env=environment, **{**pipes, **options}
+    )
 
 
 def write_texts(path: Path, texts: Iterable[str]) -> Path:
@@ -213,16 +252,19 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=320, initial_alphabet=alphabet, special_tokens=["<|end|>"], show_progress=False
     )
     tokenizer.train_from_iterator([WORDS] * 3, trainer)
     folder = tmp_path_factory.mktemp("tokenizer")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>").save_pretrained(
-        folder
-    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>"
+    ).save_pretrained(folder)
     return folder
 
 
@@ -234,7 +276,9 @@ def base_model(tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory)
 
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("base") / "model"
-    LlamaForCausalLM(LlamaConfig(**TINY_MODEL, eos_token_id=0, bos_token_id=None)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**TINY_MODEL, eos_token_id=0, bos_token_id=None)).save_pretrained(
+        folder
+    )
     AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
     return folder
 
@@ -273,7 +317,9 @@ def write(tmp_path: Path):
 
 
 @pytest.fixture(scope="session")
-def whole(cpt, corpus: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(
+    cpt, corpus: Path, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A recipe that was run to its end; its run is `runs/run` in the same folder. Read it, do not change it."""
     folder = tmp_path_factory.mktemp("whole")
     file = written(folder / "recipe.yaml", tiny_recipe(corpus, tokenizer_folder, folder))

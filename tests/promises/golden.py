@@ -16,7 +16,16 @@ from typing import Any
 import torch
 import yaml
 
-from cpt import RunPlan, build_data, build_model, build_trainer, export_model, load_recipe, load_tokenizer, plan_run
+from cpt import (
+    RunPlan,
+    build_data,
+    build_model,
+    build_trainer,
+    export_model,
+    load_recipe,
+    load_tokenizer,
+    plan_run,
+)
 
 FILE = Path(__file__).with_name("golden.json")
 TINY = Path(__file__).parents[2] / "recipes/tiny"
@@ -24,8 +33,20 @@ SHAPE = {"vocab_size": 260, "hidden_size": 32, "num_hidden_layers": 2, "num_atte
 SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 128}
 DENSE = {**SHAPE, "intermediate_size": 48}
 GPT2 = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-EXPERTS = {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+EXPERTS = {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
 MODELS = {
     "llama": DENSE,
     "gpt2": {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
@@ -33,7 +54,13 @@ MODELS = {
     "minimind2_moe": DENSE,
     "qwen2": DENSE,
     "nemotron": DENSE,
-    "deepseek_v3": {**DENSE, "num_key_value_heads": 4, **LATENT, **EXPERTS, "first_k_dense_replace": 1},
+    "deepseek_v3": {
+        **DENSE,
+        "num_key_value_heads": 4,
+        **LATENT,
+        **EXPERTS,
+        "first_k_dense_replace": 1,
+    },
 }
 TEXTS, ANSWERS = {"path": f"{TINY}/data/texts.jsonl"}, {"path": f"{TINY}/data/answers.jsonl"}
 PREFERENCES, JUDGED, QUESTIONS = (
@@ -70,7 +97,9 @@ def recipes(base: str) -> dict[str, dict[str, Any]]:
     return {
         **{f"pretrain-{model}": new(model) for model in MODELS},
         "packing-concatenate": new("llama", packing="concatenate"),
-        "packing-sliding-window": new("llama", packing="sliding_window", stride=16, sequence_length=32),
+        "packing-sliding-window": new(
+            "llama", packing="sliding_window", stride=16, sequence_length=32
+        ),
         "packing-none": new("llama", packing="none"),
         "packing-token-budget": {**new("llama", packing="token_budget"), "training": one},
         "phases": new("llama", sources=[{**SHORT}, chats], phases=PHASES),
@@ -80,8 +109,20 @@ def recipes(base: str) -> dict[str, dict[str, Any]]:
         "dpo": stage("dpo", PREFERENCES, base),
         "kto": stage("kto", JUDGED, base),
         "reward": stage("reward", PREFERENCES, base),
-        "grpo": stage("grpo", QUESTIONS, base, rewards=reward, training=sampling, budget={"tokens": 8 * 64 * 6}),
-        "distill": {**new("llama", sources=[ANSWERS]), "stage": "distill", "training": teacher, "seed": 7},
+        "grpo": stage(
+            "grpo",
+            QUESTIONS,
+            base,
+            rewards=reward,
+            training=sampling,
+            budget={"tokens": 8 * 64 * 6},
+        ),
+        "distill": {
+            **new("llama", sources=[ANSWERS]),
+            "stage": "distill",
+            "training": teacher,
+            "seed": 7,
+        },
     }
 
 
@@ -118,7 +159,12 @@ def peak(plan: RunPlan) -> dict[str, float]:
 
 def build(sections: dict[str, Any], folder: Path) -> tuple[Any, Any, Any]:
     """Recipe, tokenizer and trainer."""
-    training = {"per_device_train_batch_size": 2, "logging_steps": 1, "use_cpu": True, **sections.get("training", {})}
+    training = {
+        "per_device_train_batch_size": 2,
+        "logging_steps": 1,
+        "use_cpu": True,
+        **sections.get("training", {}),
+    }
     recipe = {
         "output_dir": str(folder / "runs"),
         "tokenizer": {"path": str(TINY / "tokenizer")},
@@ -157,7 +203,9 @@ def main() -> None:
         golden = {name: measure(name, Path(folder)) for name in NAMES}
     texts = []
     for name, known in golden.items():
-        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in known.items())
+        lines = ",\n".join(
+            f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in known.items()
+        )
         texts.append(f"{json.dumps(name)}: {{\n{lines}\n}}")
     FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n")
 

@@ -17,7 +17,11 @@ def file(corpus, tokenizer_folder, tmp_path_factory) -> Path:
     """A recipe of 8 steps that saves every second one."""
     folder = tmp_path_factory.mktemp("changed")
     sections = tiny_recipe(corpus, tokenizer_folder, folder)
-    sections |= {"output_dir": "runs", "schedule": STABLE, "checkpoints": {"every_steps": 2, "keep": None}}
+    sections |= {
+        "output_dir": "runs",
+        "schedule": STABLE,
+        "checkpoints": {"every_steps": 2, "keep": None},
+    }
     sections |= {"monitoring": {"callbacks": [{"name": "my_lab:Trouble"}]}}
     shutil.copy(Path(__file__).with_name("user_parts.py"), folder / "my_lab.py")
     write_documents(folder / "new.jsonl", 60, 7)
@@ -38,7 +42,10 @@ def killed(cpt, file) -> Path:
     folder.mkdir()
     for name in ("my_lab.py", "new.jsonl"):
         shutil.copy(file.with_name(name), folder)
-    assert cpt("train", file, folder=folder, environment={"TROUBLE": "kill@5"}).returncode == -signal.SIGKILL
+    assert (
+        cpt("train", file, folder=folder, environment={"TROUBLE": "kill@5"}).returncode
+        == -signal.SIGKILL
+    )
     return folder
 
 
@@ -58,20 +65,42 @@ def history(run: Path) -> list[dict]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    kept = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "debug.log"))
-    return {str(path.relative_to(folder)): path.read_bytes() for path in kept if "__pycache__" not in path.parts}
+    kept = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in (".lock", "debug.log")
+    )
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in kept
+        if "__pycache__" not in path.parts
+    }
 
 
 def test_free_changes_are_applied_and_change_no_loss(train, straight, stopped, tmp_path):
-    words = ["checkpoints.keep=2", "checkpoints.every_steps=3", f"checkpoints.archive={tmp_path}/archive"]
-    words += ["evaluation.prompts=[the model]", "data.sources.0.licence=CC0-1.0", "training.logging_steps=2"]
+    words = [
+        "checkpoints.keep=2",
+        "checkpoints.every_steps=3",
+        f"checkpoints.archive={tmp_path}/archive",
+    ]
+    words += [
+        "evaluation.prompts=[the model]",
+        "data.sources.0.licence=CC0-1.0",
+        "training.logging_steps=2",
+    ]
     words += ["training.dataloader_num_workers=1", "training.dataloader_prefetch_factor=4"]
     words += ["training.dataloader_persistent_workers=true", "training.dataloader_pin_memory=true"]
     typed, run = train(*words), stopped / "runs/run"
     assert typed.returncode == 0, typed.output
     assert weights(run) == weights(straight) and (run / "samples.jsonl").exists()
-    assert {one["key"] for one in history(run)[0]["changes"]} >= {"checkpoints.keep", "evaluation.prompts"}
-    assert [path.name for path in sorted(run.glob("checkpoint-*"))] == ["checkpoint-6", "checkpoint-8"]
+    assert {one["key"] for one in history(run)[0]["changes"]} >= {
+        "checkpoints.keep",
+        "evaluation.prompts",
+    }
+    assert [path.name for path in sorted(run.glob("checkpoint-*"))] == [
+        "checkpoint-6",
+        "checkpoint-8",
+    ]
 
 
 @pytest.mark.slow
@@ -85,7 +114,9 @@ def test_free_changes_are_applied_and_change_no_loss(train, straight, stopped, t
         ("training.torch_compile=true", "training.torch_compile_backend=aot_eager"),
     ],
 )
-def test_another_way_to_compute_a_step_changes_losses_by_rounding_only(train, straight, stopped, words):
+def test_another_way_to_compute_a_step_changes_losses_by_rounding_only(
+    train, straight, stopped, words
+):
     typed = train(*words)
     assert typed.returncode == 0, typed.output
     assert losses(stopped / "runs/run") == pytest.approx(losses(straight), rel=1e-5)
@@ -96,9 +127,15 @@ def test_another_way_to_compute_a_step_changes_losses_by_rounding_only(train, st
 def test_a_longer_budget_follows_the_new_schedule_once_it_is_accepted(train, straight, stopped):
     run, before = stopped / "runs/run", contents(stopped)
     typed = train("budget.tokens=3072")
-    assert typed.returncode == 2 and "--change" in typed.output and "budget.tokens: 2048 -> 3072" in typed.output
+    assert (
+        typed.returncode == 2
+        and "--change" in typed.output
+        and "budget.tokens: 2048 -> 3072" in typed.output
+    )
     assert contents(stopped) == before
-    assert (typed := train("budget.tokens=3072", "--change", "--note", "more")).returncode == 0, typed.output
+    assert (typed := train("budget.tokens=3072", "--change", "--note", "more")).returncode == 0, (
+        typed.output
+    )
     rates = [row["learning_rate"] for row in metrics(run)]
     assert rates[:10] == [3e-3] * 10 and len(rates) == 12 and rates[11] == 0
     assert losses(run)[:4] == losses(straight)[:4] and history(run)[0]["note"] == "more"
@@ -139,20 +176,31 @@ def test_another_learning_rate_holds_from_the_next_step_on(train, straight, stop
 def test_a_change_that_a_run_cannot_follow_is_refused_and_nothing_is_written(train, stopped, words):
     before = contents(stopped)
     typed = train(*words)
-    assert typed.returncode == 2 and "Error: " in typed.output and "Traceback" not in typed.output, typed.output
+    assert (
+        typed.returncode == 2 and "Error: " in typed.output and "Traceback" not in typed.output
+    ), typed.output
     assert words[0] != "budget.tokens=1024" or "has trained 1,024 tokens already" in typed.output
     after = contents(stopped)
-    if words[0] != "data.sources=[{path: missing.jsonl}]":  # found by the check of a start, which is on record
+    if (
+        words[0] != "data.sources=[{path: missing.jsonl}]"
+    ):  # found by the check of a start, which is on record
         assert after == before
     assert not (stopped / "runs/run/history.jsonl").exists()
     assert after["runs/run/recipe.yaml"] == before["runs/run/recipe.yaml"]
 
 
 @pytest.mark.slow
-def test_a_mixture_that_changes_twice_between_kills_is_the_same_run_as_without_kills(cpt, train, file, stopped):
+def test_a_mixture_that_changes_twice_between_kills_is_the_same_run_as_without_kills(
+    cpt, train, file, stopped
+):
     new = "{path: new.jsonl, weight: 1}"
     first = [f"data.sources={sources(file, 0.5, 0.2, new)}", "--change"]
-    second = [f"data.sources={sources(file, 0.5, None, new)}", "--change", "--note", "general is retired"]
+    second = [
+        f"data.sources={sources(file, 0.5, None, new)}",
+        "--change",
+        "--note",
+        "general is retired",
+    ]
     killed = {"environment": {"TROUBLE": "kill@7"}}
     assert train(*first, **killed).returncode == -signal.SIGKILL  # from step 4 on
     assert train(*second).returncode == 0  # from step 6 on
@@ -166,15 +214,32 @@ def test_a_mixture_that_changes_twice_between_kills_is_the_same_run_as_without_k
 
 def sources(file: Path, domain: float, general: float | None, new: str) -> str:
     corpus = file.read_text()
-    paths = [line.split("path: ")[1].strip() for line in corpus.splitlines() if "path: /" in line and "jsonl" in line]
-    known = [f"{{path: {path}, weight: {one}}}" for path, one in zip(paths, (domain, general), strict=True) if one]
+    paths = [
+        line.split("path: ")[1].strip()
+        for line in corpus.splitlines()
+        if "path: /" in line and "jsonl" in line
+    ]
+    known = [
+        f"{{path: {path}, weight: {one}}}"
+        for path, one in zip(paths, (domain, general), strict=True)
+        if one
+    ]
     return f"[{', '.join([*known, new])}]"
 
 
 @pytest.mark.slow
 def test_a_run_with_three_changes_is_reproduced_bit_for_bit(cpt, train, stopped):
-    assert train("optimizer.learning_rate=1e-3", "--change", environment={"TROUBLE": "kill@7"}).returncode < 0
-    words = ["optimizer.learning_rate=1e-3", "training.per_device_train_batch_size=4", "budget.tokens=3072"]
+    assert (
+        train(
+            "optimizer.learning_rate=1e-3", "--change", environment={"TROUBLE": "kill@7"}
+        ).returncode
+        < 0
+    )
+    words = [
+        "optimizer.learning_rate=1e-3",
+        "training.per_device_train_batch_size=4",
+        "budget.tokens=3072",
+    ]
     assert train(*words, "--change", environment={"TROUBLE": "kill@9"}).returncode < 0
     assert train(*words, "data.sources.0.weight=0.1", "--change").returncode == 0
     assert [line["step"] for line in history(stopped / "runs/run")] == [4, 6, 8]
@@ -185,7 +250,10 @@ def test_a_run_with_three_changes_is_reproduced_bit_for_bit(cpt, train, stopped)
 @pytest.mark.slow
 def test_a_change_holds_only_from_its_step_if_its_checkpoint_is_lost(train, stopped):
     run = stopped / "runs/run"
-    assert train("data.sources.0.weight=0.1", "optimizer.learning_rate=1e-3", "--change").returncode == 0
+    assert (
+        train("data.sources.0.weight=0.1", "optimizer.learning_rate=1e-3", "--change").returncode
+        == 0
+    )
     whole = weights(run)
     for name in ("checkpoint-4", "checkpoint-6", "checkpoint-8", "final"):
         shutil.rmtree(run / name)
@@ -199,9 +267,15 @@ def test_a_run_goes_back_before_a_change_with_the_recipe_of_then(train, straight
     run = stopped / "runs/run"
     assert train("optimizer.learning_rate=1e-3", "budget.tokens=3072", "--change").returncode == 0
     typed = train("--resume", "runs/run/checkpoint-2")
-    assert typed.returncode == 0 and weights(run) == weights(straight) and history(run) == [], typed.output
+    assert typed.returncode == 0 and weights(run) == weights(straight) and history(run) == [], (
+        typed.output
+    )
     typed = train("--resume", "none", "seed=1", "budget.tokens=1024")
-    assert typed.returncode == 0 and len(losses(run)) == 4 and "seed: 1" in (run / "recipe.yaml").read_text()
+    assert (
+        typed.returncode == 0
+        and len(losses(run)) == 4
+        and "seed: 1" in (run / "recipe.yaml").read_text()
+    )
 
 
 @pytest.mark.slow
@@ -209,13 +283,18 @@ def test_a_branch_from_before_a_change_does_not_make_it(cpt, train, file, stoppe
     assert train("optimizer.learning_rate=1e-3", "--change").returncode == 0
     words = ["--from-checkpoint", "runs/run/checkpoint-2", "name=other"]
     typed = cpt("train", file, *words, folder=stopped)
-    assert typed.returncode == 0 and losses(stopped / "runs/other") == losses(straight), typed.output
+    assert typed.returncode == 0 and losses(stopped / "runs/other") == losses(straight), (
+        typed.output
+    )
     assert [line["step"] for line in history(stopped / "runs/other")] == [2]
 
 
 @pytest.mark.slow
 def test_a_held_out_set_may_be_added_and_the_sources_read_on(train, straight, stopped, corpus):
-    words = [f"evaluation.perplexity=[{{path: {corpus}/held_out.jsonl}}]", "evaluation.every_steps=2"]
+    words = [
+        f"evaluation.perplexity=[{{path: {corpus}/held_out.jsonl}}]",
+        "evaluation.every_steps=2",
+    ]
     typed = train(*words, "--change")
     assert typed.returncode == 0 and "held-out sets: take other texts" in typed.output, typed.output
     run = stopped / "runs/run"

@@ -53,7 +53,9 @@ def test_two_processes_have_the_losses_of_one(cpt, whole, run_of):
 def test_a_run_continues_when_its_output_is_closed(whole, run_of):
     read, written_to = os.pipe()
     os.close(read)
-    process = shell(BIN / "cpt", "train", whole, "name=unread", stdout=written_to, stderr=written_to)
+    process = shell(
+        BIN / "cpt", "train", whole, "name=unread", stdout=written_to, stderr=written_to
+    )
     os.close(written_to)
     assert process.wait(300) == 0 and losses(run_of("unread")) == losses(run_of())
 
@@ -65,7 +67,9 @@ def test_an_override_changes_what_it_says_and_nothing_else(cpt, whole, run_of):
     words = ["budget.tokens=512", "optimizer.learning_rate=1e-3", "data.sources.0.weight=0.5"]
     assert cpt("train", whole, "name=changed", "schedule={name: constant}", *words).returncode == 0
     assert [row["learning_rate"] for row in metrics(run_of("changed"))] == [1e-3, 1e-3]
-    changed, before = (yaml.safe_load((run_of(name) / "recipe.yaml").read_text()) for name in ("changed", "run"))
+    changed, before = (
+        yaml.safe_load((run_of(name) / "recipe.yaml").read_text()) for name in ("changed", "run")
+    )
     assert changed["data"]["sources"][0]["weight"] == 0.5
     assert all(changed[key] == before[key] for key in ("model", "seed", "tokenizer", "training"))
 
@@ -84,9 +88,18 @@ def test_a_budget_is_rounded_up_to_whole_steps_and_counted_in_tokens(recipe, wri
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [
-        ({"name": "linear", "warmup_tokens": 512}, [1 / 2, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
-        ({"name": "cosine", "floor": 0.2}, [0.2 + 0.4 * (1 + math.cos(math.pi * step / 8)) for step in range(1, 9)]),
-        ({"name": "wsd", "decay_tokens": 1024}, [1] * 4 + [1 - math.sqrt(step / 4) for step in range(1, 5)]),
+        (
+            {"name": "linear", "warmup_tokens": 512},
+            [1 / 2, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0],
+        ),
+        (
+            {"name": "cosine", "floor": 0.2},
+            [0.2 + 0.4 * (1 + math.cos(math.pi * step / 8)) for step in range(1, 9)],
+        ),
+        (
+            {"name": "wsd", "decay_tokens": 1024},
+            [1] * 4 + [1 - math.sqrt(step / 4) for step in range(1, 5)],
+        ),
         (
             {"name": "continued", "trained_tokens": 2048, "schedule": {"name": "linear"}},
             [(8 - step) / 16 for step in range(1, 9)],

@@ -17,7 +17,9 @@ from cpt import open_mixture
 from cpt.errors import DataError, RecipeError
 
 pytestmark = pytest.mark.heavy
-TEXTS = [f"{WORDS[: 7 + number % 31]} number {number}." for number in range(80)]  # each fits into a row of 64 tokens
+TEXTS = [
+    f"{WORDS[: 7 + number % 31]} number {number}." for number in range(80)
+]  # each fits into a row of 64 tokens
 END = "<|end|>"
 
 
@@ -36,7 +38,10 @@ class Epoch:
     def read(self, first, last):
         """These rows, each as a batch."""
         rows = (self.data.rows[number] for number in range(first, last))
-        return [{name: value if value.dim() == 2 else value[None] for name, value in row.items()} for row in rows]
+        return [
+            {name: value if value.dim() == 2 else value[None] for name, value in row.items()}
+            for row in rows
+        ]
 
     def trainer(self):
         return trainer_of(self.file, self.overrides)[0]
@@ -66,7 +71,9 @@ def epoch(recipe, write, tmp_path):
     """One time through texts, with the recipe's `data` and `evaluation` as given."""
 
     def read(texts=TEXTS, *overrides, source=None, evaluation=None, **data):
-        sources = data.pop("sources", None) or [{"path": jsonl(tmp_path / "texts.jsonl", texts), **(source or {})}]
+        sources = data.pop("sources", None) or [
+            {"path": jsonl(tmp_path / "texts.jsonl", texts), **(source or {})}
+        ]
         sections = {**recipe, "data": {**recipe["data"], "sources": sources, **data}}
         file = write({**sections, "evaluation": evaluation or {}})
         return Epoch(file, overrides)
@@ -116,7 +123,9 @@ def test_documents_read_in_small_chunks_are_all_read_once(epoch):
     whole = epoch(packing="none")
     chunked = epoch(packing="none", chunk_bytes=1500)  # the store already holds the whole source
     chunked.rows = chunked.read(0, len(TEXTS))
-    assert whole.texts == chunked.texts == Counter(TEXTS) and not same_rows(whole.rows, chunked.rows)
+    assert whole.texts == chunked.texts == Counter(TEXTS) and not same_rows(
+        whole.rows, chunked.rows
+    )
 
 
 def test_lines_that_begin_where_a_chunk_does_are_read_once(epoch):
@@ -134,7 +143,9 @@ def test_a_template_makes_the_text_of_several_columns(epoch, tmp_path):
 def test_an_end_token_written_in_a_text_does_not_end_the_document(epoch):
     read = epoch([f"before {END} after"])
     (piece,) = read.pieces
-    assert piece.count(read.tokenizer.eos_token_id) == 1 and piece[-1] == read.tokenizer.eos_token_id
+    assert (
+        piece.count(read.tokenizer.eos_token_id) == 1 and piece[-1] == read.tokenizer.eos_token_id
+    )
 
 
 def test_max_documents_takes_the_first_ones(epoch):
@@ -162,7 +173,9 @@ def test_documents_begin_with_a_begin_token_where_the_tokenizer_adds_one(epoch, 
     def add_begin(tokenizer):
         tokenizer.add_special_tokens({"bos_token": "<|begin|>"})
         begin = ("<|begin|>", tokenizer.bos_token_id)
-        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<|begin|> $A", special_tokens=[begin])
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            single="<|begin|> $A", special_tokens=[begin]
+        )
 
     begin, read = changed_tokenizer(add_begin).bos_token_id, epoch()
     assert all(piece[0] == begin and piece.count(begin) == 1 for piece in read.pieces)
@@ -171,10 +184,14 @@ def test_documents_begin_with_a_begin_token_where_the_tokenizer_adds_one(epoch, 
 
 def test_fill_in_the_middle_keeps_each_document_whole(epoch, changed_tokenizer):
     marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
-    changed_tokenizer(lambda tokenizer: tokenizer.add_special_tokens({"additional_special_tokens": marks}))
+    changed_tokenizer(
+        lambda tokenizer: tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    )
     read = epoch(source={"fill_in_the_middle": {"rate": 1, "suffix_first_rate": 0}})
     written = [re.split("|".join(map(re.escape, marks)), text) for text in read.texts]
-    assert Counter(prefix + middle + suffix for _, prefix, suffix, middle in written) == Counter(TEXTS)
+    assert Counter(prefix + middle + suffix for _, prefix, suffix, middle in written) == Counter(
+        TEXTS
+    )
 
 
 def test_sliding_windows_overlap_and_hold_each_token(epoch):
@@ -191,7 +208,9 @@ def test_sliding_windows_overlap_and_hold_each_token(epoch):
 def test_a_context_length_cuts_documents_without_changing_the_rows(rows_of, tmp_path):
     sources = [{"path": jsonl(tmp_path / "t.jsonl", [" ".join([WORDS] * 9)] * 9), "name": "t"}]
     phases = [{"until": 64 * 4, "weights": {"t": 1}, "context_length": 16}, {"weights": {"t": 1}}]
-    (cut, _), (whole, _) = (rows_of(sources, "budget.tokens=1M", **more) for more in ({"phases": phases}, {}))
+    (cut, _), (whole, _) = (
+        rows_of(sources, "budget.tokens=1M", **more) for more in ({"phases": phases}, {})
+    )
     for number in range(6):
         row, other = cut[number], whole[number]
         assert torch.equal(row["input_ids"], other["input_ids"])
@@ -210,8 +229,13 @@ def test_max_tokens_bounds_what_is_read_of_a_source(epoch):
 
 def test_a_filter_and_a_transform_can_be_my_own_functions(epoch, my_lab, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(my_lab)
-    sources = [{"path": jsonl(tmp_path / "t.jsonl", TEXTS)}]  # one file, so that stored tokens could be mistaken
-    filters, transforms = [{"name": "my_lab:too_short", "min_words": 6}], [{"name": "my_lab:shouted"}]
+    sources = [
+        {"path": jsonl(tmp_path / "t.jsonl", TEXTS)}
+    ]  # one file, so that stored tokens could be mistaken
+    filters, transforms = (
+        [{"name": "my_lab:too_short", "min_words": 6}],
+        [{"name": "my_lab:shouted"}],
+    )
     kept = [text for text in TEXTS if len(text.split()) >= 6]
     assert epoch(sources=sources, filters=filters).texts == Counter(kept) and len(kept) < len(TEXTS)
     read = epoch(sources=sources, filters=filters, transforms=transforms)
@@ -223,7 +247,10 @@ def test_exact_duplicates_are_read_once(epoch):
 
 
 def test_near_duplicates_are_read_once_and_others_stay(epoch):
-    long = [f"{number} {WORDS} {WORDS[number:]} number {number} {'abcdefghij'[number] * 9}" for number in range(5)]
+    long = [
+        f"{number} {WORDS} {WORDS[number:]} number {number} {'abcdefghij'[number] * 9}"
+        for number in range(5)
+    ]
     read = epoch([*long, long[0] + "!", *TEXTS[:9]], deduplicate="near", sequence_length=128)
     assert read.texts.keys() >= {*long} and long[0] + "!" not in read.texts
 
@@ -243,17 +270,23 @@ def test_held_out_documents_are_never_trained_on_and_are_what_is_evaluated(epoch
     read = epoch(sources=sources, evaluation={"held_out_share": 0.2})
     held_out, trainer = [text for text in TEXTS if text not in read.texts], read.trainer()
     assert 4 <= len(held_out) <= 30 and len(read.texts) + len(held_out) == len(TEXTS)
-    written = ([*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id] for text in held_out)
+    written = (
+        [*read.tokenizer(text)["input_ids"], read.tokenizer.eos_token_id] for text in held_out
+    )
     documents = [torch.tensor([ids]) for ids in written]
     with torch.no_grad():
-        sums = [trainer.model.eval()(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
+        sums = [
+            trainer.model.eval()(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents
+        ]
     by_hand = float(sum(sums)) / sum(ids.shape[1] - 1 for ids in documents)
     assert trainer.evaluate()["eval_a_loss"] == pytest.approx(by_hand, rel=1e-4)
 
 
 def test_documents_of_a_held_out_file_are_not_trained_on(epoch, tmp_path):
     evaluation = {"perplexity": [{"path": jsonl(tmp_path / "held.jsonl", TEXTS[:9])}]}
-    filters = [{"name": "decontaminate", "own_evaluation": False}]  # equal texts are dropped without it, too
+    filters = [
+        {"name": "decontaminate", "own_evaluation": False}
+    ]  # equal texts are dropped without it, too
     assert epoch(evaluation=evaluation, filters=filters).texts == Counter(TEXTS[9:])
 
 
@@ -277,7 +310,9 @@ def test_bad_rows_are_skipped_up_to_a_share_and_listed(epoch, tmp_path, monkeypa
         epoch(sources=sources, on_bad_row="skip", max_bad_share=0.001)
 
 
-@pytest.mark.parametrize("change", [{"text_column": "body"}, {"path": "nowhere/*.jsonl"}, {"path": "empty.jsonl"}])
+@pytest.mark.parametrize(
+    "change", [{"text_column": "body"}, {"path": "nowhere/*.jsonl"}, {"path": "empty.jsonl"}]
+)
 def test_a_source_without_documents_is_refused(epoch, tmp_path, change, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.jsonl").touch()
@@ -292,7 +327,10 @@ def test_a_source_without_documents_is_refused(epoch, tmp_path, change, monkeypa
 @pytest.fixture
 def two_sources(tmp_path):
     """Texts in capital and in small letters, so that the source of each token is known."""
-    texts = {"loud": [text.upper() for text in TEXTS], "soft": [" ".join([text] * 5) for text in TEXTS]}
+    texts = {
+        "loud": [text.upper() for text in TEXTS],
+        "soft": [" ".join([text] * 5) for text in TEXTS],
+    }
     files = {name: jsonl(tmp_path / f"{name}.jsonl", lines) for name, lines in texts.items()}
     return [{"path": path, "name": name, "weight": 1} for name, path in files.items()]
 
@@ -301,7 +339,9 @@ def share_of_capitals(rows, first, last, tokenizer):
     """The share of tokens that are in capital rows."""
     capital, counts = set(tokenizer(TEXTS[0][:3].upper())["input_ids"]), Counter()
     for row in (rows[number] for number in range(first, last)):
-        padding = int(((row["input_ids"] == tokenizer.eos_token_id) & (row["labels"] == -100)).sum())
+        padding = int(
+            ((row["input_ids"] == tokenizer.eos_token_id) & (row["labels"] == -100)).sum()
+        )
         counts[int(row["input_ids"][0]) in capital] += len(row["input_ids"]) - padding
     return counts[True] / counts.total()
 
@@ -326,9 +366,14 @@ def test_weights_are_shares_of_tokens_within_a_tenth_of_a_point(rows_of, two_sou
 def test_a_temperature_weighs_sources_by_a_root_of_their_size(rows_of, two_sources):
     rows, tokenizer = rows_of(two_sources, temperature=2.0)
     files = [Path(source["path"]).read_text().splitlines() for source in two_sources]
-    tokens = [sum(len(tokenizer(json.loads(line)["text"])["input_ids"]) + 1 for line in lines) for lines in files]
+    tokens = [
+        sum(len(tokenizer(json.loads(line)["text"])["input_ids"]) + 1 for line in lines)
+        for lines in files
+    ]
     roots = [count**0.5 for count in tokens]
-    assert share_of_capitals(rows, 0, 3000, tokenizer) == pytest.approx(roots[0] / sum(roots), abs=2e-3)
+    assert share_of_capitals(rows, 0, 3000, tokenizer) == pytest.approx(
+        roots[0] / sum(roots), abs=2e-3
+    )
 
 
 def test_phases_change_the_weights_where_they_say(rows_of, two_sources):
@@ -341,11 +386,22 @@ def test_phases_change_the_weights_where_they_say(rows_of, two_sources):
 def test_a_source_continues_where_it_was_when_weights_change(rows_of, two_sources):
     """Each row of a source is read once before any is read again."""
     until = [64 * 10, 64 * 20, 64 * 30]
-    phases = [{"until": end, "weights": {"loud": 1, "soft": index}} for index, end in enumerate(until)]
-    rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=[*phases, {"weights": {"loud": 1}}])
+    phases = [
+        {"until": end, "weights": {"loud": 1, "soft": index}} for index, end in enumerate(until)
+    ]
+    rows, tokenizer = rows_of(
+        two_sources, "budget.tokens=1M", phases=[*phases, {"weights": {"loud": 1}}]
+    )
     capital = set(tokenizer(TEXTS[0][:3].upper())["input_ids"])
-    loud = [row for row in (rows[number] for number in range(60)) if int(row["input_ids"][0]) in capital]
-    texts = Counter(text for row in loud for text in tokenizer.decode(row["input_ids"]).split(END) if "NUMBER" in text)
+    loud = [
+        row for row in (rows[number] for number in range(60)) if int(row["input_ids"][0]) in capital
+    ]
+    texts = Counter(
+        text
+        for row in loud
+        for text in tokenizer.decode(row["input_ids"]).split(END)
+        if "NUMBER" in text
+    )
     most = max(texts.values())
     assert len(texts) == len(TEXTS) and most - min(texts.values()) <= 1
 
@@ -354,7 +410,9 @@ def test_weights_of_a_linear_phase_move_from_those_before(rows_of, two_sources):
     change = {"until": 64 * 3264, "weights": {"soft": 1}, "change": "linear"}
     phases = [{"until": 64 * 64, "weights": {"loud": 1}}, change, {"weights": {"soft": 1}}]
     rows, tokenizer = rows_of(two_sources, "budget.tokens=1M", phases=phases)
-    quarters = [share_of_capitals(rows, begin, begin + 800, tokenizer) for begin in range(64, 3264, 800)]
+    quarters = [
+        share_of_capitals(rows, begin, begin + 800, tokenizer) for begin in range(64, 3264, 800)
+    ]
     assert quarters == pytest.approx([0.875, 0.625, 0.375, 0.125], abs=0.02)
 
 
@@ -369,7 +427,9 @@ def test_a_second_epoch_reads_the_same_documents_in_another_order(epoch):
     lengths = [[len(piece) for piece in read.pieces_of(row)] for row in first]
     read.rows = read.read(number, 2 * number)
     assert read.texts == Counter(TEXTS) and not same_rows(read.rows, first)
-    assert [[len(piece) for piece in read.pieces_of(row)] for row in read.rows] != lengths  # rows change places too
+    assert [
+        [len(piece) for piece in read.pieces_of(row)] for row in read.rows
+    ] != lengths  # rows change places too
 
 
 def test_more_than_there_is_can_be_refused(recipe, write, tmp_path):
@@ -385,7 +445,10 @@ def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
     batches = list(DataLoader(Subset(alone, range(8)), batch_size=4))
     assert [len(batch["input_ids"]) for batch in batches] == [4, 4]
     for row in range(8):
-        assert all(torch.equal(batches[row // 4][name][row % 4], value) for name, value in rows[row].items())
+        assert all(
+            torch.equal(batches[row // 4][name][row % 4], value)
+            for name, value in rows[row].items()
+        )
     later = next(iter(DataLoader(alone, batch_size=4, sampler=range(4, len(alone)))))
     assert all(torch.equal(later[name], value) for name, value in batches[1].items())
 
@@ -393,10 +456,15 @@ def test_a_mixture_opens_in_a_plain_data_loader(recipe, write, rows_of):
 def test_a_mixture_file_is_opened_with_another_length_and_order(recipe, write, tmp_path, rows_of):
     rows, _ = rows_of(recipe["data"]["sources"])
     mixture = write(recipe["data"], "mixture.yaml")
-    again, other = (open_mixture(mixture, recipe["tokenizer"]["path"], seed=seed) for seed in (None, 7))
+    again, other = (
+        open_mixture(mixture, recipe["tokenizer"]["path"], seed=seed) for seed in (None, 7)
+    )
     assert same_rows([again[row] for row in range(8)], [rows[row] for row in range(8)])
     assert not same_rows([other[row] for row in range(8)], [rows[row] for row in range(8)])
-    assert len(open_mixture(mixture, recipe["tokenizer"]["path"], sequence_length=32)[0]["input_ids"]) == 32
+    assert (
+        len(open_mixture(mixture, recipe["tokenizer"]["path"], sequence_length=32)[0]["input_ids"])
+        == 32
+    )
 
 
 # Rows
@@ -407,15 +475,25 @@ def test_the_loss_of_packed_documents_is_that_of_each_alone(epoch, packing):
     read = epoch(TEXTS, "training.per_device_train_batch_size=1", packing=packing)
     model = read.trainer().model.eval()
     most_padding = min(read.rows, key=lambda batch: sum(map(len, read.pieces_of(batch))))
-    most_pieces = max(read.rows, key=lambda batch: len(read.pieces_of(batch)) * len(batch["input_ids"]))
+    most_pieces = max(
+        read.rows, key=lambda batch: len(read.pieces_of(batch)) * len(batch["input_ids"])
+    )
     for batch in (most_pieces, most_padding):
-        pieces = [piece for line in range(len(batch["input_ids"])) for piece in read.pieces_of(batch, line)]
-        assert {piece.count(read.tokenizer.eos_token_id) for piece in pieces} <= {0, 1}, "padding is attended to"
+        pieces = [
+            piece
+            for line in range(len(batch["input_ids"]))
+            for piece in read.pieces_of(batch, line)
+        ]
+        assert {piece.count(read.tokenizer.eos_token_id) for piece in pieces} <= {0, 1}, (
+            "padding is attended to"
+        )
         with torch.no_grad():
             packed = model(**batch).loss
             documents = (torch.tensor([piece]) for piece in pieces)
             alone = [model(ids, labels=ids).loss * (ids.shape[1] - 1) for ids in documents]
-        assert float(packed) == pytest.approx(float(sum(alone)) / sum(len(piece) - 1 for piece in pieces), rel=1e-5)
+        assert float(packed) == pytest.approx(
+            float(sum(alone)) / sum(len(piece) - 1 for piece in pieces), rel=1e-5
+        )
 
 
 @pytest.fixture
@@ -465,7 +543,14 @@ def seen(together, recipe, write, my_lab):
 
     def train(name, *overrides, processes=1, **options):
         callback = f'monitoring.callbacks=[{{name: "my_lab:Seen", file: {my_lab}/{name}.jsonl}}]'
-        words = "train", write(recipe), f"name={name}", callback, "training.per_device_train_batch_size=1", *overrides
+        words = (
+            "train",
+            write(recipe),
+            f"name={name}",
+            callback,
+            "training.per_device_train_batch_size=1",
+            *overrides,
+        )
         typed = together(processes, *words, folder=my_lab, **options)
         assert [one.wait().returncode for one in typed] == [0] * processes, typed[0].output
         steps = {}
@@ -479,7 +564,10 @@ def seen(together, recipe, write, my_lab):
 def test_one_byte_changed_in_the_store_is_noticed_and_changes_no_run(cpt, recipe, write, tmp_path):
     recipe["budget"]["tokens"] = 512
     file, own = write(recipe), {"environment": {"CPT_CACHE": str(tmp_path / "store")}}
-    assert cpt("train", file, "name=before", **own).returncode == 0 and cpt("store", "verify", **own).returncode == 0
+    assert (
+        cpt("train", file, "name=before", **own).returncode == 0
+        and cpt("store", "verify", **own).returncode == 0
+    )
     stored = max((tmp_path / "store").rglob("*.bin"), key=lambda path: path.stat().st_size)
     content = bytearray(stored.read_bytes())
     content[len(content) // 2] ^= 1
@@ -507,6 +595,9 @@ def test_resumed_at_any_step_with_an_empty_store_it_reads_the_same_batches(seen,
     plain = seen("run")
     for step in (7, 4, 1):
         (tmp_path / "run.jsonl").unlink()
-        checkpoint, store = tmp_path / f"runs/run/checkpoint-{step}", {"CPT_CACHE": str(tmp_path / f"empty-{step}")}
+        checkpoint, store = (
+            tmp_path / f"runs/run/checkpoint-{step}",
+            {"CPT_CACHE": str(tmp_path / f"empty-{step}")},
+        )
         again = seen("run", "--resume", checkpoint, environment=store)
         assert again == {later: rows for later, rows in plain.items() if later > step}

@@ -13,7 +13,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 
 FROZEN = Path(__file__).parents[1] / "frozen/second_edition"
 EXPECTED = json.loads((FROZEN / "expected.json").read_text())
-NOW = {"torch": torch.__version__, "transformers": __version__, "processor": torch.backends.cpu.get_cpu_capability()}
+NOW = {
+    "torch": torch.__version__,
+    "transformers": __version__,
+    "processor": torch.backends.cpu.get_cpu_capability(),
+}
 IS_SAME = NOW.items() <= EXPECTED["versions"].items()
 pytestmark = pytest.mark.heavy
 
@@ -74,7 +78,9 @@ def test_recipe_and_checkpoints_pass_their_checks(typed):
 
 def test_an_exported_model_has_the_logits_of_then(frozen):
     model = AutoModelForCausalLM.from_pretrained(frozen / "export")
-    ids = AutoTokenizer.from_pretrained(frozen / "export")(EXPECTED["prompt"], return_tensors="pt")["input_ids"]
+    ids = AutoTokenizer.from_pretrained(frozen / "export")(EXPECTED["prompt"], return_tensors="pt")[
+        "input_ids"
+    ]
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0, -1]
     torch.testing.assert_close(logits, torch.tensor(EXPECTED["logits"]), rtol=1e-5, atol=1e-6)

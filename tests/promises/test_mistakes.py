@@ -31,11 +31,17 @@ def test_all_mistakes_come_at_once_with_file_and_line_and_before_torch_is_loaded
     output = process.communicate(timeout=200)[0]
     lines = file.read_text().splitlines()
     places = {
-        number for number, line in enumerate(lines, 1) if any(word in line for word in ("stge", "long", "setps"))
+        number
+        for number, line in enumerate(lines, 1)
+        if any(word in line for word in ("stge", "long", "setps"))
     }
     assert process.returncode == 2 and len(places) == 3
     assert all(f"{file}:{number}: " in output for number in places)
-    imported = {line.rsplit("|")[-1].strip() for line in output.splitlines() if line.startswith("import time:")}
+    imported = {
+        line.rsplit("|")[-1].strip()
+        for line in output.splitlines()
+        if line.startswith("import time:")
+    }
     assert "cpt" in imported and not imported & {"torch", "transformers", "numpy"}
 
 
@@ -56,9 +62,26 @@ def test_an_unknown_key_or_stage_is_refused_with_the_nearest_known_one(refused, 
 @pytest.mark.parametrize(
     "override",
     [
-        *("seed=-1", "seed=many", "seed=010", "name=", "name=../elsewhere", "budget.tokens", "budget.tokens=0"),
-        *("data.sequence_length=1", "data.packing=tight", "data.sources=[]", "data.sources.7.weight=1"),
-        *("optimizer.learning_rate=fast", "optimizer.learning_rate=nan", "optimizer.learning_rate=3"),
+        *(
+            "seed=-1",
+            "seed=many",
+            "seed=010",
+            "name=",
+            "name=../elsewhere",
+            "budget.tokens",
+            "budget.tokens=0",
+        ),
+        *(
+            "data.sequence_length=1",
+            "data.packing=tight",
+            "data.sources=[]",
+            "data.sources.7.weight=1",
+        ),
+        *(
+            "optimizer.learning_rate=fast",
+            "optimizer.learning_rate=nan",
+            "optimizer.learning_rate=3",
+        ),
         *("training.bf16=yes please", "training.per_device_train_batch_size=0"),
         *("checkpoints.keep=0", "evaluation.held_out_share=0.9"),
     ],
@@ -69,7 +92,13 @@ def test_a_value_that_makes_no_sense_is_refused_with_its_key(refused, override):
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("name: x\nname: y\n", 2), ("name: x\n\tstage: cpt\n", 2), ("- a\n", 1), ("", 1), ("name: [x\nstage: y\n", 2)],
+    [
+        ("name: x\nname: y\n", 2),
+        ("name: x\n\tstage: cpt\n", 2),
+        ("- a\n", 1),
+        ("", 1),
+        ("name: [x\nstage: y\n", 2),
+    ],
 )
 def test_a_file_that_is_not_a_recipe_is_refused_with_its_line(tmp_path, text, line):
     (tmp_path / "recipe.yaml").write_text(text)
@@ -95,7 +124,10 @@ PHASES = "[{until: 512, weights: {domain: 1}}, {until: 256, weights: {general: 1
         (["training.gradient_accumulation_steps=2"], "gradient_accumulation_steps"),
         (["model.trust_remote_code=true"], "model.revision"),
         (["data.packing=sliding_window", "data.stride=128"], "data.stride"),
-        ([f"data.phases={PHASES}", "data.sources.0.weight=1", "data.sources.1.weight=1"], "data.phases[1].until"),
+        (
+            [f"data.phases={PHASES}", "data.sources.0.weight=1", "data.sources.1.weight=1"],
+            "data.phases[1].until",
+        ),
     ],
 )
 def test_settings_without_effect_or_that_contradict_each_other_are_refused(refused, overrides, key):

@@ -42,7 +42,10 @@ def without_cpt(tmp_path_factory):
     """Logits of a model in a process that cannot import cpt."""
     written = tmp_path_factory.mktemp("logits") / "logits.pt"
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", WITHOUT_CPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-I", "-c", WITHOUT_CPT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.readline() == "ready\n"
 
@@ -57,7 +60,11 @@ def without_cpt(tmp_path_factory):
 
 def logits(model) -> torch.Tensor:
     """Logits of a model in memory or of an exported model."""
-    model = AutoModelForCausalLM.from_pretrained(model, dtype="float32") if isinstance(model, Path) else model
+    model = (
+        AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+        if isinstance(model, Path)
+        else model
+    )
     with torch.no_grad():
         return model.eval()(input_ids=IDS).logits
 
@@ -81,10 +88,15 @@ def trained(recipe, write):
 
 
 @pytest.mark.parametrize(
-    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TINY]
+    "family",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TINY],
 )
 def test_a_family_trains_exports_and_reloads_without_cpt(family, trained, without_cpt, tmp_path):
-    vocabulary = {"vocab_size": 384, "unpadded_vocab_size": 320} if family == "cpt-gpt2" else {"vocab_size": 320}
+    vocabulary = (
+        {"vocab_size": 384, "unpadded_vocab_size": 320}
+        if family == "cpt-gpt2"
+        else {"vocab_size": 320}
+    )
     trainer, recipe, tokenizer = trained(config=tiny_config(family, **vocabulary))
     before = logits(build_model(recipe, tokenizer))
     exported = without_cpt(export_model(trainer, recipe, tokenizer, tmp_path / "exported"))
@@ -103,8 +115,12 @@ def adapted(cpt, whole, base_model):
 
 
 def test_an_adapter_is_merged_into_an_export_of_equal_logits(adapted, base_model, without_cpt):
-    by_peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base_model), adapted / "checkpoint-2")
-    torch.testing.assert_close(without_cpt(adapted / "final"), logits(by_peft), rtol=1e-4, atol=1e-5)
+    by_peft = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base_model), adapted / "checkpoint-2"
+    )
+    torch.testing.assert_close(
+        without_cpt(adapted / "final"), logits(by_peft), rtol=1e-4, atol=1e-5
+    )
     assert not torch.allclose(logits(adapted / "final"), logits(base_model), atol=1e-4)
 
 
@@ -127,8 +143,13 @@ def adapter_of(base: Path, folder: Path, *, trained: bool) -> Path:
 @pytest.mark.slow
 def test_a_foreign_adapter_is_merged_by_hand_or_by_command_alike(cpt, base_model, tmp_path):
     adapter = adapter_of(base_model, tmp_path / "adapter", trained=True)
-    by_peft = logits(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base_model), adapter))
-    assert cpt("merge", "--method", "lora", base_model, adapter, "-o", tmp_path / "merged").returncode == 0
+    by_peft = logits(
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base_model), adapter)
+    )
+    assert (
+        cpt("merge", "--method", "lora", base_model, adapter, "-o", tmp_path / "merged").returncode
+        == 0
+    )
     torch.testing.assert_close(logits(tmp_path / "merged"), by_peft, rtol=1e-4, atol=1e-5)
 
 
@@ -156,7 +177,10 @@ def test_a_faster_way_to_compute_has_the_same_losses(option, trained, recipe):
 def test_embeddings_can_have_a_learning_rate_of_their_own(trained, recipe):
     recipe["optimizer"]["embedding_learning_rate"] = 1e-5
     trainer, _, _ = trained(config=TINY_LLAMA)
-    ends = {trainer.model.get_input_embeddings().weight, trainer.model.get_output_embeddings().weight}
+    ends = {
+        trainer.model.get_input_embeddings().weight,
+        trainer.model.get_output_embeddings().weight,
+    }
     groups = trainer.optimizer.param_groups
     rates = {parameter: group["initial_lr"] for group in groups for parameter in group["params"]}
     assert all(rate == (1e-5 if parameter in ends else 3e-3) for parameter, rate in rates.items())
@@ -174,7 +198,8 @@ def extended(base_model, corpus, tmp_path_factory, cpt):
 def test_new_tokens_are_grown_as_the_mean_of_their_pieces(base_model, extended):
     old, new = (AutoTokenizer.from_pretrained(folder) for folder in (base_model, extended))
     before, after = (
-        AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight for folder in (base_model, extended)
+        AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+        for folder in (base_model, extended)
     )
     assert len(new) == len(old) + 12 and after[: len(old)].equal(before[: len(old)])
     for row in range(len(old), len(new)):
@@ -195,7 +220,9 @@ def test_a_models_file_alone_is_built(base_model, tmp_path):
     assert all(weights(base_model)[name].equal(value) for name, value in model.state_dict().items())
     tiny = "recipes/models/tiny/llama.yaml"
     changes = ["model.from_scratch=true", "model.dtype=bfloat16"]
-    half, again = (build_model(tiny, "recipes/tiny/tokenizer", [*changes, f"seed={seed}"]) for seed in (1, 2))
+    half, again = (
+        build_model(tiny, "recipes/tiny/tokenizer", [*changes, f"seed={seed}"]) for seed in (1, 2)
+    )
     assert half.dtype == torch.bfloat16 and not half.lm_head.weight.equal(again.lm_head.weight)
     with pytest.raises(RecipeError, match="from_scratch: true"):
         build_model(tiny, "recipes/tiny/tokenizer")
@@ -212,7 +239,9 @@ def test_only_the_new_rows_learn_where_the_recipe_says_so(extended, recipe, trai
         assert changed and min(changed) >= len(tokenizer) - 12
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(extended, base_model, recipe, trained):
+def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(
+    extended, base_model, recipe, trained
+):
     recipe["tokenizer"] = {"path": str(extended)}
     with pytest.raises(RecipeError, match="resize_embeddings"):
         trained(path=str(base_model))
@@ -231,14 +260,19 @@ def other_than(base: Path, folder: Path, seed: int) -> Path:
 @pytest.mark.slow
 def test_a_mean_of_models_is_the_mean_by_hand(cpt, base_model, tmp_path):
     others = [other_than(base_model, tmp_path / str(seed), seed) for seed in (1, 2)]
-    assert cpt("merge", "--method", "average", base_model, *others, "-o", tmp_path / "mean").returncode == 0
+    assert (
+        cpt("merge", "--method", "average", base_model, *others, "-o", tmp_path / "mean").returncode
+        == 0
+    )
     assert_is_mean(tmp_path / "mean", [base_model, *others])
 
 
 def assert_is_mean(model: Path, of: list[Path]) -> None:
     parts = [weights(folder) for folder in of]
     for name, value in weights(model).items():
-        torch.testing.assert_close(value, torch.stack([part[name].double() for part in parts]).mean(0).float())
+        torch.testing.assert_close(
+            value, torch.stack([part[name].double() for part in parts]).mean(0).float()
+        )
 
 
 def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(recipe, write):
@@ -250,11 +284,27 @@ def test_the_average_of_a_run_is_the_mean_of_its_last_checkpoints(recipe, write)
 @pytest.mark.slow
 def test_a_chat_vector_is_added_as_written_by_hand(cpt, base_model, tmp_path):
     places = {"after": tmp_path / "run" / "final", "chat": tmp_path / "chat"}
-    folders = {name: other_than(base_model, place, seed) for seed, (name, place) in enumerate(places.items())}
+    folders = {
+        name: other_than(base_model, place, seed)
+        for seed, (name, place) in enumerate(places.items())
+    }
     (tmp_path / "run" / "recipe.yaml").touch()
     (tmp_path / "run" / "status.json").write_text('{"state": "finished"}')
-    words = ("--after", tmp_path / "run", "--base", base_model, "--chat", folders["chat"], "--scale", 0.5)
-    assert cpt("merge", "--method", "task_arithmetic", *words, "-o", tmp_path / "out").returncode == 0
+    words = (
+        "--after",
+        tmp_path / "run",
+        "--base",
+        base_model,
+        "--chat",
+        folders["chat"],
+        "--scale",
+        0.5,
+    )
+    assert (
+        cpt("merge", "--method", "task_arithmetic", *words, "-o", tmp_path / "out").returncode == 0
+    )
     base, after, chat, out = map(weights, (base_model, *folders.values(), tmp_path / "out"))
     for name, value in out.items():
-        torch.testing.assert_close(value, after[name] + 0.5 * (chat[name] - base[name]), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            value, after[name] + 0.5 * (chat[name] - base[name]), rtol=1e-5, atol=1e-6
+        )

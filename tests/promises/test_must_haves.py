@@ -61,7 +61,16 @@ STAGES = {  # `stage`, and the class that trains it
     "distill_on_policy": "DistillationTrainer",
     "gkd": "GKDTrainer",
 }
-OPTIMIZERS = ["adamw", "adamw_8bit", "paged_adamw_8bit", "sgd", "muon", "soap", "shampoo", "torch.optim:NAdam"]
+OPTIMIZERS = [
+    "adamw",
+    "adamw_8bit",
+    "paged_adamw_8bit",
+    "sgd",
+    "muon",
+    "soap",
+    "shampoo",
+    "torch.optim:NAdam",
+]
 SCHEDULES = {  # `schedule.name`, and what else it needs
     "constant": "",
     "linear": "",
@@ -135,7 +144,14 @@ IDS = torch.arange(3, 63).view(2, 30)
 def smallest_config(family: str) -> dict:
     """For the tokenizer of the promises."""
     if family in OTHERS:
-        return {"model_type": family, **SHAPE, **OTHERS[family], **SPECIAL, "vocab_size": 320, "pad_token_id": 0}
+        return {
+            "model_type": family,
+            **SHAPE,
+            **OTHERS[family],
+            **SPECIAL,
+            "vocab_size": 320,
+            "pad_token_id": 0,
+        }
     if family == "cpt-gpt2":
         return tiny_config(family, vocab_size=384, unpadded_vocab_size=320)
     return tiny_config(family, vocab_size=320)
@@ -167,11 +183,13 @@ def tiny_base(tmp_path_factory) -> Path:
     """A model with the tokenizer of recipes/tiny: the base of stage `cpt`, and a teacher."""
     folder = tmp_path_factory.mktemp("tiny_base")
     tokenizer = TINY_RECIPES / "tokenizer"
-    model = build_model(ROOT / "recipes/models/tiny/llama.yaml", tokenizer, ["model.from_scratch=true"])
-    model.save_pretrained(folder)
-    load_tokenizer(load_recipe(TINY_RECIPES / "pretrain.yaml", [f"tokenizer.path={tokenizer}"])).save_pretrained(
-        folder
+    model = build_model(
+        ROOT / "recipes/models/tiny/llama.yaml", tokenizer, ["model.from_scratch=true"]
     )
+    model.save_pretrained(folder)
+    load_tokenizer(
+        load_recipe(TINY_RECIPES / "pretrain.yaml", [f"tokenizer.path={tokenizer}"])
+    ).save_pretrained(folder)
     return folder
 
 
@@ -215,7 +233,9 @@ def two_steps(recipe, write):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_is_built_and_does_steps(name, two_steps):
     dtype = "bfloat16" if name.endswith("8bit") else "float32"
-    before, after, _ = two_steps(f"optimizer.name={name}", "optimizer.learning_rate=0.1", f"model.dtype={dtype}")
+    before, after, _ = two_steps(
+        f"optimizer.name={name}", "optimizer.learning_rate=0.1", f"model.dtype={dtype}"
+    )
     for old, new in zip(before, after, strict=True):
         assert new.isfinite().all() and not new.equal(old)
 
@@ -223,7 +243,9 @@ def test_an_optimizer_is_built_and_does_steps(name, two_steps):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_is_built_and_does_steps(name, two_steps):
-    _, _, rates = two_steps(f"schedule={{name: {name}, {SCHEDULES[name]}}}", "optimizer.learning_rate=0.1")
+    _, _, rates = two_steps(
+        f"schedule={{name: {name}, {SCHEDULES[name]}}}", "optimizer.learning_rate=0.1"
+    )
     assert rates and all(0 < rate <= 0.1 for rate in rates)
 
 
@@ -264,7 +286,9 @@ def test_a_command_has_a_help_page(command, typed):
 @pytest.mark.parametrize("command", WITH_LORA)
 def test_a_command_takes_lora(command, typed):
     _, said = typed(command, "--help")
-    assert re.search(r"^\W*--lora\b", said, re.MULTILINE), said  # and not only in the words about it
+    assert re.search(r"^\W*--lora\b", said, re.MULTILINE), (
+        said
+    )  # and not only in the words about it
 
 
 @pytest.mark.heavy
@@ -304,7 +328,14 @@ def made() -> Callable[[str], list[str]]:
     """The words of the command that a target of the Makefile starts."""
 
     def dry_run(target: str) -> list[str]:
-        words = ["make", "--dry-run", "--no-print-directory", target, f"VENV={sys.prefix}", "GPUS=2"]
+        words = [
+            "make",
+            "--dry-run",
+            "--no-print-directory",
+            target,
+            f"VENV={sys.prefix}",
+            "GPUS=2",
+        ]
         words.append(f"--old-file={sys.prefix}/.installed")  # the environment is not made anew
         printed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         return shlex.split(printed.splitlines()[-1])

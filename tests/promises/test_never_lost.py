@@ -14,7 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from promises.conftest import events, losses, metrics, status, tiny_recipe, weights, write_texts, written
+from promises.conftest import (
+    events,
+    losses,
+    metrics,
+    status,
+    tiny_recipe,
+    weights,
+    write_texts,
+    written,
+)
 from tiny import Planted
 
 from cpt import load_recipe
@@ -52,7 +61,10 @@ def killed(cpt, file) -> Path:
     folder = file.parent / "killed"
     folder.mkdir()
     shutil.copy(file.with_name("my_lab.py"), folder)
-    assert cpt("train", file, folder=folder, environment={"TROUBLE": "kill@6"}).returncode == -signal.SIGKILL
+    assert (
+        cpt("train", file, folder=folder, environment={"TROUBLE": "kill@6"}).returncode
+        == -signal.SIGKILL
+    )
     return folder / "runs/run"
 
 
@@ -72,7 +84,13 @@ def train(cpt, file, my_lab):
     """Type `cpt train` in a folder of the test's own, with trouble or without."""
 
     def begin(*words, trouble="", environment=None):
-        return cpt("train", file, *words, folder=my_lab, environment={"TROUBLE": trouble, **(environment or {})})
+        return cpt(
+            "train",
+            file,
+            *words,
+            folder=my_lab,
+            environment={"TROUBLE": trouble, **(environment or {})},
+        )
 
     return begin
 
@@ -85,7 +103,11 @@ def run(my_lab) -> Path:
 def is_same(run, straight) -> bool:
     """Each step once, with the losses and weights of the uninterrupted run."""
     steps = [row["step"] for row in metrics(run)]
-    return steps == [*range(1, STEPS + 1)] and losses(run) == losses(straight) and weights(run) == weights(straight)
+    return (
+        steps == [*range(1, STEPS + 1)]
+        and losses(run) == losses(straight)
+        and weights(run) == weights(straight)
+    )
 
 
 def checkpoints(run) -> list[str]:
@@ -107,9 +129,13 @@ def copy(killed, run):
 # Killed
 
 
-def test_killed_between_two_steps_a_run_resumes_bit_for_bit_and_repeats_no_step_before(train, copy, straight):
+def test_killed_between_two_steps_a_run_resumes_bit_for_bit_and_repeats_no_step_before(
+    train, copy, straight
+):
     run = copy()
-    assert len(losses(run)) == 5 and checkpoints(run)[-1] == "checkpoint-4"  # step 5 is trained and logged again
+    assert (
+        len(losses(run)) == 5 and checkpoints(run)[-1] == "checkpoint-4"
+    )  # step 5 is trained and logged again
     assert train(trouble="callback@4").returncode == 0 and is_same(run, straight)
     assert "LookupError" not in json.dumps(events(run))  # the callback did not see step 4 again
 
@@ -138,13 +164,17 @@ def test_killed_at_any_moment_and_in_its_export_a_run_resumes_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_killed_while_a_checkpoint_is_written_in_the_background_a_run_resumes_bit_for_bit(train, run, straight):
+def test_killed_while_a_checkpoint_is_written_in_the_background_a_run_resumes_bit_for_bit(
+    train, run, straight
+):
     in_background = "checkpoints.in_background=true"
     assert train(in_background, trouble="kill@6").returncode == -signal.SIGKILL
     assert train(in_background).returncode == 0 and is_same(run, straight)
 
 
-def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(recipe, write, tmp_path, monkeypatch):
+def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(
+    recipe, write, tmp_path, monkeypatch
+):
     """What a power cut could lose: files, the manifest, a name in a folder."""
     monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
     on_disk, published, order = set(), [], []
@@ -164,18 +194,27 @@ def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(recipe, write, 
             order.append(Path(target).name)
         rename(source, target, **options)
 
-    for name, recorded in {"fsync": recorded_fsync, "rename": recorded_rename, "replace": os.replace}.items():
+    for name, recorded in {
+        "fsync": recorded_fsync,
+        "rename": recorded_rename,
+        "replace": os.replace,
+    }.items():
         monkeypatch.setattr(os, name, recorded)
     train_recipe(load_recipe(write({**recipe, "checkpoints": {"every_steps": 4}})))
     assert published == ["checkpoint-4", "checkpoint-8"]
     run = (tmp_path / "runs/run").stat().st_ino
-    assert all(order[order.index(name) + 1] == run for name in published)  # next the folder with the new name
+    assert all(
+        order[order.index(name) + 1] == run for name in published
+    )  # next the folder with the new name
     stored = [path for path in (tmp_path / "store").rglob("*") if path.suffix in (".bin", ".npy")]
     assert stored and [path.name for path in stored if path.stat().st_ino not in on_disk] == []
 
 
 def test_the_newest_checkpoints_are_kept_and_those_that_the_recipe_names(recipe, write, corpus):
-    recipe["checkpoints"] = {"every_tokens": 256, "keep": {"last": 2, "every": 4, "best": "eval_held_loss"}}
+    recipe["checkpoints"] = {
+        "every_tokens": 256,
+        "keep": {"last": 2, "every": 4, "best": "eval_held_loss"},
+    }
     held_out = [{"path": str(corpus / "held_out.jsonl"), "name": "held"}]
     recipe["evaluation"] = {"every_steps": 1, "perplexity": held_out}
     recipe["schedule"] = {"name": "linear", "warmup_tokens": 1024}
@@ -183,7 +222,9 @@ def test_the_newest_checkpoints_are_kept_and_those_that_the_recipe_names(recipe,
     lines = metrics(run, having="eval_held_loss")
     figures = {line["step"]: line["eval_held_loss"] for line in lines if line["step"]}
     assert len(figures) == STEPS and min(figures.values()) != figures[1]
-    assert {*checkpoints(run)} == {f"checkpoint-{step}" for step in (4, 7, 8, min(figures, key=figures.get))}
+    assert {*checkpoints(run)} == {
+        f"checkpoint-{step}" for step in (4, 7, 8, min(figures, key=figures.get))
+    }
 
 
 # Signals
@@ -213,7 +254,10 @@ def test_stopped_in_an_evaluation_the_run_makes_it_up(train, run, corpus):
     assert train(evaluated, trouble="term@4").returncode == 75
     assert train(evaluated).returncode == 0
     figures, of_whole = (
-        [(row["step"], row["eval_held_out_loss"]) for row in metrics(folder, having="eval_held_out_loss")]
+        [
+            (row["step"], row["eval_held_out_loss"])
+            for row in metrics(folder, having="eval_held_out_loss")
+        ]
         for folder in (run, run.with_name("whole"))
     )
     assert figures == of_whole and [step for step, _ in figures] == [0, 2, 4, 6, 8]
@@ -240,10 +284,14 @@ def damage(path, how):
 
 
 def files_of(checkpoint) -> list[str]:
-    return sorted(path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()
+    )
 
 
-def test_a_checkpoint_that_was_cut_is_set_aside_with_the_reason_and_the_one_before_is_used(train, copy, straight):
+def test_a_checkpoint_that_was_cut_is_set_aside_with_the_reason_and_the_one_before_is_used(
+    train, copy, straight
+):
     run = copy()
     damage(run / "checkpoint-4/model.safetensors", "cut")
     assert train().returncode == 0 and is_same(run, straight)
@@ -266,12 +314,18 @@ def test_any_damage_to_any_file_of_a_checkpoint_is_found(cpt, copy):
             path.write_bytes(content)
 
 
-def test_a_run_without_an_intact_checkpoint_stops_and_restarts_only_with_the_option(train, copy, straight):
+def test_a_run_without_an_intact_checkpoint_stops_and_restarts_only_with_the_option(
+    train, copy, straight
+):
     run = copy()
     for checkpoint in checkpoints(run):
         damage(run / checkpoint / "optimizer.pt", "flipped bit")
     refused = train()
-    assert refused.returncode == 2 and "--allow-restart" in refused.stderr and "optimizer.pt" in refused.stderr
+    assert (
+        refused.returncode == 2
+        and "--allow-restart" in refused.stderr
+        and "optimizer.pt" in refused.stderr
+    )
     assert train("--allow-restart").returncode == 0 and is_same(run, straight)
 
 
@@ -311,7 +365,11 @@ def test_a_program_planted_in_a_checkpoint_never_runs(train, copy, tmp_path, nam
     else:
         (theirs / name).write_bytes(pickle.dumps(Planted(tmp_path / "ran")))
     refused = train("--resume", theirs, "name=other")
-    assert refused.returncode == 2 and "checkpoint-4" in refused.stderr and not (tmp_path / "ran").exists()
+    assert (
+        refused.returncode == 2
+        and "checkpoint-4" in refused.stderr
+        and not (tmp_path / "ran").exists()
+    )
 
 
 # Bad steps
@@ -326,7 +384,10 @@ def updates(run) -> set[int]:
 
 def test_steps_whose_loss_is_nan_or_jumps_are_skipped_and_written_down(train, run):
     assert train(trouble="nan@3 spike@7").returncode == 0
-    assert [(event["kind"], event["step"]) for event in events(run)] == [("nan_skipped", 3), ("spike_skipped", 7)]
+    assert [(event["kind"], event["step"]) for event in events(run)] == [
+        ("nan_skipped", 3),
+        ("spike_skipped", 7),
+    ]
     assert updates(run) == {STEPS - 2} and len(losses(run)) == STEPS
 
 
@@ -337,17 +398,30 @@ def test_a_first_step_of_absurd_loss_is_skipped(train, run):
 
 def test_weights_that_are_not_finite_are_not_saved(train, run):
     refused = train(trouble="weights@7")
-    assert refused.returncode == 2 and checkpoints(run) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert refused.returncode == 2 and checkpoints(run) == [
+        "checkpoint-2",
+        "checkpoint-4",
+        "checkpoint-6",
+    ]
 
 
 @pytest.mark.slow
 def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(train, run, my_lab):
     seen = f"monitoring.callbacks=[{{name: 'my_lab:Trouble'}}, {{name: 'my_lab:Seen', file: {my_lab}/seen.jsonl}}]"
-    assert train("safety.loss_guard={name: robust, skips: 1}", seen, trouble="nan@4,6").returncode == 0
-    assert [event["kind"] for event in events(run)] == ["nan_skipped", "nan_skipped", "rolled_back", "set_aside"]
+    assert (
+        train("safety.loss_guard={name: robust, skips: 1}", seen, trouble="nan@4,6").returncode == 0
+    )
+    assert [event["kind"] for event in events(run)] == [
+        "nan_skipped",
+        "nan_skipped",
+        "rolled_back",
+        "set_aside",
+    ]
     assert events(run)[2]["to_step"] == 2
     lines = [json.loads(line)["rows"] for line in (my_lab / "seen.jsonl").read_text().splitlines()]
-    steps = [{*one, *other} for one, other in zip(lines[::2], lines[1::2], strict=True)]  # two micro-batches each
+    steps = [
+        {*one, *other} for one, other in zip(lines[::2], lines[1::2], strict=True)
+    ]  # two micro-batches each
     first, again = steps[:6], steps[6:]
     assert len(again) == 6 and again[:2] == [first[2], first[4]]
     assert not (first[3] | first[5]) & set().union(*again)
@@ -361,7 +435,9 @@ def test_a_run_that_diverged_too_often_ends(train, run):
 
 @pytest.mark.slow
 def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run):
-    assert train(*NO_DROPOUT, trouble="memory@3").returncode == 0  # dropout draws other numbers in other micro-batches
+    assert (
+        train(*NO_DROPOUT, trouble="memory@3").returncode == 0
+    )  # dropout draws other numbers in other micro-batches
     assert train(*NO_DROPOUT, "name=whole").returncode == 0
     assert [event["kind"] for event in events(run)] == ["out_of_memory"]
     assert losses(run) == pytest.approx(losses(run.with_name("whole")), rel=1e-5)
@@ -379,7 +455,10 @@ def test_a_data_worker_that_dies_is_replaced_and_no_row_is_lost(train, run, stra
 def test_a_run_whose_files_have_changed_is_not_resumed(cpt, recipe, write, my_lab, corpus, run):
     own = shutil.copy(corpus / "domain.jsonl", my_lab / "own.jsonl")
     recipe["data"]["sources"] = [{"path": str(own)}]
-    recipe |= {"checkpoints": {"every_steps": 2}, "monitoring": {"callbacks": [{"name": "my_lab:Trouble"}]}}
+    recipe |= {
+        "checkpoints": {"every_steps": 2},
+        "monitoring": {"callbacks": [{"name": "my_lab:Trouble"}]},
+    }
     file = write(recipe)
     assert cpt("train", file, folder=my_lab, environment={"TROUBLE": "term@3"}).returncode == 75
     with own.open("a") as documents:
@@ -387,7 +466,11 @@ def test_a_run_whose_files_have_changed_is_not_resumed(cpt, recipe, write, my_la
     assert cpt("train", file, folder=my_lab).returncode == 2
     (run / "inputs.json").unlink()  # the checkpoint knows its data, too
     refused = cpt("train", file, folder=my_lab)
-    assert refused.returncode == 2 and "Traceback" not in refused.stderr and not (run / "final").exists()
+    assert (
+        refused.returncode == 2
+        and "Traceback" not in refused.stderr
+        and not (run / "final").exists()
+    )
 
 
 # The disk
@@ -419,15 +502,23 @@ def test_a_full_disk_costs_no_checkpoint_and_the_run_resumes_when_space_is_free_
     ballast = fill(disk)
     assert typed.wait().returncode in (0, 2) and "Traceback" not in typed.stderr
     ballast.unlink()
-    assert train().returncode == 0 and weights(run) == weights(straight) and losses(run) == losses(straight)
+    assert (
+        train().returncode == 0
+        and weights(run) == weights(straight)
+        and losses(run) == losses(straight)
+    )
 
 
 # Several processes
 
 
 @pytest.mark.slow
-def test_two_processes_then_one_then_two_make_the_same_steps(together, train, file, my_lab, run, of_two):
-    for one in together(2, "train", file, *NO_DROPOUT, folder=my_lab, environment={"TROUBLE": "term@3"}):
+def test_two_processes_then_one_then_two_make_the_same_steps(
+    together, train, file, my_lab, run, of_two
+):
+    for one in together(
+        2, "train", file, *NO_DROPOUT, folder=my_lab, environment={"TROUBLE": "term@3"}
+    ):
         assert one.wait().returncode == 75
     assert train(*NO_DROPOUT, trouble="term@7").returncode == 75
     for one in together(2, "train", file, *NO_DROPOUT, folder=my_lab):
@@ -438,19 +529,33 @@ def test_two_processes_then_one_then_two_make_the_same_steps(together, train, fi
 @pytest.mark.slow
 def test_two_processes_measure_each_held_out_row_once(together, train, file, my_lab, run):
     text = "the model reads a document and learns which word comes " * 4
-    held_out = write_texts(my_lab / "held.jsonl", [text.replace("word", f"word{number}") for number in range(3)])
-    words = (f"evaluation={{perplexity: [{{path: {held_out}}}]}}", "data.packing=none", "budget.tokens=256")
+    held_out = write_texts(
+        my_lab / "held.jsonl", [text.replace("word", f"word{number}") for number in range(3)]
+    )
+    words = (
+        f"evaluation={{perplexity: [{{path: {held_out}}}]}}",
+        "data.packing=none",
+        "budget.tokens=256",
+    )
     words += ("training.per_device_eval_batch_size=1",)
     for one in together(2, "train", file, *words, folder=my_lab):
         assert one.wait().returncode == 0, one.output
     assert train(*words, "name=alone").returncode == 0
-    by_two, alone = (metrics(folder, having="eval_held_tokens") for folder in (run, run.with_name("alone")))
-    assert [row["eval_held_tokens"] for row in by_two] == [row["eval_held_tokens"] for row in alone] != []
+    by_two, alone = (
+        metrics(folder, having="eval_held_tokens") for folder in (run, run.with_name("alone"))
+    )
+    assert (
+        [row["eval_held_tokens"] for row in by_two]
+        == [row["eval_held_tokens"] for row in alone]
+        != []
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_where_one_of_two_processes_dies_the_other_ends_and_the_run_resumes(together, file, my_lab, run, of_two):
+def test_where_one_of_two_processes_dies_the_other_ends_and_the_run_resumes(
+    together, file, my_lab, run, of_two
+):
     words = ("train", file, *NO_DROPOUT)
     first, last = together(2, *words, folder=my_lab, environment={"TROUBLE": "kill/1@5"})
     assert last.wait().returncode == -signal.SIGKILL and first.wait(120).returncode > 0
@@ -464,7 +569,9 @@ def both(together, file, my_lab):
     """Train on two processes with trouble or without; returns their exit codes."""
 
     def begin(*words, trouble=""):
-        typed = together(2, "train", file, *NO_DROPOUT, *words, folder=my_lab, environment={"TROUBLE": trouble})
+        typed = together(
+            2, "train", file, *NO_DROPOUT, *words, folder=my_lab, environment={"TROUBLE": trouble}
+        )
         return [one.wait().returncode for one in typed]
 
     return begin
@@ -484,14 +591,25 @@ def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run
     guard = "safety.loss_guard={name: robust, skips: 1}"
     assert both(guard, trouble="nan/1@4,6") == [76, 76] and both(guard) == [0, 0]
     kinds = [(event["kind"], event["step"]) for event in events(run)]
-    assert kinds[:3] == [("nan_skipped", 4), ("nan_skipped", 6), ("rolled_back", 6)] and len(losses(run)) == STEPS
-    assert both("safety.on_spike=my_lab:asked_of_the_first", "name=asked", trouble="nan/1@3,5") == [0, 0]
-    assert [event["kind"] for event in events(run.with_name("asked"))] == ["nan_skipped", "nan_skipped"]
+    assert (
+        kinds[:3] == [("nan_skipped", 4), ("nan_skipped", 6), ("rolled_back", 6)]
+        and len(losses(run)) == STEPS
+    )
+    assert both("safety.on_spike=my_lab:asked_of_the_first", "name=asked", trouble="nan/1@3,5") == [
+        0,
+        0,
+    ]
+    assert [event["kind"] for event in events(run.with_name("asked"))] == [
+        "nan_skipped",
+        "nan_skipped",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_signal_to_one_of_two_processes_in_an_evaluation_ends_both_and_they_make_it_up(both, run, of_two, corpus):
+def test_a_signal_to_one_of_two_processes_in_an_evaluation_ends_both_and_they_make_it_up(
+    both, run, of_two, corpus
+):
     evaluated = f"evaluation={{perplexity: [{{path: {corpus}/held_out.jsonl}}], every_steps: 2}}"
     assert both(evaluated, trouble="term/1@4") == [75, 75] and both(evaluated) == [0, 0]
     assert [row["step"] for row in metrics(run, having="eval_held_out_loss")] == [0, 2, 4, 6, 8]

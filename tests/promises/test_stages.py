@@ -13,7 +13,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 from trl.experimental import cpo, gkd, orpo
 
 from cpt import export_model
@@ -32,7 +38,9 @@ SHAPE |= {"num_attention_heads": 4, "eos_token_id": 2, "bos_token_id": None, "pa
 def words(tmp_path_factory) -> Path:
     """A Llama of random weights that knows 27 words and a chat."""
     folder = tmp_path_factory.mktemp("words")
-    backend = Tokenizer(WordLevel({word: row for row, word in enumerate(ENTRIES)}, unk_token="<unk>"))
+    backend = Tokenizer(
+        WordLevel({word: row for row, word in enumerate(ENTRIES)}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = WhitespaceSplit()
     special = {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "eos")}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
@@ -87,10 +95,19 @@ def stage_trainer(words, write, tmp_path):
             "stage": stage,
             "output_dir": str(tmp_path / "runs"),
             "model": {"path": str(words), **(model or {})},
-            "data": {"sequence_length": 32, "sources": [{"path": str(tmp_path / "rows.jsonl")}], **(data or {})},
+            "data": {
+                "sequence_length": 32,
+                "sources": [{"path": str(tmp_path / "rows.jsonl")}],
+                **(data or {}),
+            },
             "budget": {"tokens": steps * batch * 32},
             "optimizer": {"learning_rate": 1e-2, "weight_decay": 0.0},
-            "training": {"use_cpu": True, "per_device_train_batch_size": batch, "logging_steps": 1, **training},
+            "training": {
+                "use_cpu": True,
+                "per_device_train_batch_size": batch,
+                "logging_steps": 1,
+                **training,
+            },
         }
         return trainer_of(write(sections))
 
@@ -135,7 +152,11 @@ def trls_trainer(theirs, config, folder, rows, tokenizer, model, *, teacher=None
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in ("dpo", "kto") else pytest.param(name, marks=pytest.mark.slow) for name in PREFERENCES]
+    "name",
+    [
+        name if name in ("dpo", "kto") else pytest.param(name, marks=pytest.mark.slow)
+        for name in PREFERENCES
+    ],
 )
 def test_a_preference_loss_is_that_of_trls_own_trainer(name, stage_trainer, words, tmp_path):
     options, theirs, config = PREFERENCES[name]
@@ -147,7 +168,11 @@ def test_a_preference_loss_is_that_of_trls_own_trainer(name, stage_trainer, word
     before = loss_of_a_batch(ours)
     moved(ours.model)
     moved(other.model)
-    assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5) != pytest.approx(before, rel=1e-3)
+    assert (
+        loss_of_a_batch(ours)
+        == pytest.approx(loss_of_a_batch(other), rel=1e-5)
+        != pytest.approx(before, rel=1e-3)
+    )
 
 
 def test_a_reward_models_loss_is_that_of_trls_own_trainer(stage_trainer, tmp_path):
@@ -184,10 +209,19 @@ def test_the_loss_of_gkd_is_that_of_trls_own_trainer(stage_trainer, words, teach
     ours, _, tokenizer = stage_trainer(
         "gkd", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), **options
     )
-    model, other_teacher = (AutoModelForCausalLM.from_pretrained(folder) for folder in (words, teacher))
+    model, other_teacher = (
+        AutoModelForCausalLM.from_pretrained(folder) for folder in (words, teacher)
+    )
     options["max_length"] = 32
     other = trls_trainer(
-        gkd.GKDTrainer, gkd.GKDConfig, tmp_path, chats(), tokenizer, model, teacher=other_teacher, **options
+        gkd.GKDTrainer,
+        gkd.GKDConfig,
+        tmp_path,
+        chats(),
+        tokenizer,
+        model,
+        teacher=other_teacher,
+        **options,
     )
     assert loss_of_a_batch(ours) == pytest.approx(loss_of_a_batch(other), rel=1e-5)
 
@@ -195,7 +229,11 @@ def test_the_loss_of_gkd_is_that_of_trls_own_trainer(stage_trainer, words, teach
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 def test_the_loss_of_distillation_is_the_divergence_written_by_hand(beta, stage_trainer, teacher):
     ours, _, _ = stage_trainer(
-        "distill", chats(), data={"packing": "none"}, teacher_model_name_or_path=str(teacher), beta=beta
+        "distill",
+        chats(),
+        data={"packing": "none"},
+        teacher_model_name_or_path=str(teacher),
+        beta=beta,
     )
     batch = next(iter(ours.get_train_dataloader()))
     learned = batch["labels"][:, 1:] != -100
@@ -215,9 +253,14 @@ def test_packed_conversations_have_the_loss_of_each_alone(stage_trainer):
         trainer, _, _ = stage_trainer("sft", chats(), batch=1, data={"packing": packing})
         rows = (trainer.rows[number] for number in range(count))
         batches = [{name: value[None] for name, value in row.items()} for row in rows]
-        learned = torch.tensor(sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches))
+        learned = torch.tensor(
+            sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in batches)
+        )
         model = trainer.model.eval()
-        parts = [float(trainer.compute_loss(model, batch, num_items_in_batch=learned)) for batch in batches]
+        parts = [
+            float(trainer.compute_loss(model, batch, num_items_in_batch=learned))
+            for batch in batches
+        ]
         losses[packing] = sum(parts), int(learned)
     assert losses["best_fit"] == pytest.approx(losses["none"], rel=1e-5)
 
@@ -226,9 +269,14 @@ def test_sft_learns_its_answers_by_heart(stage_trainer, tmp_path):
     trainer, recipe, tokenizer = stage_trainer("sft", chats(), steps=120)
     trainer.train()
     exported = export_model(trainer, recipe, tokenizer, tmp_path / "exported")
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(exported),
+        AutoTokenizer.from_pretrained(exported),
+    )
     options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
     for question, answer in (row["messages"] for row in chats()):
         prompt = tokenizer.apply_chat_template([question], **options)
-        written = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+        written = model.generate(**prompt, max_new_tokens=5, do_sample=False)[
+            0, prompt["input_ids"].shape[1] :
+        ]
         assert tokenizer.decode(written) == answer["content"] + " <eos>"

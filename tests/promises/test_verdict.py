@@ -48,7 +48,10 @@ def texts(tmp_path_factory) -> Path:
 
 def nats_by_hand(folder: Path, file: Path) -> tuple[list[float], list[int]]:
     """Per document: the negative log-likelihood of all tokens except the first, and the number of bytes."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     nats, sizes = [], []
     for text in texts_in(file):
         ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
@@ -78,14 +81,18 @@ def changed(base_model, texts, tmp_path_factory):
                 optimizer.zero_grad()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += {"better": 0, "worse": 0.3, "equal": 1e-4}[name] * torch.randn_like(parameter)
+                parameter += {"better": 0, "worse": 0.3, "equal": 1e-4}[name] * torch.randn_like(
+                    parameter
+                )
         shutil.copytree(base_model, folder / name)
         model.save_pretrained(folder / name)
     return folder
 
 
 def test_bits_per_byte_are_those_of_a_loop_in_plain_transformers(changed, texts):
-    (found,) = evaluate_model(changed / "better", {"held": texts / "held_domain.jsonl"}, sequence_length=128)["sets"]
+    (found,) = evaluate_model(
+        changed / "better", {"held": texts / "held_domain.jsonl"}, sequence_length=128
+    )["sets"]
     nats, sizes = nats_by_hand(changed / "better", texts / "held_domain.jsonl")
     assert found["documents"] == len(nats) == 40 and found["num_bytes"] == sum(sizes)
     assert found["bits_per_byte"] == pytest.approx(sum(nats) / math.log(2) / sum(sizes), rel=1e-5)
@@ -93,13 +100,22 @@ def test_bits_per_byte_are_those_of_a_loop_in_plain_transformers(changed, texts)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]), rel=1e-5)
 
 
-def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(base_model, changed, texts):
+def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(
+    base_model, changed, texts
+):
     held = texts / "held_domain.jsonl"
-    (found,) = evaluate_model(changed / "better", {"held": held}, against=base_model, sequence_length=128)["sets"]
-    (before, sizes), (after, _) = nats_by_hand(base_model, held), nats_by_hand(changed / "better", held)
+    (found,) = evaluate_model(
+        changed / "better", {"held": held}, against=base_model, sequence_length=128
+    )["sets"]
+    (before, sizes), (after, _) = (
+        nats_by_hand(base_model, held),
+        nats_by_hand(changed / "better", held),
+    )
     bits, sizes = (torch.tensor(after) - torch.tensor(before)) / math.log(2), torch.tensor(sizes)
     drawn = torch.randint(0, 40, (4000, 40), generator=torch.Generator().manual_seed(0))
-    low, high = torch.quantile(bits[drawn].sum(1) / sizes[drawn].sum(1), torch.tensor([0.025, 0.975])).tolist()
+    low, high = torch.quantile(
+        bits[drawn].sum(1) / sizes[drawn].sum(1), torch.tensor([0.025, 0.975])
+    ).tolist()
     against = found["against"]
     assert against["difference"] == pytest.approx(float(bits.sum() / sizes.sum()), rel=1e-4)
     assert against["items"] == 40 and against["num_worse"] == int((bits > 0).sum())
@@ -110,7 +126,15 @@ def test_the_interval_of_a_difference_is_that_of_a_bootstrap_over_documents(base
     "name", ["better", *(pytest.param(name, marks=pytest.mark.slow) for name in ("worse", "equal"))]
 )
 def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, changed, texts, cpt):
-    words = ("--against", base_model, "--text", f"held={texts}/held_domain.jsonl", "--sequence-length", 128, "--json")
+    words = (
+        "--against",
+        base_model,
+        "--text",
+        f"held={texts}/held_domain.jsonl",
+        "--sequence-length",
+        128,
+        "--json",
+    )
     ended = cpt("evaluate", changed / name, *words)
     assert ended.returncode == 0, ended.output
     (found,) = json.loads(ended.stdout)["sets"]
@@ -122,14 +146,21 @@ def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, change
 
 def test_documents_longer_than_a_row_are_evaluated_to_their_end(changed, texts):
     held = {"held": texts / "held_domain.jsonl"}
-    short, long = (evaluate_model(changed / "better", held, sequence_length=length)["sets"][0] for length in (24, 128))
+    short, long = (
+        evaluate_model(changed / "better", held, sequence_length=length)["sets"][0]
+        for length in (24, 128)
+    )
     assert (short["tokens"], short["num_bytes"]) == (long["tokens"], long["num_bytes"])
 
 
 def test_nothing_is_concluded_from_a_few_documents(base_model, changed, texts, tmp_path):
     few = write_texts(tmp_path / "few.jsonl", texts_in(texts / "held_domain.jsonl")[:6])
-    (found,) = evaluate_model(changed / "better", {"few": few}, against=base_model, sequence_length=128)["sets"]
-    assert found["against"]["items"] == 6 and found["verdict"].partition(": ")[2].startswith("unknown")
+    (found,) = evaluate_model(
+        changed / "better", {"few": few}, against=base_model, sequence_length=128
+    )["sets"]
+    assert found["against"]["items"] == 6 and found["verdict"].partition(": ")[2].startswith(
+        "unknown"
+    )
 
 
 def test_texts_that_cannot_be_evaluated_are_refused(base_model, texts, tmp_path, cpt):
@@ -144,7 +175,9 @@ def test_texts_that_cannot_be_evaluated_are_refused(base_model, texts, tmp_path,
 @pytest.fixture
 def continued(recipe, base_model, texts, tmp_path):
     """Continued pre-training of the base on domain text, with held-out sets of both kinds."""
-    sets = [{"path": str(texts / f"held_{name}.jsonl"), "name": name} for name in ("domain", "general")]
+    sets = [
+        {"path": str(texts / f"held_{name}.jsonl"), "name": name} for name in ("domain", "general")
+    ]
     tasks = [{"name": "domain_test", "questions": 0}]
     return {
         **recipe,
@@ -165,14 +198,23 @@ def test_it_worked_only_where_the_interval_says_so(continued, texts, write):
     """One run learns the domain; one learns random words at a rate that moves no figure: its tiny gain may be certain,
     and is none."""
     noise = random.Random(0)
-    write_texts(texts / "noise.jsonl", [" ".join(noise.choices(DOMAIN + GENERAL, k=20)) for _ in range(80)])
+    write_texts(
+        texts / "noise.jsonl", [" ".join(noise.choices(DOMAIN + GENERAL, k=20)) for _ in range(80)]
+    )
     for name, rate, source in (("learns", 3e-3, "domain"), ("idles", 1e-9, "noise")):
         continued["data"]["sources"] = [{"path": str(texts / f"{source}.jsonl")}]
-        run = train(load_recipe(write({**continued, "name": name, "optimizer": {"learning_rate": rate}}))).parent
+        run = train(
+            load_recipe(write({**continued, "name": name, "optimizer": {"learning_rate": rate}}))
+        ).parent
         found = verdict_of(run)
-        is_better = found["domain"]["high"] < 0 and found["domain"]["low"] < -0.001 * found["domain"]["before"]
+        is_better = (
+            found["domain"]["high"] < 0
+            and found["domain"]["low"] < -0.001 * found["domain"]["before"]
+        )
         assert (found["worked"] is True) == is_better == (name == "learns")
-        assert (run / "verdict.md").read_text().partition("**")[2].startswith("It worked") == is_better
+        assert (run / "verdict.md").read_text().partition("**")[2].startswith(
+            "It worked"
+        ) == is_better
 
 
 @pytest.mark.slow
@@ -183,7 +225,9 @@ def test_harm_is_reported_as_harm(continued, texts, write):
     continued["data"]["sources"] = [{"path": str(texts / "domain.jsonl")}]
     del continued["evaluation"]["retain"]
     continued["evaluation"]["perplexity"] = continued["evaluation"]["perplexity"][1:]
-    found = verdict_of(train(load_recipe(write({**continued, "optimizer": {"learning_rate": 1e-2}}))).parent)
+    found = verdict_of(
+        train(load_recipe(write({**continued, "optimizer": {"learning_rate": 1e-2}}))).parent
+    )
     assert found["worked"] is False and found["domain"]["low"] > 0
 
 
@@ -197,7 +241,10 @@ def test_forgetting_is_reported_and_stops_a_run_where_the_recipe_says_so(continu
     continued["evaluation"] |= {"retain": {"general": 0.02}, "every_steps": 4}
     run = train(load_recipe(write(continued))).parent
     found = verdict_of(run)
-    assert found["general"]["low"] > 0 and next(one for one in found["sets"] if one["name"] == "general")["is_general"]
+    assert (
+        found["general"]["low"] > 0
+        and next(one for one in found["sets"] if one["name"] == "general")["is_general"]
+    )
     assert max(row["step"] for row in metrics(run, having="step")) < 20 and found["stopped"]
 
 
@@ -210,12 +257,17 @@ def test_a_run_ends_with_its_verdict_on_one_page(continued, write, cpt):
     assert {one["name"]: one["documents"] for one in found["sets"]} == {"domain": 40, "general": 40}
     held = {"d": continued["evaluation"]["perplexity"][0]["path"]}
     folders = continued["model"]["path"], run
-    by_hand = [evaluate_model(folder, held, sequence_length=128)["sets"][0]["bits_per_byte"] for folder in folders]
+    by_hand = [
+        evaluate_model(folder, held, sequence_length=128)["sets"][0]["bits_per_byte"]
+        for folder in folders
+    ]
     domain = next(one for one in found["sets"] if one["name"] == "domain")
     assert [domain["before"], domain["after"]] == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_planted_contamination_is_found_by_file_and_line_and_removed_by_a_filter(recipe, tmp_path, write, cpt):
+def test_planted_contamination_is_found_by_file_and_line_and_removed_by_a_filter(
+    recipe, tmp_path, write, cpt
+):
     planted = " ".join(f"word{number} and" for number in range(30))
     clean = [*documents(DOMAIN, 8, 3), planted.replace("word", "other")]
     dirty = write_texts(tmp_path / "dirty.jsonl", [*clean, f"as it is said {planted} and so on"])
@@ -229,12 +281,16 @@ def test_planted_contamination_is_found_by_file_and_line_and_removed_by_a_filter
     assert cpt("contamination", write(recipe)).returncode == 0
 
 
-def test_contamination_inside_a_longer_document_is_found_and_common_phrases_are_not(recipe, tmp_path, write, cpt):
+def test_contamination_inside_a_longer_document_is_found_and_common_phrases_are_not(
+    recipe, tmp_path, write, cpt
+):
     common = " ".join(f"shared{number}" for number in range(13))
     questions = [" ".join(f"word{n}of{number}" for n in range(20)) for number in range(20)]
     exam = write_texts(tmp_path / "exam.jsonl", [f"{common} {question}" for question in questions])
     filler = " ".join(documents(DOMAIN, 20, 3))
-    dirty = write_texts(tmp_path / "dirty.jsonl", [f"{filler} {questions[3]} {filler}", f"{filler} {common} a b c"])
+    dirty = write_texts(
+        tmp_path / "dirty.jsonl", [f"{filler} {questions[3]} {filler}", f"{filler} {common} a b c"]
+    )
     recipe["data"]["sources"] = [{"path": str(dirty)}]
     recipe["evaluation"] = {"perplexity": [{"path": str(exam), "name": "exam"}]}
     found = json.loads(cpt("contamination", write(recipe), "--json").stdout)

@@ -43,12 +43,21 @@ class Seen(TrainerCallback):
 
         def note(module, arguments, inputs):
             if module.training:
-                rows = zip(inputs["input_ids"], inputs["labels"], inputs["position_ids"], strict=True)
+                rows = zip(
+                    inputs["input_ids"], inputs["labels"], inputs["position_ids"], strict=True
+                )
                 digests = [
-                    hashlib.sha256(b"".join(part.numpy().tobytes() for part in row)).hexdigest()[:16] for row in rows
+                    hashlib.sha256(b"".join(part.numpy().tobytes() for part in row)).hexdigest()[
+                        :16
+                    ]
+                    for row in rows
                 ]
                 with self.file.open("a") as file:
-                    line = {"step": state.global_step + 1, "rank": args.process_index, "rows": digests}
+                    line = {
+                        "step": state.global_step + 1,
+                        "rank": args.process_index,
+                        "rows": digests,
+                    }
                     file.write(json.dumps({**line, "ids": inputs["input_ids"].tolist()}) + "\n")
 
         model.register_forward_pre_hook(note, with_kwargs=True)
@@ -73,7 +82,11 @@ class Trouble(TrainerCallback):
         """The model's loss is what goes wrong."""
 
         def before(module, arguments, inputs):
-            if module.training and len(inputs["input_ids"]) > 1 and self.is_due(state.global_step + 1, "memory"):
+            if (
+                module.training
+                and len(inputs["input_ids"]) > 1
+                and self.is_due(state.global_step + 1, "memory")
+            ):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
         def after(module, arguments, outputs):
@@ -104,7 +117,9 @@ class FragileAdamW(torch.optim.AdamW):
 
     def state_dict(self):
         """Called in a save."""
-        if Trouble().is_due(int(max((state["step"] for state in self.state.values()), default=0)), "save"):
+        if Trouble().is_due(
+            int(max((state["step"] for state in self.state.values()), default=0)), "save"
+        ):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().state_dict()
 

@@ -36,7 +36,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def load(here: Path) -> Load:
     """Load a recipe from its text; `only` stands alone, else it is added to a valid one."""
 
-    def load_text(added: str = "", *overrides: str, only: str | None = None, lora: bool = False) -> Recipe:
+    def load_text(
+        added: str = "", *overrides: str, only: str | None = None, lora: bool = False
+    ) -> Recipe:
         Path("r.yaml").write_text(SOUND + added if only is None else only)
         return load_recipe("r.yaml", overrides, lora=lora)
 

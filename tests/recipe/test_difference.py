@@ -9,7 +9,12 @@ from cpt.recipe.tree import dotted
 
 
 def test_each_differing_key_has_one_line(load):
-    changes = ["optimizer.learning_rate=2e-5", "data.sources.0.weight=2", "training.bf16=true", "model.lora={r: 8}"]
+    changes = [
+        "optimizer.learning_rate=2e-5",
+        "data.sources.0.weight=2",
+        "training.bf16=true",
+        "model.lora={r: 8}",
+    ]
     assert differing_keys(load(), load("", *changes, "seed=1")) == [
         "seed: 42 -> 1",
         "model.lora: null -> {r: 8}",
@@ -32,7 +37,11 @@ def test_sources_are_compared_by_name_and_a_further_one_is_one_line(load):
 
 def test_a_free_change_does_not_make_another_run(load):
     changes = ["monitoring.trackers=[wandb]", "description=x", "tags=[y]", "name=z", "output_dir=o"]
-    changes += ["checkpoints.every_steps=5", "training.logging_steps=1", "training.dataloader_num_workers=2"]
+    changes += [
+        "checkpoints.every_steps=5",
+        "training.logging_steps=1",
+        "training.dataloader_num_workers=2",
+    ]
     changes += ["training.fsdp=true", "training.fsdp_config={cpu_offload: true}"]
     assert differing_keys(load(), load("", *changes)) == []
 
@@ -42,18 +51,35 @@ def test_every_key_of_the_schema_has_a_class_of_change():
         *above, key = location
         section = section_in(annotation_at(tuple(above)))
         inherits = key == "name" and issubclass(section, Component)
-        assert inherits or own_class_of_change(keys_of(section)[key]), f"{location}: Free, FromStep or Fixed"
+        assert inherits or own_class_of_change(keys_of(section)[key]), (
+            f"{location}: Free, FromStep or Fixed"
+        )
         assert class_of_change(dotted(location)) in CLASSES_OF_CHANGE, location
 
 
 @pytest.mark.parametrize(
     ("expected", "keys"),
     [
-        ("fixed", ["model.path", "model.lora.r", "optimizer.name", "optimizer.betas", "training.bf16"]),
-        ("fixed", ["data.sources[general].path", "evaluation.perplexity[general].path", "data.packing"]),
-        ("from_step", ["data.sources[general]", "data.sources[general].weight", "data.sources.0.weight"]),
-        ("from_step", ["optimizer.learning_rate", "optimizer.embedding_learning_rate", "schedule.floor"]),
-        ("from_step", ["training.max_grad_norm", "budget.tokens", "evaluation.perplexity[general]"]),
+        (
+            "fixed",
+            ["model.path", "model.lora.r", "optimizer.name", "optimizer.betas", "training.bf16"],
+        ),
+        (
+            "fixed",
+            ["data.sources[general].path", "evaluation.perplexity[general].path", "data.packing"],
+        ),
+        (
+            "from_step",
+            ["data.sources[general]", "data.sources[general].weight", "data.sources.0.weight"],
+        ),
+        (
+            "from_step",
+            ["optimizer.learning_rate", "optimizer.embedding_learning_rate", "schedule.floor"],
+        ),
+        (
+            "from_step",
+            ["training.max_grad_norm", "budget.tokens", "evaluation.perplexity[general]"],
+        ),
         ("free", ["checkpoints.keep.last", "training.logging_steps", "evaluation.tasks[0].limit"]),
     ],
 )

@@ -28,9 +28,9 @@ def test_the_keys_are_those_of_the_real_class_and_its_defaults_fit_them(config):
     fields = {field.name: field for field in dataclasses.fields(real_class(config)) if field.init}
     assert keys.keys() == fields.keys()
     for name, field in fields.items():
-        assert not isinstance(field.default, SIMPLE) or any(fits(field.default, kind) for kind in keys[name].kinds), (
-            name
-        )
+        assert not isinstance(field.default, SIMPLE) or any(
+            fits(field.default, kind) for kind in keys[name].kinds
+        ), name
 
 
 def test_the_stages_have_the_classes_and_columns_that_we_look_up():
@@ -47,7 +47,10 @@ def test_a_class_that_yaml_cannot_express_is_left_to_its_owner():
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("from elsewhere_entirely import Base\n\nclass Config(Base): pass\n", "`elsewhere_entirely`"),
+        (
+            "from elsewhere_entirely import Base\n\nclass Config(Base): pass\n",
+            "`elsewhere_entirely`",
+        ),
         ("from json import Missing\n\nclass Config(Missing): pass\n", "`Missing`"),
         ("def broken(:\n", "cannot read"),
     ],
@@ -60,8 +63,13 @@ def test_a_source_that_cannot_be_followed_is_an_error_and_never_an_empty_table(h
 
 def test_the_columns_of_a_users_stage_are_found_where_it_imports_them_from(here):
     (here / "own_lab_parts.py").write_text('COLUMNS = ("prompt", "chosen", "rejected")\n')
-    (here / "own_lab.py").write_text("from own_lab_parts import COLUMNS\nraise AssertionError('imported')\n")
-    assert columns_of_stage("own_lab") == ("prompt", "chosen", "rejected") and "own_lab" not in sys.modules
+    (here / "own_lab.py").write_text(
+        "from own_lab_parts import COLUMNS\nraise AssertionError('imported')\n"
+    )
+    assert (
+        columns_of_stage("own_lab") == ("prompt", "chosen", "rejected")
+        and "own_lab" not in sys.modules
+    )
 
 
 @pytest.mark.parametrize("stage", ["hidden", "nowhere_lab.stage"])

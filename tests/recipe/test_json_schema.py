@@ -41,14 +41,23 @@ def test_the_shipped_recipes_are_valid(validator, path):
 
 @pytest.mark.parametrize(
     "added",
-    ["", "training: {bf16: true, logging_strategy: steps}", "training: more.yaml", "optimizer: o.yml", "seed: 1e3"]
+    [
+        "",
+        "training: {bf16: true, logging_strategy: steps}",
+        "training: more.yaml",
+        "optimizer: o.yml",
+        "seed: 1e3",
+    ]
     + ["optimizer: {name: my:own, anything: 1}", "stage: my_lab.stage\ntraining: {anything: 1}"]
     + [
         "evaluation: {retain: general}",
         "evaluation: {retain: [code, {tasks: null}]}",
         "evaluation: {retain: {a: 0.1}}",
     ]
-    + ["evaluation: {perplexity: [{base: h.yaml}, h.yaml]}", "tokenizer: {base: t.yaml, revision: null}"],
+    + [
+        "evaluation: {perplexity: [{base: h.yaml}, h.yaml]}",
+        "tokenizer: {base: t.yaml, revision: null}",
+    ],
 )
 def test_what_the_loader_takes_is_valid(is_valid, added):
     assert is_valid(f"{SOUND}{added}\n")
@@ -56,7 +65,14 @@ def test_what_the_loader_takes_is_valid(is_valid, added):
 
 @pytest.mark.parametrize(
     "added",
-    ["modle: 1", "seed: 1.5", "seed: -1", "tokenizer: a/b", "tokenizer: {pth: a/b}", "training: {bf61: true}"]
+    [
+        "modle: 1",
+        "seed: 1.5",
+        "seed: -1",
+        "tokenizer: a/b",
+        "tokenizer: {pth: a/b}",
+        "training: {bf61: true}",
+    ]
     + ["training: {learning_rate: 1}", "training: {bf16: 3}", "training: {logging_strategy: step}"]
     + [
         "evaluation: {retain: genral}",
@@ -73,18 +89,27 @@ def test_what_the_loader_refuses_is_not_valid(is_valid, added):
 @pytest.mark.parametrize(
     ("valid", "values"),
     [
-        (True, ["r: 8", "quantize: nf4, double_quantize: true", "method: loha, module_dropout: 0.1"]),
+        (
+            True,
+            ["r: 8", "quantize: nf4, double_quantize: true", "method: loha, module_dropout: 0.1"],
+        ),
         (False, ["rank: 8", "quantize: nf5", "method: prefix_tuning"]),
     ],
 )
 def test_lora_has_the_keys_of_peft(is_valid, valid, values):
-    texts = [SOUND.replace("{path: a/b}", f"{{path: a/b, lora: {{{value}}}}}", 1) for value in values]
+    texts = [
+        SOUND.replace("{path: a/b}", f"{{path: a/b, lora: {{{value}}}}}", 1) for value in values
+    ]
     assert [is_valid(text) for text in texts] == [valid] * len(texts)
 
 
-@pytest.mark.parametrize(("valid", "values"), [(True, ['"1_000"', "1.5B", "1 k"]), (False, ["20GB", "many", "1X"])])
+@pytest.mark.parametrize(
+    ("valid", "values"), [(True, ['"1_000"', "1.5B", "1 k"]), (False, ["20GB", "many", "1X"])]
+)
 def test_numbers_may_have_units_that_editors_take_for_text(is_valid, valid, values):
-    assert [is_valid(SOUND.replace("tokens: 5", f"tokens: {value}")) for value in values] == [valid] * len(values)
+    assert [is_valid(SOUND.replace("tokens: 5", f"tokens: {value}")) for value in values] == [
+        valid
+    ] * len(values)
 
 
 def test_a_recipe_on_a_base_needs_nothing_else(is_valid):

@@ -31,7 +31,9 @@ def test_a_whole_entry_and_a_whole_list_can_be_replaced(load):
 
 
 def test_an_override_makes_the_sections_on_its_way_and_an_empty_value_is_null(load):
-    assert load("tokenizer: {path: null}\n", "model={path: a/b, lora: null}", "model.lora.r=4").model.lora == {"r": 4}
+    assert load(
+        "tokenizer: {path: null}\n", "model={path: a/b, lora: null}", "model.lora.r=4"
+    ).model.lora == {"r": 4}
     assert load("checkpoints: {every_steps: 5}\n", "checkpoints.keep=").checkpoints.keep is None
 
 
@@ -57,7 +59,15 @@ def test_a_base_below_another_files_keys_would_have_no_effect_and_is_refused(mis
 
 @pytest.mark.parametrize(
     "override",
-    ["modle.path=x", "model.pth=x", "seed", "=3", "data.sources.1.weight=2", "data.sources.x=2", "name.first=2"]
+    [
+        "modle.path=x",
+        "model.pth=x",
+        "seed",
+        "=3",
+        "data.sources.1.weight=2",
+        "data.sources.x=2",
+        "name.first=2",
+    ]
     + ["training.learning_rate=1", "seed=[1", "seed=010", "model=gone.yaml"],
 )
 def test_a_mistake_quotes_the_override(mistakes, override):
@@ -85,18 +95,45 @@ def test_a_dumped_recipe_has_defaults_and_nulls_in_the_schemas_order(load):
     text = dump_recipe(load())
     keys = [line.partition(":")[0] for line in text.splitlines() if not line.startswith((" ", "-"))]
     assert keys == list(Recipe.model_fields)
-    assert "  revision: null\n" in text and "  learning_rate: 1e-5\n" in text and dump_recipe(load()) == text
+    assert (
+        "  revision: null\n" in text
+        and "  learning_rate: 1e-5\n" in text
+        and dump_recipe(load()) == text
+    )
 
 
 PROTOTYPE = (REPOSITORY / "recipes/prototype_rtx4090.yaml").read_bytes()
 SCRAPS = st.sampled_from(
-    ["\t", ":", "- ", "{", "]", "&a ", "*a", "!!x ", "\x00", "'", "010", "null", "base: a.yaml\n", "<<: ", "1e9"]
+    [
+        "\t",
+        ":",
+        "- ",
+        "{",
+        "]",
+        "&a ",
+        "*a",
+        "!!x ",
+        "\x00",
+        "'",
+        "010",
+        "null",
+        "base: a.yaml\n",
+        "<<: ",
+        "1e9",
+    ]
 )
-CUT = st.tuples(st.integers(0, len(PROTOTYPE)), st.integers(0, 8), SCRAPS.map(str.encode) | st.binary(max_size=3))
+CUT = st.tuples(
+    st.integers(0, len(PROTOTYPE)),
+    st.integers(0, 8),
+    SCRAPS.map(str.encode) | st.binary(max_size=3),
+)
 
 
 @settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(cuts=st.lists(CUT, min_size=1, max_size=4))
 def test_a_spoilt_recipe_is_a_recipe_error_with_lines_or_still_a_recipe(tmp_path, cuts):

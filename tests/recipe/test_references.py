@@ -22,14 +22,20 @@ def with_model(text: str) -> str:
 
 
 def test_a_whole_recipe_may_build_on_another(load, here):
-    (here / "base.yaml").write_text(with_model("models/m.yaml") + "optimizer: {name: adamw, learning_rate: 1e-4}\n")
-    recipe = load(only="base: base.yaml\nname: mine\noptimizer: {learning_rate: 2e-4}\nmodel: {dtype: float32}\n")
+    (here / "base.yaml").write_text(
+        with_model("models/m.yaml") + "optimizer: {name: adamw, learning_rate: 1e-4}\n"
+    )
+    recipe = load(
+        only="base: base.yaml\nname: mine\noptimizer: {learning_rate: 2e-4}\nmodel: {dtype: float32}\n"
+    )
     assert (recipe.name, recipe.optimizer.learning_rate) == ("mine", 2e-4)
     assert (recipe.model.path, recipe.model.dtype) == ("base/model", "float32")
 
 
 def test_lists_are_replaced_and_phases_take_the_place_of_a_bases_weights(load, here):
-    (here / "mixture.yaml").write_text("sources: [{name: a, path: x/a, weight: 3}, {name: b, path: x/b}]\n")
+    (here / "mixture.yaml").write_text(
+        "sources: [{name: a, path: x/a, weight: 3}, {name: b, path: x/b}]\n"
+    )
     (here / "base.yaml").write_text(with_model("models/m.yaml") + "tags: [a, b]\n")
     data = "{base: mixture.yaml, phases: [{weights: {a: 1, b: 1}}]}"
     recipe = load(only=f"base: base.yaml\nname: r\ntags: [c]\ndata: {data}\n")
@@ -37,7 +43,9 @@ def test_lists_are_replaced_and_phases_take_the_place_of_a_bases_weights(load, h
 
 
 def test_a_section_that_names_a_file_takes_nothing_of_an_outer_base(load, here):
-    (here / "base.yaml").write_text(with_model("{path: old/model, config: {model_type: qwen2, vocab_size: 3}}"))
+    (here / "base.yaml").write_text(
+        with_model("{path: old/model, config: {model_type: qwen2, vocab_size: 3}}")
+    )
     for model in ("models/m.yaml", "{base: models/m.yaml}"):
         config = load(only=f"base: base.yaml\nmodel: {model}\n").model.config
         assert config == {"model_type": "llama", "hidden_size": 64}
@@ -63,7 +71,9 @@ def test_every_kind_of_section_may_be_a_file(load, here):
     assert recipe.training == {"bf16": True, "logging_steps": 3} and recipe.model.lora == {"r": 4}
 
 
-def test_paths_start_from_the_file_that_names_them_then_from_here_then_from_the_shipped_recipes(load, here):
+def test_paths_start_from_the_file_that_names_them_then_from_here_then_from_the_shipped_recipes(
+    load, here
+):
     (here / "mine/models").mkdir(parents=True)
     (here / "mine/models/m.yaml").write_text("path: mine/model\n")
     (here / "mine/r.yaml").write_text(with_model("models/m.yaml"))
@@ -116,7 +126,11 @@ HELD = "held_out_share: 0.1"
 
 def sets_of(recipe):
     evaluation = recipe.evaluation
-    return evaluation.retain, [one.name for one in evaluation.perplexity], [one.name for one in evaluation.tasks]
+    return (
+        evaluation.retain,
+        [one.name for one in evaluation.perplexity],
+        [one.name for one in evaluation.tasks],
+    )
 
 
 @pytest.mark.parametrize("word", RETAIN_PRESETS)
@@ -131,8 +145,14 @@ def test_a_word_adds_its_set_or_its_tasks_and_the_saved_recipe_is_equal(load, he
 @pytest.mark.parametrize(
     ("evaluation", "found"),
     [
-        ("retain: [general, {code: 0.02}, tasks], every_steps: 5, tasks: [{name: piqa, limit: 3}]", "general code"),
-        ("retain: {code: 0.02, general: null, tasks: null}, every_steps: 5, tasks: [piqa]", "general code"),
+        (
+            "retain: [general, {code: 0.02}, tasks], every_steps: 5, tasks: [{name: piqa, limit: 3}]",
+            "general code",
+        ),
+        (
+            "retain: {code: 0.02, general: null, tasks: null}, every_steps: 5, tasks: [piqa]",
+            "general code",
+        ),
         ("retain: general, perplexity: [{path: a/b, name: general}]", "general"),
         ("retain: general, perplexity: [{path: texts/general.jsonl}]", "None"),
     ],
@@ -141,13 +161,21 @@ def test_words_stand_in_lists_and_limits_and_the_recipes_own_sets_win(load, eval
     recipe = load(f"evaluation: {{{HELD}, {evaluation}}}\n")
     retain, sets, tasks = sets_of(recipe)
     assert sets == [None if name == "None" else name for name in found.split()]
-    assert retain == {name: 0.02 if name == "code" else None for name in (found if sets[0] else "general").split()}
+    assert retain == {
+        name: 0.02 if name == "code" else None for name in (found if sets[0] else "general").split()
+    }
     assert tasks == (["piqa", "hellaswag", "arc_easy"] if len(sets) > 1 else [])
 
 
 def test_a_source_of_this_name_is_meant_and_words_of_a_base_are_merged(load, here):
-    (here / "base.yaml").write_text(with_model("{path: a/b}") + f"evaluation: {{{HELD}, retain: general}}\n")
-    recipe = load("", "evaluation.retain.code=null", only="base: base.yaml\nevaluation: {retain: python-code}\n")
+    (here / "base.yaml").write_text(
+        with_model("{path: a/b}") + f"evaluation: {{{HELD}, retain: general}}\n"
+    )
+    recipe = load(
+        "",
+        "evaluation.retain.code=null",
+        only="base: base.yaml\nevaluation: {retain: python-code}\n",
+    )
     assert sets_of(recipe)[:2] == (
         dict.fromkeys(("general", "python-code", "code")),
         ["general", "code", "python-code"],

@@ -27,10 +27,18 @@ NEAR = "data.sources[0].replay_kl=0.1"
         (SCRATCH, ["model={path: a/b, from_scratch: true, lora: {}}"], "LoRA weights"),
         ("stage: dpo\n", [NEAR], "`data.sources[0].replay_kl` `stage`"),
         (SCRATCH, [f"model={LLAMA}}}", NEAR], "`data.sources[0].replay_kl` `model.from_scratch`"),
-        ("", ["model.resize_embeddings=true", NEAR], "`data.sources[0].replay_kl` `model.resize_embeddings`"),
+        (
+            "",
+            ["model.resize_embeddings=true", NEAR],
+            "`data.sources[0].replay_kl` `model.resize_embeddings`",
+        ),
         ("", ["model.train_only=new_rows", NEAR], "`data.sources[0].replay_kl` `model.train_only`"),
         ("", ["model.fused_loss=true", NEAR], "`data.sources[0].replay_kl` `model.fused_loss`"),
-        ("training: {parallelism_config: {sp_size: 2}}\n", [NEAR], "replay_kl` `training.parallelism_config`"),
+        (
+            "training: {parallelism_config: {sp_size: 2}}\n",
+            [NEAR],
+            "replay_kl` `training.parallelism_config`",
+        ),
         ("stage: dpo\ntraining: {beta: 0}\n", [], "r.yaml:6: `dpo` `training.beta`"),
         ("stage: distill\n", [], "`distill` `training.teacher_model_name_or_path`"),
         ("", ["model={path: a/b, train_only: new_rows, lora: {}}"], "LoRA new_rows"),
@@ -42,17 +50,37 @@ NEAR = "data.sources[0].replay_kl=0.1"
             ["model.train_only=[lm_head]"],
             "`model.train_only` use_reentrant `training.gradient_checkpointing_kwargs`",
         ),
-        ("safety: {loss_guard: null, on_spike: abort}\n", [], "`safety.on_spike` effect `safety.loss_guard`"),
+        (
+            "safety: {loss_guard: null, on_spike: abort}\n",
+            [],
+            "`safety.on_spike` effect `safety.loss_guard`",
+        ),
         (SCRATCH, [f"model={LLAMA}, revision: x}}"], "`model.revision` effect `model.path`"),
-        ("checkpoints: {every_steps: 1, every_tokens: 1}\n", [], "`checkpoints.every_steps` every_tokens"),
+        (
+            "checkpoints: {every_steps: 1, every_tokens: 1}\n",
+            [],
+            "`checkpoints.every_steps` every_tokens",
+        ),
         (
             "evaluation: {every_steps: 1, every_tokens: 1, held_out_share: 0.1}\n",
             [],
             "`evaluation.every_tokens`: line 5",
         ),
-        ("evaluation: {every_steps: 1}\n", [], "`evaluation.every_steps` effect `evaluation.held_out_share`"),
-        ("evaluation: {tasks_every_tokens: 99}\n", [], "r.yaml:5: `evaluation.tasks_every_tokens` `evaluation.tasks`"),
-        ("evaluation: {tasks: [hellaswag], tasks_device: cpu}\n", [], "`evaluation.tasks_device` effect"),
+        (
+            "evaluation: {every_steps: 1}\n",
+            [],
+            "`evaluation.every_steps` effect `evaluation.held_out_share`",
+        ),
+        (
+            "evaluation: {tasks_every_tokens: 99}\n",
+            [],
+            "r.yaml:5: `evaluation.tasks_every_tokens` `evaluation.tasks`",
+        ),
+        (
+            "evaluation: {tasks: [hellaswag], tasks_device: cpu}\n",
+            [],
+            "`evaluation.tasks_device` effect",
+        ),
         ("checkpoints: {keep: 5}\n", [], "`checkpoints.keep` effect `checkpoints.every_tokens`"),
         ("checkpoints: {average: 2}\n", [], "`checkpoints.average` `checkpoints.every_tokens`"),
         ("checkpoints: {average: 4}\n", [EVERY], "`checkpoints.average` `checkpoints.keep`"),
@@ -63,10 +91,22 @@ NEAR = "data.sources[0].replay_kl=0.1"
         ("", ["budget={}"], "`budget.tokens` `budget.epochs`"),
         ("", ["data.sources=[{path: a/texts}, {path: b/texts}]"], "`texts` `name`"),
         ("evaluation: {perplexity: [{path: a/b}, {path: c/d, name: b}]}\n", [], "`b` `name`"),
-        ("evaluation: {held_out_share: 0.1, perplexity: [{path: other/texts}]}\n", [], "`texts` `name`"),
-        ("evaluation: {perplexity: [{path: b.jsonl, split: test}]}\n", [], "`evaluation.perplexity[0].split` effect"),
+        (
+            "evaluation: {held_out_share: 0.1, perplexity: [{path: other/texts}]}\n",
+            [],
+            "`texts` `name`",
+        ),
+        (
+            "evaluation: {perplexity: [{path: b.jsonl, split: test}]}\n",
+            [],
+            "`evaluation.perplexity[0].split` effect",
+        ),
         ("", ["data.packing=sliding_window"], "`data.stride` 64"),
-        ("", ["data.packing=token_budget"], "token_budget `training.per_device_train_batch_size: 1`"),
+        (
+            "",
+            ["data.packing=token_budget"],
+            "token_budget `training.per_device_train_batch_size: 1`",
+        ),
     ],
 )
 def test_a_contradiction_is_reported_with_both_sides(mistakes, added, overrides, named):
@@ -82,15 +122,30 @@ LOW = f"{{until_learning_rate: 0.2, weights: {BOTH}}}"
 @pytest.mark.parametrize(
     ("phases", "named"),
     [
-        ("[{weights: {code: 1}}, {until: 5, weights: {prose: 1}}]", "`data.phases[0].until` missing"),
+        (
+            "[{weights: {code: 1}}, {until: 5, weights: {prose: 1}}]",
+            "`data.phases[0].until` missing",
+        ),
         ("[{weights: {code: 1, prose: 1, prosa: 1}}]", "`prosa` `prose`"),
-        ("[{until: 9, weights: {code: 0}}, {weights: {code: 1, prose: 1}}]", "`data.phases[0].weights`"),
+        (
+            "[{until: 9, weights: {code: 0}}, {weights: {code: 1, prose: 1}}]",
+            "`data.phases[0].weights`",
+        ),
         ("[{weights: {code: 1}}]", "`prose` weight"),
         ("[{weights: {code: 1, prose: -1}}]", "`data.phases[0].weights.prose`: 0,"),
         (f"[{{until: 9, change: linear, weights: {BOTH}}}]", "first phase"),
-        ("[{until: 9, weights: {code: 1}}, {change: linear, weights: {prose: 1}}]", "`until` `until_learning_rate`"),
-        (f"[{{until: 9, until_learning_rate: 0.2, weights: {BOTH}}}]", "`data.phases[0].until_learning_rate`"),
-        (f"[{LOW}, {{until_learning_rate: 0.5, weights: {BOTH}}}]", "`data.phases[1].until_learning_rate` 0.2"),
+        (
+            "[{until: 9, weights: {code: 1}}, {change: linear, weights: {prose: 1}}]",
+            "`until` `until_learning_rate`",
+        ),
+        (
+            f"[{{until: 9, until_learning_rate: 0.2, weights: {BOTH}}}]",
+            "`data.phases[0].until_learning_rate`",
+        ),
+        (
+            f"[{LOW}, {{until_learning_rate: 0.5, weights: {BOTH}}}]",
+            "`data.phases[1].until_learning_rate` 0.2",
+        ),
         (f"[{{context_length: 256, weights: {BOTH}}}]", "128"),
     ],
 )
@@ -143,7 +198,10 @@ HELD = "perplexity: [{path: a/b, name: code}, {path: a/c, name: prose}]"
         ("{retain: general}", "`evaluation.retain` domain"),
         (f"{{{HELD}, retain: {{tasks: 0.1}}, every_steps: 5}}", "`evaluation.retain.tasks` null"),
         (f"{{{HELD}, retain: {{prose: null, code: null}}}}", "`evaluation.retain`"),
-        (f"{{{HELD}, retain: {{prose: 0.02}}}}", "`evaluation.retain.prose` `evaluation.every_tokens`"),
+        (
+            f"{{{HELD}, retain: {{prose: 0.02}}}}",
+            "`evaluation.retain.prose` `evaluation.every_tokens`",
+        ),
         (f"{{{HELD}, retain: {{prose: 0}}, every_steps: 5}}", "`evaluation.retain.prose`: 0,"),
     ],
 )
@@ -161,11 +219,19 @@ def test_retained_sets_are_held_out_and_measured(mistakes, evaluation, named):
         ["training.bf16=true", "training.fp16=false"],
         ["evaluation.perplexity=[{path: other/texts}]"],
         ["data.packing=token_budget", "training.per_device_train_batch_size=1"],
-        ["data.sources=[{path: a/b, subset: x, split: test, revision: y, streaming: true, data_files: [x]}]"],
+        [
+            "data.sources=[{path: a/b, subset: x, split: test, revision: y, streaming: true, data_files: [x]}]"
+        ],
         ["data.sources=[{path: 'lab.data:dump', options: {x: 1}}]"],
-        [TWO, f"data.phases=[{{until: 9, weights: {{code: 1}}}}, {{until: 99, change: linear, weights: {BOTH}}}]"],
+        [
+            TWO,
+            f"data.phases=[{{until: 9, weights: {{code: 1}}}}, {{until: 99, change: linear, weights: {BOTH}}}]",
+        ],
         ["evaluation={perplexity: [{path: a/b}, {path: a/c}], retain: {c: 0.02}, every_steps: 5}"],
-        ["data.sources=[{path: a/b, name: x}, {path: a/c}]", "evaluation={held_out_share: 0.1, retain: {x: null}}"],
+        [
+            "data.sources=[{path: a/b, name: x}, {path: a/c}]",
+            "evaluation={held_out_share: 0.1, retain: {x: null}}",
+        ],
     ],
 )
 def test_what_fits_together_passes(load, overrides):
@@ -180,8 +246,19 @@ def test_rules_run_beside_mistakes_in_other_sections_and_not_on_a_section_with_a
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("a/b/*.txt", "b"), ("/a/b/**/c-*.parquet", "b"), ("./x.MD", "x"), ("x.tar", "x.tar"), ("*.txt", "*")]
-    + [("v1.5", "v1.5"), ("a/b.jsonl.gz", "b"), ("b.tar.gz", "b.tar.gz"), ("s3://bucket/c/*.parquet", "c")],
+    [
+        ("a/b/*.txt", "b"),
+        ("/a/b/**/c-*.parquet", "b"),
+        ("./x.MD", "x"),
+        ("x.tar", "x.tar"),
+        ("*.txt", "*"),
+    ]
+    + [
+        ("v1.5", "v1.5"),
+        ("a/b.jsonl.gz", "b"),
+        ("b.tar.gz", "b.tar.gz"),
+        ("s3://bucket/c/*.parquet", "c"),
+    ],
 )
 def test_a_source_is_named_after_the_last_part_of_its_path(path, name):
     assert reported_name(Source(path=path)) == name

@@ -36,7 +36,13 @@ def test_a_finished_run_is_its_exported_model(run_folder, tiny_recipe, tmp_path)
 
 def test_other_paths_a_models_folder_and_a_checkpoint_are_no_runs(run_folder):
     (run_folder / "checkpoint-4").mkdir()
-    for path in ("gpt2", "nvidia/Minitron-8B-Base", "./nowhere", run_folder / "checkpoint-4", run_folder / "final"):
+    for path in (
+        "gpt2",
+        "nvidia/Minitron-8B-Base",
+        "./nowhere",
+        run_folder / "checkpoint-4",
+        run_folder / "final",
+    ):
         assert not is_run(str(path)) and result_of_run(str(path)) == str(path)
     assert result_of_run(None) is None
 

@@ -63,17 +63,25 @@ def test_the_recipe_of_an_older_run_may_have_removed_keys_without_a_value(load):
 
 
 def test_all_that_is_missing_is_reported(mistakes):
-    assert [line.split("`")[1] for line in mistakes(only="name: x\n")] == ["budget", "data", "model"]
+    assert [line.split("`")[1] for line in mistakes(only="name: x\n")] == [
+        "budget",
+        "data",
+        "model",
+    ]
 
 
 def takes_several_types(annotation: object) -> bool:
     return isinstance(annotation, UnionType) and len({*get_args(annotation)} - {NoneType}) > 1
 
 
-@pytest.mark.parametrize("key", [key for key in all_keys() if takes_several_types(annotation_at(key))], ids=dotted)
+@pytest.mark.parametrize(
+    "key", [key for key in all_keys() if takes_several_types(annotation_at(key))], ids=dotted
+)
 def test_no_key_of_several_types_shows_pydantics_names(mistakes, key):
     added = ["evaluation.perplexity=[{path: x}]"] if key[0] == "evaluation" else []
-    lines = [line for value in ("3.5", "[]") for line in mistakes("", *added, f"{dotted(key)}={value}")]
+    lines = [
+        line for value in ("3.5", "[]") for line in mistakes("", *added, f"{dotted(key)}={value}")
+    ]
     assert all(f"`{dotted(key)}`: " in line for line in lines)
 
 
@@ -102,7 +110,10 @@ WRONG = [
     *(("budget.tokens", text) for text in ("2GB", "1.5", "0.0001k", "'3'", "1X", "-1M", ".nan")),
     *(("data.chunk_bytes", text) for text in ("20M", "1k", "-5")),
     *(("data.sequence_length", text) for text in ("4KB", "1e12")),
-    *(("model.rope", text) for text in ("{theta: .nan}", "{theta: 1e6, length: 32K}", "{type: yarn, factor: 0.5}")),
+    *(
+        ("model.rope", text)
+        for text in ("{theta: .nan}", "{theta: 1e6, length: 32K}", "{type: yarn, factor: 0.5}")
+    ),
     *(("checkpoints.every_steps", text) for text in ("1k", "0")),
     *(("optimizer.learning_rate", text) for text in ("1e5", "0")),
     ("data.sources.0.max_documents", "20GB"),
@@ -111,8 +122,14 @@ WRONG = [
     ("data.sources.0.weight", ".inf"),
     ("monitoring.profile", "0"),
     ("training.max_grad_norm", ".nan"),
-    *(("optimizer", text) for text in ("{weight_decay: .nan}", "{betas: [0.9, 95]}", "{embedding_learning_rate: 2}")),
-    *(("optimizer", f"{{name: 'my.module:sophia', {key}}}") for key in ("rho: .nan", "embedding_learning_rate: 2")),
+    *(
+        ("optimizer", text)
+        for text in ("{weight_decay: .nan}", "{betas: [0.9, 95]}", "{embedding_learning_rate: 2}")
+    ),
+    *(
+        ("optimizer", f"{{name: 'my.module:sophia', {key}}}")
+        for key in ("rho: .nan", "embedding_learning_rate: 2")
+    ),
     *(("schedule", text) for text in ("{warmup_tokens: 2GB}", "{warmup_tokens: -5}", "{floor: 5}")),
     ("schedule", "{name: continued, schedule: {name: wsd, decay_tokens: 1MB}, trained_tokens: 1M}"),
     ("safety.loss_guard", "{window: 2}"),
@@ -121,7 +138,9 @@ WRONG = [
 
 @pytest.mark.parametrize(("key", "text"), WRONG)
 def test_a_wrong_unit_or_a_number_out_of_bounds_is_refused(mistakes, key, text):
-    assert any(f"`: `{key.replace('.0.', '[0].')}" in line for line in mistakes("", f"{key}={text}"))
+    assert any(
+        f"`: `{key.replace('.0.', '[0].')}" in line for line in mistakes("", f"{key}={text}")
+    )
 
 
 # The schema
@@ -141,5 +160,14 @@ def test_there_are_at_most_109_keys_of_our_own():
     for *above, _ in all_keys():
         annotation = annotation_at(tuple(above))
         sections.add(section_in(annotation) or section_in(item_in(annotation)))
-    bases = {base for section in sections for base in section.__mro__ if issubclass(base, BaseModel)}
-    assert sum(name in base.__dict__.get("__annotations__", {}) for base in bases for name in base.model_fields) <= 109
+    bases = {
+        base for section in sections for base in section.__mro__ if issubclass(base, BaseModel)
+    }
+    assert (
+        sum(
+            name in base.__dict__.get("__annotations__", {})
+            for base in bases
+            for name in base.model_fields
+        )
+        <= 109
+    )

@@ -23,7 +23,11 @@ from cpt.recipe.load import REPOSITORY, differing_keys, load_recipe, load_sectio
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = {"models", "mixtures", "presets", "demo", "pipelines", "search"}
-RECIPES = [path for path in sorted(FOLDER.rglob("*.yaml")) if path.relative_to(FOLDER).parts[0] not in PARTS]
+RECIPES = [
+    path
+    for path in sorted(FOLDER.rglob("*.yaml"))
+    if path.relative_to(FOLDER).parts[0] not in PARTS
+]
 MIXTURES = sorted((FOLDER / "mixtures").rglob("*.yaml"))
 BASES = {  # hardware -> the recipe that others for it start from
     "4xa100": "qwen3_8b_4xa100.yaml",
@@ -52,7 +56,9 @@ def test_a_recipe_loads_and_says_what_it_is_for(path):
     text = path.read_text()
     assert load_recipe(path).name and text.startswith("# ")
     if path.parent.name != "tiny" and path.name != "demo.yaml":
-        assert f"#   cpt plan recipes/{named(path)} " in text and re.search(r"^# Planned: .*tokens/s", text, re.M)
+        assert f"#   cpt plan recipes/{named(path)} " in text and re.search(
+            r"^# Planned: .*tokens/s", text, re.M
+        )
 
 
 def files_of(path: Path) -> set[Path]:
@@ -62,7 +68,11 @@ def files_of(path: Path) -> set[Path]:
         node = nodes.pop()
         files.add(Path(node.place.file).resolve())
         nodes += (
-            node.value.values() if isinstance(node.value, dict) else node.value if type(node.value) is list else ()
+            node.value.values()
+            if isinstance(node.value, dict)
+            else node.value
+            if type(node.value) is list
+            else ()
         )
     return files
 
@@ -83,10 +93,16 @@ def test_another_model_is_another_line(path):
 
 
 def test_another_path_is_refused_unless_its_shape_is_the_same(tmp_path):
-    config_from(load_recipe(FOLDER / "mistral_7b_24gb_lora.yaml").model.config).save_pretrained(tmp_path)
-    assert load_config(load_recipe(FOLDER / "mistral_7b_24gb_lora.yaml", [f"model.path={tmp_path}"]).model)
+    config_from(load_recipe(FOLDER / "mistral_7b_24gb_lora.yaml").model.config).save_pretrained(
+        tmp_path
+    )
+    assert load_config(
+        load_recipe(FOLDER / "mistral_7b_24gb_lora.yaml", [f"model.path={tmp_path}"]).model
+    )
     with pytest.raises(RecipeError, match="does not match the shape"):
-        load_config(load_recipe(FOLDER / "qwen3_8b_24gb_lora.yaml", [f"model.path={tmp_path}"]).model)
+        load_config(
+            load_recipe(FOLDER / "qwen3_8b_24gb_lora.yaml", [f"model.path={tmp_path}"]).model
+        )
 
 
 @pytest.mark.slow
@@ -108,7 +124,11 @@ def test_a_replay_is_one_source_beside_your_own(name, share, tmp_path):
     given = {"name": "r", "model": {"path": "a/b"}, "budget": {"epochs": 1}}
     given["data"] = {"sources": [{"path": "a/b"}, {"base": f"presets/replay/{name}.yaml"}]}
     replay = load_recipe(write_recipe(given, tmp_path / "r.yaml")).data.sources[1]
-    assert (replay.name, replay.weight) == ("general-replay", share) and replay.streaming and replay.max_documents
+    assert (
+        (replay.name, replay.weight) == ("general-replay", share)
+        and replay.streaming
+        and replay.max_documents
+    )
 
 
 SMALLER = [FOLDER / f"prototype_rtx4090_{kind}.yaml" for kind in ("64gb", "lora", "qlora")]

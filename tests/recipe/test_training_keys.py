@@ -12,9 +12,16 @@ from cpt.recipe.load import REPOSITORY, load_recipe
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):
-    training = {"bf16": True, "logging_steps": 5, "debug": ["x"], "deepspeed": {"zero_optimization": {"stage": 2}}}
+    training = {
+        "bf16": True,
+        "logging_steps": 5,
+        "debug": ["x"],
+        "deepspeed": {"zero_optimization": {"stage": 2}},
+    }
     assert load(f"training: {training}\n".replace("True", "true")).training == training
-    steps = load("training: {gradient_accumulation_steps: 1e1}\n").training["gradient_accumulation_steps"]
+    steps = load("training: {gradient_accumulation_steps: 1e1}\n").training[
+        "gradient_accumulation_steps"
+    ]
     assert steps == 10 and isinstance(steps, int)
 
 
@@ -46,8 +53,18 @@ def test_a_mistake_has_its_line_and_its_remedy(mistakes, entry, named):
 
 @pytest.mark.parametrize(
     "entry",
-    ["logging_steps: 0", "logging_steps: 1.5", "max_grad_norm: -1", "gradient_accumulation_steps: 0"]
-    + ["dataloader_num_workers: -1", "ddp_timeout: 0", "neftune_noise_alpha: -5", "label_smoothing_factor: 1.0"]
+    [
+        "logging_steps: 0",
+        "logging_steps: 1.5",
+        "max_grad_norm: -1",
+        "gradient_accumulation_steps: 0",
+    ]
+    + [
+        "dataloader_num_workers: -1",
+        "ddp_timeout: 0",
+        "neftune_noise_alpha: -5",
+        "label_smoothing_factor: 1.0",
+    ]
     + ["max_completion_length: 0", "temperature: 0", "top_p: 1.5", "beta: -0.1"],
 )
 def test_a_number_out_of_its_bounds_is_refused(mistakes, entry):
@@ -59,7 +76,10 @@ def test_a_number_out_of_its_bounds_is_refused(mistakes, entry):
 
 def test_the_bounds_themselves_pass(load):
     entries = "logging_steps: 0.05, max_grad_norm: 0, dataloader_num_workers: 0, torch_empty_cache_steps: null"
-    assert load(f"training: {{{entries}, label_smoothing_factor: 0.0}}\n").training["max_grad_norm"] == 0
+    assert (
+        load(f"training: {{{entries}, label_smoothing_factor: 0.0}}\n").training["max_grad_norm"]
+        == 0
+    )
 
 
 def test_one_knob_set_twice_is_reported_with_both_places(mistakes, here):
@@ -72,13 +92,25 @@ def test_every_key_is_passed_on_or_has_its_place(mistakes):
     """No key of the installed TrainingArguments is overlooked: ours, without effect, or passed on."""
     fields = {field.name for field in dataclasses.fields(TrainingArguments)}
     ours = fields & {*MOVED, *NO_EFFECT}
-    assert {"learning_rate", "seed", "output_dir", "save_steps", "eval_steps", "max_steps", "optim"} <= ours
-    assert len(mistakes("training:\n" + "".join(f"  {key}: 1\n" for key in sorted(ours)))) == len(ours)
+    assert {
+        "learning_rate",
+        "seed",
+        "output_dir",
+        "save_steps",
+        "eval_steps",
+        "max_steps",
+        "optim",
+    } <= ours
+    assert len(mistakes("training:\n" + "".join(f"  {key}: 1\n" for key in sorted(ours)))) == len(
+        ours
+    )
 
 
 def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(load, here):
     profile = "deepspeed_configs/ds_config_production.json"
-    assert load(f"training: {{deepspeed: {profile}}}\n").training["deepspeed"] == str(REPOSITORY / profile)
+    assert load(f"training: {{deepspeed: {profile}}}\n").training["deepspeed"] == str(
+        REPOSITORY / profile
+    )
     (here / "mine").mkdir()
     (here / "mine/d.json").write_text("{}")
     (here / "mine/t.yaml").write_text("deepspeed: d.json\n")
@@ -90,9 +122,13 @@ def test_keys_of_a_users_stage_are_left_to_its_class(load):
 
 
 def test_auto_is_taken_by_the_keys_that_a_plan_can_fill(load):
-    keys = [key for key in AUTOMATIC if key != "activation_checkpointing"]  # the new name of the same switch
+    keys = [
+        key for key in AUTOMATIC if key != "activation_checkpointing"
+    ]  # the new name of the same switch
     overrides = [f"training.{key}=auto" for key in keys]
-    assert load("", "budget.global_batch_tokens=1024", *overrides).training == dict.fromkeys(keys, "auto")
+    assert load("", "budget.global_batch_tokens=1024", *overrides).training == dict.fromkeys(
+        keys, "auto"
+    )
 
 
 @pytest.mark.parametrize("key", ["per_device_train_batch_size", "gradient_accumulation_steps"])
@@ -135,7 +171,10 @@ def test_options_are_checked_against_the_methods_own_class(mistakes, lora, named
     [
         ("cpt", {"preset": "cpt"}),
         ("{preset: cpt, r: 8}", {"preset": "cpt", "r": 8}),
-        ("{r: 8, quantize: nf4, double_quantize: false}", {"r": 8, "quantize": "nf4", "double_quantize": False}),
+        (
+            "{r: 8, quantize: nf4, double_quantize: false}",
+            {"r": 8, "quantize": "nf4", "double_quantize": False},
+        ),
     ],
 )
 def test_adapters_are_a_preset_or_options_or_both(load, written, lora):
@@ -151,9 +190,27 @@ REMEDY = re.compile(r"(?:[Ww]rite it as|written as|: write|Use|It is|Keep) `([\w
 @pytest.mark.parametrize("place", ["", "training."])
 @pytest.mark.parametrize(
     "written",  # what users of other tools write, with the value of the remedy here
-    ["lr=1e-5", "adam_beta1=[0.9, 0.95]", "lr_scheduler_type=cosine", "num_warmup_steps=100k", "max_steps=1024000"]
-    + ["batch_size=4", "gradient_accumulation=2", "global_batch_size=8192", "grad_clip=1.0", "cutoff_len=128"]
-    + ["sample_packing=best_fit", "base_model=a/b", "torch_dtype=float32", "report_to=[wandb]", "lora_r=8"]
+    [
+        "lr=1e-5",
+        "adam_beta1=[0.9, 0.95]",
+        "lr_scheduler_type=cosine",
+        "num_warmup_steps=100k",
+        "max_steps=1024000",
+    ]
+    + [
+        "batch_size=4",
+        "gradient_accumulation=2",
+        "global_batch_size=8192",
+        "grad_clip=1.0",
+        "cutoff_len=128",
+    ]
+    + [
+        "sample_packing=best_fit",
+        "base_model=a/b",
+        "torch_dtype=float32",
+        "report_to=[wandb]",
+        "lora_r=8",
+    ]
     + ["deepspeed=deepspeed_configs/ds_config_zero1.json", "load_in_4bit=nf4"],
 )
 def test_the_remedy_for_a_key_of_another_tool_works(load, written, place):

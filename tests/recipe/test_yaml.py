@@ -17,10 +17,34 @@ def read(text: str | bytes):
     return root, sorted(f"{place}: {said}" for place, said in found.found)
 
 
-NUMBERS = {"1e-4": 1e-4, "1E5": 1e5, "-2.5e+3": -2500.0, ".5": 0.5, "1.": 1.0, "1_000_000_000": 10**9, "+3": 3}
+NUMBERS = {
+    "1e-4": 1e-4,
+    "1E5": 1e5,
+    "-2.5e+3": -2500.0,
+    ".5": 0.5,
+    "1.": 1.0,
+    "1_000_000_000": 10**9,
+    "+3": 3,
+}
 NUMBERS |= {"0": 0, "0x1f": 31, "0o17": 15, ".inf": float("inf")}
 CONSTANTS = {"~": None, "": None, "NULL": None, "True": True}
-TEXTS = ("no", "Yes", "on", "y", "1:30", "2024-01-01", "1__0", "_1", "1_", "0b11", "12e4567", "1e", "1.2.3", "e5", "-")
+TEXTS = (
+    "no",
+    "Yes",
+    "on",
+    "y",
+    "1:30",
+    "2024-01-01",
+    "1__0",
+    "_1",
+    "1_",
+    "0b11",
+    "12e4567",
+    "1e",
+    "1.2.3",
+    "e5",
+    "-",
+)
 WORDS = {**NUMBERS, **CONSTANTS, **{word: word for word in TEXTS}}
 
 
@@ -31,7 +55,10 @@ def test_an_unquoted_word_means_what_yaml_1_2_says(text):
 
 def test_what_is_quoted_is_text_and_so_are_keys():
     root, said = read('a: "1e-4"\nb: \'true\'\nc: "010"\non: 1\n2: b\nnull: c\n')
-    assert plain(root) == {"a": "1e-4", "b": "true", "c": "010", "on": 1, "2": "b", "null": "c"} and not said
+    assert (
+        plain(root) == {"a": "1e-4", "b": "true", "c": "010", "on": 1, "2": "b", "null": "c"}
+        and not said
+    )
 
 
 def test_a_key_written_twice_is_an_error_with_both_lines():
@@ -104,14 +131,37 @@ def test_a_path_that_is_no_file_is_a_mistake(tmp_path, name, hint):
 
 
 @pytest.mark.parametrize(
-    "text", ["no", "1e-4", "010", "1:30", "2024-01-01", "null", "", "<<", "1_000", ".inf", "0x1f", "0o17", "=", "a: b"]
+    "text",
+    [
+        "no",
+        "1e-4",
+        "010",
+        "1:30",
+        "2024-01-01",
+        "null",
+        "",
+        "<<",
+        "1_000",
+        ".inf",
+        "0x1f",
+        "0o17",
+        "=",
+        "a: b",
+    ],
 )
 def test_text_that_looks_like_something_else_stays_text(text):
     written = write_yaml({"a": text})
-    assert plain(read_text(written.encode(), "x", Mistakes())) == yaml.safe_load(written) == {"a": text}
+    assert (
+        plain(read_text(written.encode(), "x", Mistakes()))
+        == yaml.safe_load(written)
+        == {"a": text}
+    )
 
 
 def test_values_are_written_as_people_write_them_in_their_order_and_without_anchors():
     shared = {"x": [1]}
     values = {"z": 1e-5, "b": 0.1, "c": True, "d": None, "e": "no", "f": shared, "g": shared}
-    assert write_yaml(values) == "z: 1e-5\nb: 0.1\nc: true\nd: null\ne: 'no'\nf:\n  x:\n  - 1\ng:\n  x:\n  - 1\n"
+    assert (
+        write_yaml(values)
+        == "z: 1e-5\nb: 0.1\nc: true\nd: null\ne: 'no'\nf:\n  x:\n  - 1\ng:\n  x:\n  - 1\n"
+    )

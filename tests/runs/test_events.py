@@ -35,14 +35,21 @@ def test_an_event_that_cannot_be_written_ends_nothing_and_is_written_later(tmp_p
     assert not run.exists() and write_waiting_events(run) == 1
     run.mkdir()
     record_event(run, "restart", "Once more.")
-    assert [event["kind"] for event in read_events(run)] == ["hang", "restart"] and write_waiting_events(run) == 0
+    assert [event["kind"] for event in read_events(run)] == [
+        "hang",
+        "restart",
+    ] and write_waiting_events(run) == 0
 
 
 def test_a_fallback_is_an_event_of_the_run_with_key_value_and_reason(tmp_path):
     with logged_events(tmp_path):
         report_fallback("training.torch_compile", False, "no C compiler")
     (event,) = read_events(tmp_path)
-    assert (event["kind"], event["key"], event["value"]) == ("fallback", "training.torch_compile", False)
+    assert (event["kind"], event["key"], event["value"]) == (
+        "fallback",
+        "training.torch_compile",
+        False,
+    )
     assert event["reason"] == "no C compiler" and "no C compiler" in event["message"]
 
 

@@ -17,7 +17,9 @@ LINES = [
 
 
 def written(folder, *lines):
-    content = b"".join(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines)
+    content = b"".join(
+        line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n" for line in lines
+    )
     (folder / "metrics.jsonl").write_bytes(content)
     return folder
 
@@ -39,14 +41,19 @@ def test_metrics_are_columns_with_nan_where_a_line_lacks_the_figure(tmp_path):
     assert metrics.held_out_sets == {"a": "eval_a_bits_per_byte"} and metrics.last("mfu") is None
 
 
-@pytest.mark.parametrize("rubbish", [b'{"step": 3, "tok', b"\xff\xfe\n", b"\0" * 100 + b"\n", b"[1]\n"])
+@pytest.mark.parametrize(
+    "rubbish", [b'{"step": 3, "tok', b"\xff\xfe\n", b"\0" * 100 + b"\n", b"[1]\n"]
+)
 def test_damaged_metrics_are_skipped(tmp_path, rubbish):
     assert read_metrics(written(tmp_path, LINES[0], rubbish)).columns["loss"].tolist() == [2.5]
 
 
 def test_the_last_metrics_come_from_the_end_of_the_file(tmp_path):
     evaluation = {"step": 1, "tokens": 10, "eval_a_bits_per_byte": 1.5}
-    many = [{"step": step, "tokens": 10 * step, "loss": 1 / step, "padding": "x" * 1000} for step in range(2, 4000)]
+    many = [
+        {"step": step, "tokens": 10 * step, "loss": 1 / step, "padding": "x" * 1000}
+        for step in range(2, 4000)
+    ]
     many.append({"step": 9, "tokens": 90, "task_exam_acc": 0.5})  # arrives late
     found = last_metrics(written(tmp_path, LINES[0], evaluation, *many, b'{"step": 5000, "lo'))
     assert found == {"step": 3999, "tokens": 39990, "loss": 1 / 3999, "eval_a_bits_per_byte": 1.5}

@@ -91,10 +91,17 @@ def test_the_status_says_how_the_run_ended_and_it_is_finished_only_with_its_mode
     with pytest.raises(DataError), run.reporting():
         assert run.status()["state"] == "running"
         raise DataError("a.txt is empty")
-    assert (run.status()["state"], run.status()["error"], run.status()["exit_code"]) == ("failed", "DataError", 2)
+    assert (run.status()["state"], run.status()["error"], run.status()["exit_code"]) == (
+        "failed",
+        "DataError",
+        2,
+    )
     with run.reporting():
         pass
-    assert (run.status()["state"], run.status()["exit_code"]) == ("finished", 0) and not run.is_finished
+    assert (run.status()["state"], run.status()["exit_code"]) == (
+        "finished",
+        0,
+    ) and not run.is_finished
     run.export_folder.mkdir()
     (run.export_folder / "config.json").write_text("{}")
     assert run.is_finished

@@ -74,7 +74,9 @@ def test_a_branch_names_the_checkpoint_that_it_began_from(runs, cpt):
     assert json.loads(cpt("runs", runs, "--where", "name=good", "--json")[1])[0]["from"] is None
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "status.json", "environment.json", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["recipe.yaml", "status.json", "environment.json", "metrics.jsonl"]
+)
 def test_a_damaged_file_costs_only_its_own_columns(runs, name):
     of_other_types = {"stage": 5, "state": [], "steps": "x", "started": 3, "tags": 1}
     for content in (b"", b"{", b"\xff\x00", b"[1]", json.dumps(of_other_types).encode()):

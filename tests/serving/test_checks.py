@@ -48,7 +48,9 @@ def test_an_incomplete_folder_is_refused(copied, file):
         check_servable(str(copied))
 
 
-@pytest.mark.parametrize("changes", [{"model_type": "minimind2"}, {"architectures": ["MyOwnModel"]}])
+@pytest.mark.parametrize(
+    "changes", [{"model_type": "minimind2"}, {"architectures": ["MyOwnModel"]}]
+)
 def test_a_model_that_transformers_does_not_know_is_refused(copied, changes):
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | changes))
@@ -61,7 +63,9 @@ def test_a_folder_name_that_the_server_would_misread_is_refused(copied):
         check_servable(str(copied.rename(copied.with_name("model@home"))))
 
 
-@pytest.mark.parametrize(("name", "error"), [("/no/such/folder", CheckpointError), ("someone/model", ResourceError)])
+@pytest.mark.parametrize(
+    ("name", "error"), [("/no/such/folder", CheckpointError), ("someone/model", ResourceError)]
+)
 def test_a_model_that_does_not_exist_is_refused(name, error):
     with pytest.raises(error, match=name):
         check_servable(name)

@@ -16,14 +16,21 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
 
 def greedy(folder):
     """What transformers itself writes."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     ids = tokenizer(PROMPT, return_tensors="pt")
-    written = model.generate(**ids, do_sample=False, max_new_tokens=8)[0, ids["input_ids"].shape[1] :]
+    written = model.generate(**ids, do_sample=False, max_new_tokens=8)[
+        0, ids["input_ids"].shape[1] :
+    ]
     return tokenizer.decode(written, skip_special_tokens=True)
 
 
 def served(folder, dtype="auto"):
-    return serving(*check_servable(str(folder)), host="127.0.0.1", port=free_port(), dtype=dtype, device="cpu")
+    return serving(
+        *check_servable(str(folder)), host="127.0.0.1", port=free_port(), dtype=dtype, device="cpu"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +53,10 @@ def test_chat_and_completions_come_whole_and_streamed(client, openai, chat_folde
     options = {"model": name, "max_tokens": 8, "temperature": 0}
     whole = client.completions.create(prompt=PROMPT, **options)
     assert whole.choices[0].text == expected and whole.usage.completion_tokens == 8
-    parts = [part.choices[0].text for part in client.completions.create(prompt=PROMPT, stream=True, **options)]
+    parts = [
+        part.choices[0].text
+        for part in client.completions.create(prompt=PROMPT, stream=True, **options)
+    ]
     assert len(parts) > 1 and "".join(parts) == expected
     answer = client.chat.completions.create(messages=MESSAGES, **options).choices[0].message.content
     streamed = client.chat.completions.create(messages=MESSAGES, stream=True, **options)
@@ -56,9 +66,12 @@ def test_chat_and_completions_come_whole_and_streamed(client, openai, chat_folde
 
 
 @pytest.mark.parametrize(
-    "options", [{"n": 2}, {"logprobs": 0}, {"echo": True}, {"presence_penalty": 1}, {"prompt": ["a", "b"]}]
+    "options",
+    [{"n": 2}, {"logprobs": 0}, {"echo": True}, {"presence_penalty": 1}, {"prompt": ["a", "b"]}],
 )
-def test_a_parameter_that_the_server_would_ignore_is_refused_by_name(client, openai, chat_folder, options):
+def test_a_parameter_that_the_server_would_ignore_is_refused_by_name(
+    client, openai, chat_folder, options
+):
     with pytest.raises(openai.BadRequestError, match=f"`{next(iter(options))}`"):
         client.completions.create(**{"model": str(chat_folder), "prompt": PROMPT, **options})
 
@@ -81,7 +94,13 @@ def test_openais_parameters_mean_what_openai_says(client, chat_folder):
 
 def test_a_seed_decides_the_answer_also_among_concurrent_requests(client, chat_folder):
     def ask(seed):
-        options = {"model": str(chat_folder), "messages": MESSAGES, "max_tokens": 12, "temperature": 1.5, "seed": seed}
+        options = {
+            "model": str(chat_folder),
+            "messages": MESSAGES,
+            "max_tokens": 12,
+            "temperature": 1.5,
+            "seed": seed,
+        }
         return client.chat.completions.create(**options).choices[0].message.content
 
     alone = [ask(seed) for seed in range(12)]
@@ -94,7 +113,11 @@ def test_a_model_without_a_chat_template_completes_and_refuses_chats(openai, pla
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.BadRequestError, match="/v1/completions"):
             client.chat.completions.create(model=str(plain_folder), messages=MESSAGES)
-        assert client.completions.create(model=str(plain_folder), prompt=PROMPT, max_tokens=3).choices[0].text
+        assert (
+            client.completions.create(model=str(plain_folder), prompt=PROMPT, max_tokens=3)
+            .choices[0]
+            .text
+        )
 
 
 def test_a_model_that_the_server_cannot_load_is_named(chat_folder):
@@ -112,7 +135,9 @@ def test_the_page_of_the_chat_answers_with_the_served_model(kind, request):
         page, port = build_page(model, url), free_port()
         page.launch(server_port=port, prevent_thread_lock=True, quiet=True, ssr_mode=False)
         try:
-            answer = Client(f"http://127.0.0.1:{port}", verbose=False).predict(PROMPT, api_name="/chat")
+            answer = Client(f"http://127.0.0.1:{port}", verbose=False).predict(
+                PROMPT, api_name="/chat"
+            )
         finally:
             page.close(verbose=False)
     assert answer and (kind == "chat_folder" or answer.startswith(PROMPT))

@@ -39,7 +39,9 @@ ANOTHER = "    return Trainer(model, arguments, train_dataset=data.rows)\n"
 def masks(monkeypatch):
     """Whether batches of the trainers that are built have masks, as they tell the attention."""
     told = []
-    monkeypatch.setattr("cpt.training.trainer.leave_out_cudnn", lambda *, has_masks: told.append(has_masks))
+    monkeypatch.setattr(
+        "cpt.training.trainer.leave_out_cudnn", lambda *, has_masks: told.append(has_masks)
+    )
     return told
 
 
@@ -69,8 +71,12 @@ def test_a_users_stage_that_lacks_a_part_is_refused(lab):
         find_stage("lab_of_stages.half")
 
 
-@pytest.mark.parametrize(("model", "frozen"), [({}, set()), ({"lora": {}}, {torch.bfloat16})], ids=["all", "adapter"])
-def test_in_half_precision_frozen_weights_are_half_and_trained_ones_are_not(model, frozen, tiny_recipe, tmp_path):
+@pytest.mark.parametrize(
+    ("model", "frozen"), [({}, set()), ({"lora": {}}, {torch.bfloat16})], ids=["all", "adapter"]
+)
+def test_in_half_precision_frozen_weights_are_half_and_trained_ones_are_not(
+    model, frozen, tiny_recipe, tmp_path
+):
     base = save_llama(tmp_path / "base", tiny_recipe["tokenizer"]["path"], 1)
     training = {**tiny_recipe["training"], "bf16": True}
     recipe = Recipe.model_validate(
@@ -78,7 +84,9 @@ def test_in_half_precision_frozen_weights_are_half_and_trained_ones_are_not(mode
     )
     data = type("Data", (), {"num_rows": 100, "held_out": {}, "form": "document"})
     tokenizer = AutoTokenizer.from_pretrained(base)
-    weights = [*model_for(recipe, tokenizer, training_arguments(recipe, tmp_path, data)).parameters()]
+    weights = [
+        *model_for(recipe, tokenizer, training_arguments(recipe, tmp_path, data)).parameters()
+    ]
     assert {weight.dtype for weight in weights if weight.requires_grad} == {torch.float32}
     assert {weight.dtype for weight in weights if not weight.requires_grad} == frozen
 
@@ -87,8 +95,13 @@ def test_the_reference_has_the_weights_of_the_start_and_is_frozen(tmp_path):
     trainer = build_run("dpo", tmp_path)
     again = reference_model(trainer.recipe, make_tokenizer(), trainer.args)
     trained = model_for(trainer.recipe, make_tokenizer(), trainer.args)
-    assert all(torch.equal(one, other) for one, other in zip(again.parameters(), trained.parameters(), strict=True))
-    assert not again.training and not any(parameter.requires_grad for parameter in again.parameters())
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(again.parameters(), trained.parameters(), strict=True)
+    )
+    assert not again.training and not any(
+        parameter.requires_grad for parameter in again.parameters()
+    )
 
 
 # --- teachers ---
@@ -103,9 +116,13 @@ def teach(path, tokenizer_folder, folder):
     """Build the teacher in a folder for a student of the tiny shape."""
     recipe = load_recipe(REPOSITORY / "recipes" / "tiny" / "pretrain.yaml")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    student = AutoModelForCausalLM.from_pretrained(save_llama(folder / "student", tokenizer_folder, 2))
+    student = AutoModelForCausalLM.from_pretrained(
+        save_llama(folder / "student", tokenizer_folder, 2)
+    )
     named = None if path is None else str(path)
-    arguments = DistillConfig(output_dir=str(folder), use_cpu=True, teacher_model_name_or_path=named)
+    arguments = DistillConfig(
+        output_dir=str(folder), use_cpu=True, teacher_model_name_or_path=named
+    )
     return build_teacher(recipe, student, tokenizer, arguments)
 
 
@@ -113,7 +130,9 @@ def test_a_teacher_is_whole_frozen_and_in_evaluation_mode(teacher, tokenizer_fol
     built = teach(teacher, tokenizer_folder, tmp_path)
     weights = AutoModelForCausalLM.from_pretrained(teacher).state_dict()
     assert all(value.equal(weights[name]) for name, value in built.state_dict().items())
-    assert not built.training and not any(parameter.requires_grad for parameter in built.parameters())
+    assert not built.training and not any(
+        parameter.requires_grad for parameter in built.parameters()
+    )
     assert {parameter.dtype for parameter in built.parameters()} == {torch.float32}
 
 
@@ -127,7 +146,9 @@ def test_a_run_is_a_teacher_once_it_is_finished(teacher, tokenizer_folder, tmp_p
     assert teach(run, tokenizer_folder, tmp_path).config.hidden_size == TINY_LLAMA["hidden_size"]
 
 
-def test_a_teacher_of_the_same_number_of_other_tokens_is_refused(teacher, tokenizer_folder, tmp_path):
+def test_a_teacher_of_the_same_number_of_other_tokens_is_refused(
+    teacher, tokenizer_folder, tmp_path
+):
     path = teacher / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     words = tokenizer["model"]["vocab"]

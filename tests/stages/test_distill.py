@@ -15,7 +15,10 @@ from cpt.stages.distill import summed_divergence
 
 def by_hand(student, teacher, beta, temperature):
     """Equation by equation, in probabilities and float64 (arXiv 2306.13649, section 2)."""
-    q, p = torch.softmax(student.double() / temperature, -1), torch.softmax(teacher.double() / temperature, -1)
+    q, p = (
+        torch.softmax(student.double() / temperature, -1),
+        torch.softmax(teacher.double() / temperature, -1),
+    )
 
     def kl(first, second):
         return (first * (first / second).log()).sum(-1)
@@ -28,7 +31,9 @@ def by_hand(student, teacher, beta, temperature):
     return (beta * kl(p, mixture) + (1 - beta) * kl(q, mixture)).sum()
 
 
-@pytest.mark.parametrize(("beta", "temperature"), [(0.0, 1.0), (0.0, 2.0), (0.1, 1.0), (0.9, 2.0), (1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("beta", "temperature"), [(0.0, 1.0), (0.0, 2.0), (0.1, 1.0), (0.9, 2.0), (1.0, 1.0)]
+)
 def test_value_and_gradient_are_those_of_the_formula(beta, temperature, monkeypatch):
     monkeypatch.setattr("cpt.stages.distill.TOKENS_AT_ONCE", 3)
     torch.manual_seed(0)
@@ -36,7 +41,9 @@ def test_value_and_gradient_are_those_of_the_formula(beta, temperature, monkeypa
     found = summed_divergence(student, teacher, beta=beta, temperature=temperature)
     expected = by_hand(student, teacher, beta, temperature)
     gradients = [torch.autograd.grad(value, student)[0] for value in (found, expected)]
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5) and torch.allclose(*gradients, atol=1e-6)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5) and torch.allclose(
+        *gradients, atol=1e-6
+    )
 
 
 def test_logits_in_half_precision_are_compared_in_full():
@@ -52,7 +59,11 @@ def student_of(tiny_recipe, tmp_path, tokenizer_folder):
     teacher = save_llama(tmp_path / "teacher", tokenizer_folder, 1, hidden_size=48)
 
     def build(*, steps=8, config=None, stage="distill_text", sections=None, **training):
-        keys = {"per_device_train_batch_size": 8, "teacher_model_name_or_path": str(teacher), **training}
+        keys = {
+            "per_device_train_batch_size": 8,
+            "teacher_model_name_or_path": str(teacher),
+            **training,
+        }
         model = tiny_recipe["model"] if config is None else {"from_scratch": True, "config": config}
         changes = {"budget": {"tokens": steps * 512}, **(sections or {})}
         recipe = {**tiny_recipe, "stage": stage, "model": model, "training": keys, **changes}
@@ -63,7 +74,11 @@ def student_of(tiny_recipe, tmp_path, tokenizer_folder):
 
 def test_packed_documents_learn_what_they_would_learn_alone(student_of):
     trainer = student_of()
-    row = next(row for row in map(trainer.rows.__getitem__, range(20)) if int((row["position_ids"] == 0).sum()) > 1)
+    row = next(
+        row
+        for row in map(trainer.rows.__getitem__, range(20))
+        if int((row["position_ids"] == 0).sum()) > 1
+    )
     batch = {name: value.unsqueeze(0) for name, value in row.items()}
     starts = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), len(row["position_ids"])]
     documents = [
@@ -73,16 +88,25 @@ def test_packed_documents_learn_what_they_would_learn_alone(student_of):
 
     def loss(inputs):
         # over 1 label: a sum, which can be added up
-        return trainer.compute_loss(trainer.model.train(), inputs, num_items_in_batch=torch.tensor(1.0)).item()
+        return trainer.compute_loss(
+            trainer.model.train(), inputs, num_items_in_batch=torch.tensor(1.0)
+        ).item()
 
     assert loss(batch) == pytest.approx(sum(map(loss, documents)), rel=1e-5)
 
 
 def test_experts_of_the_student_are_balanced(student_of):
-    shape = {**tiny_config("qwen3_moe"), "vocab_size": 320, "router_aux_loss_coef": 0.5, "output_router_logits": True}
+    shape = {
+        **tiny_config("qwen3_moe"),
+        "vocab_size": 320,
+        "router_aux_loss_coef": 0.5,
+        "output_router_logits": True,
+    }
     trainer = student_of(config=shape)
     trainer.current_gradient_accumulation_steps = 2  # as the Trainer sets it for each step
-    batch = {name: torch.stack([trainer.rows[row][name] for row in range(8)]) for name in trainer.rows[0]}
+    batch = {
+        name: torch.stack([trainer.rows[row][name] for row in range(8)]) for name in trainer.rows[0]
+    }
     count = torch.tensor(int((batch["labels"][:, 1:] != IGNORED).sum()))
     options = {"return_outputs": True, "num_items_in_batch": count}
     loss, outputs = trainer.compute_loss(trainer.model.train(), dict(batch), **options)
@@ -107,10 +131,16 @@ def test_an_impossible_option_is_refused(student_of, training, named):
 
 def test_on_policy_each_step_reads_its_own_prompts(student_of, tmp_path):
     words = ["the", "model reads", "a document", "which word", "after", "and learns"] * 8
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in words))
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": word}) + "\n" for word in words)
+    )
     data = {"sequence_length": 32, "sources": [{"path": str(tmp_path / "prompts.jsonl")}]}
     sections = {"data": data, "budget": {"epochs": 2}}
-    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_completion_length": 12}
+    sizes = {
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 2,
+        "max_completion_length": 12,
+    }
     trainer = student_of(stage="distill_on_policy", sections=sections, **sizes)
     items = list(trainer.get_train_dataloader())
     assert [len(item) for item in items] == [16] * (2 * trainer.length.steps)
@@ -125,7 +155,12 @@ def gkd(folder, **data):
     """The trainer of the tiny recipe and its tokenizer, with a teacher of random weights."""
     teacher = save_llama(folder / "teacher", TINY / "tokenizer", 1, vocab_size=260)
     training = {"teacher_model_name_or_path": str(teacher), "lmbda": 0.0}
-    sections = {"base": str(TINY / "gkd.yaml"), "output_dir": str(folder), "training": training, "data": data}
+    sections = {
+        "base": str(TINY / "gkd.yaml"),
+        "output_dir": str(folder),
+        "training": training,
+        "data": data,
+    }
     trainer = student_trainer(load_recipe(write_recipe(sections, folder / "gkd.yaml")))
     return trainer, trainer.processing_class
 
@@ -140,7 +175,9 @@ def test_prompts_of_gkd_end_where_the_answer_begins_and_padding_is_masked(tmp_pa
         assert prompt.tolist() == row["input_ids"][:first].tolist()
         assert tokenizer.decode(prompt).endswith("assistant\n")
         whole = batch["input_ids"][line][batch["attention_mask"][line] == 1]
-        assert tokenizer.pad_token_id not in whole and tokenizer.decode(whole).rstrip().endswith("<|im_end|>")
+        assert tokenizer.pad_token_id not in whole and tokenizer.decode(whole).rstrip().endswith(
+            "<|im_end|>"
+        )
 
 
 def test_gkd_refuses_rows_of_several_conversations(tmp_path):

@@ -50,7 +50,9 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(tmp_path):
     trainer = build_run("dpo", tmp_path, steps=2, lora={"r": 4})
     assert trainer.ref_model is None and [*trainer.model.peft_config] == ["default"]
     trainer.train()
-    margins = [line["rewards/margins"] for line in trainer.state.log_history if "rewards/margins" in line]
+    margins = [
+        line["rewards/margins"] for line in trainer.state.log_history if "rewards/margins" in line
+    ]
     assert margins[0] == pytest.approx(0, abs=1e-6) and margins[-1] > 0
 
 
@@ -66,7 +68,9 @@ def test_dialogues_are_cut_at_the_length_of_a_row(tmp_path):
 
 
 def evaluated(stage, folder, *, count, batch):
-    return build_run(stage, folder, held_out=count, training={"per_device_eval_batch_size": batch}).evaluate()
+    return build_run(
+        stage, folder, held_out=count, training={"per_device_eval_batch_size": batch}
+    ).evaluate()
 
 
 @pytest.mark.heavy
@@ -102,7 +106,11 @@ def test_a_signal_in_an_evaluation_stops_and_saves(tmp_path):
 
     trainer = build_run("dpo", tmp_path, held_out=4)
     trainer.call_prediction_step = stop
-    assert trainer.evaluate() == {} and trainer.control.should_save and trainer.control.should_training_stop
+    assert (
+        trainer.evaluate() == {}
+        and trainer.control.should_save
+        and trainer.control.should_training_stop
+    )
     assert trainer.model.training
 
 
@@ -111,7 +119,9 @@ def test_a_signal_in_an_evaluation_stops_and_saves(tmp_path):
 
 def test_no_telemetry_is_sent(tmp_path, monkeypatch):
     sent = []
-    monkeypatch.setattr("trl.trainer.base_trainer.send_telemetry", lambda **about: sent.append(about))
+    monkeypatch.setattr(
+        "trl.trainer.base_trainer.send_telemetry", lambda **about: sent.append(about)
+    )
     build_run("dpo", tmp_path)
     assert sent == []
 
@@ -123,7 +133,10 @@ def test_no_telemetry_is_sent(tmp_path, monkeypatch):
         ({"training": {"use_liger_kernel": True}}, "training.use_liger_kernel"),
         ({"training": {"loss_type": ["sigmoidd"]}}, "training.loss_type"),
         ({"lora": {"r": 4, "target_modules": ["lm_head"]}}, "lm_head"),  # it would not be trained
-        ({"lora": {"r": 4, "init_lora_weights": "pissa"}}, "model.lora.init_lora_weights"),  # it changes the base
+        (
+            {"lora": {"r": 4, "init_lora_weights": "pissa"}},
+            "model.lora.init_lora_weights",
+        ),  # it changes the base
     ],
 )
 def test_what_trls_trainers_cannot_do_is_refused_by_its_key(options, named, tmp_path):
@@ -156,7 +169,9 @@ IDS = torch.randint(3, 90, (3, 12), generator=torch.Generator().manual_seed(0))
 def test_rows_of_the_head_that_are_no_tokens_have_no_probability_and_get_no_gradient():
     model = fitted("cpt-gpt2")
     found = model(input_ids=IDS, labels=IDS, fused_lm_head=True).log_probs
-    wanted = log_softmax(model(input_ids=IDS).logits[:, :-1], -1).gather(-1, IDS[:, 1:, None])[..., 0]
+    wanted = log_softmax(model(input_ids=IDS).logits[:, :-1], -1).gather(-1, IDS[:, 1:, None])[
+        ..., 0
+    ]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     found.sum().backward()
     known, gradient = model.config.unpadded_vocab_size, model.lm_head.weight.grad
@@ -170,6 +185,11 @@ def test_experts_are_balanced_as_the_family_does_whatever_the_padding(model_type
     padded = torch.cat((IDS, torch.full((3, 20), 2)), dim=1)
     mask = torch.cat((torch.ones_like(IDS), torch.zeros(3, 20, dtype=torch.long)), dim=1)
     for ids, options in ((IDS, {}), (padded, {"attention_mask": mask})):
-        found = model(input_ids=ids, labels=ids, fused_lm_head=True, output_router_logits=True, **options)
+        found = model(
+            input_ids=ids, labels=ids, fused_lm_head=True, output_router_logits=True, **options
+        )
         assert found.aux_loss.item() == pytest.approx(wanted, rel=1e-5)
-    assert model(input_ids=IDS, labels=IDS, fused_lm_head=True, output_router_logits=False).aux_loss is None
+    assert (
+        model(input_ids=IDS, labels=IDS, fused_lm_head=True, output_router_logits=False).aux_loss
+        is None
+    )

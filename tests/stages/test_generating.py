@@ -18,23 +18,33 @@ SPREAD = {"training": {"steps_per_generation": 2, "num_iterations": 2}}
 
 
 def trained(stage, folder, resume=None):
-    trainer = quiet_trainer(bandit(stage, folder, steps=6, checkpoints={"every_steps": 3}, **SPREAD))
-    set_seed(1 if resume is None else 2)  # what a start leaves behind differs from the run's own numbers
+    trainer = quiet_trainer(
+        bandit(stage, folder, steps=6, checkpoints={"every_steps": 3}, **SPREAD)
+    )
+    set_seed(
+        1 if resume is None else 2
+    )  # what a start leaves behind differs from the run's own numbers
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["grpo", "rloo", "spo", "ppo"])
-def test_a_run_resumed_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(stage, tmp_path):
+def test_a_run_resumed_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(
+    stage, tmp_path
+):
     straight = trained(stage, tmp_path / "straight")
     checkpoint = tmp_path / "straight" / "run" / "checkpoint-3"
     assert (checkpoint / "generation.pt").exists()
     resumed = trained(stage, tmp_path / "resumed", resume=str(checkpoint))
     assert losses_of(resumed)[-3:] == losses_of(straight)[-3:]
     assert str(resumed.own_state()) == str(straight.own_state())
-    assert rewards_of(resumed)[-1] == rewards_of(straight)[-1], "of the generation after the checkpoint"
-    assert all(torch.equal(a, b) for a, b in zip(weights_of(resumed), weights_of(straight), strict=True))
+    assert rewards_of(resumed)[-1] == rewards_of(straight)[-1], (
+        "of the generation after the checkpoint"
+    )
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights_of(resumed), weights_of(straight), strict=True)
+    )
 
 
 @pytest.mark.slow
@@ -72,7 +82,9 @@ def test_out_of_memory_while_sampling_names_the_size_of_a_generation(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_out(tmp_path, monkeypatch):
+def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_out(
+    tmp_path, monkeypatch
+):
     check, bad = SpikeDetector.check, set(range(7, 12))
 
     def check_with_faults(self, step, figures):
@@ -85,9 +97,13 @@ def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_ou
     checkpoints, answered = {"every_steps": 2, "keep": {"last": 9}}, []
 
     def make():
-        trainer = quiet_trainer(bandit("grpo", tmp_path, steps=12, **SPREAD, safety=guard, checkpoints=checkpoints))
+        trainer = quiet_trainer(
+            bandit("grpo", tmp_path, steps=12, **SPREAD, safety=guard, checkpoints=checkpoints)
+        )
         share_of = trainer.share_of
-        trainer.share_of = lambda prompts: answered.append([row["number"] for row in prompts]) or share_of(prompts)
+        trainer.share_of = lambda prompts: (
+            answered.append([row["number"] for row in prompts]) or share_of(prompts)
+        )
         return trainer
 
     trainer = train_to_the_end(make, restarts=1)
@@ -98,7 +114,9 @@ def test_a_roll_back_makes_completions_anew_without_the_prompts_that_are_left_ou
     assert all(weight.isfinite().all() for weight in weights_of(trainer))
 
 
-def test_steps_without_gradients_make_no_spike_of_one_with_but_what_is_not_finite_is_skipped(tmp_path):
+def test_steps_without_gradients_make_no_spike_of_one_with_but_what_is_not_finite_is_skipped(
+    tmp_path,
+):
     trainer = quiet_trainer(bandit("grpo", tmp_path, steps=1))
     trainer.train()
     trainer.guard.loss_guard = SpikeDetector(trainer.recipe.safety.loss_guard, torch.device("cpu"))
@@ -112,12 +130,17 @@ def test_steps_without_gradients_make_no_spike_of_one_with_but_what_is_not_finit
 
 
 def test_rewards_are_weighted_and_the_reference_stays_as_it_was(tmp_path):
-    both = [{"name": "exact_match", "weight": 2.0}, {"name": "length", "at_least": 1, "weight": 0.5}]
+    both = [
+        {"name": "exact_match", "weight": 2.0},
+        {"name": "length", "at_least": 1, "weight": 0.5},
+    ]
     trainer = quiet_trainer(bandit("grpo", tmp_path, steps=3, rewards=both, training={"beta": 0.1}))
     before = [weight.clone() for weight in weights_of(trainer)]
     trainer.train()
     reference = [parameter for _, parameter in sorted(trainer.ref_model.named_parameters())]
-    assert all(torch.equal(a, b) and not a.requires_grad for a, b in zip(reference, before, strict=True))
+    assert all(
+        torch.equal(a, b) and not a.requires_grad for a, b in zip(reference, before, strict=True)
+    )
     logged = trainer.state.log_history[:3]
     assert logged[0]["kl"] == 0 and logged[-1]["kl"] > 0
     for entry in logged:
@@ -160,7 +183,10 @@ def single_answers(tmp_path):
 
 def test_the_reward_of_a_row_is_a_weighted_sum_and_nan_where_none_applies(single_answers):
     trainer = single_answers
-    trainer.reward_funcs = [lambda completions, **_: [1.0, None, None], lambda completions, **_: [2.0, 4.0, None]]
+    trainer.reward_funcs = [
+        lambda completions, **_: [1.0, None, None],
+        lambda completions, **_: [2.0, 4.0, None],
+    ]
     trainer.reward_func_names, trainer.reward_processing_classes = ["a", "b"], [None, None]
     trainer.reward_weights = torch.tensor([1.0, 0.5])
     trainer._calculate_rewards([{"prompt": "?"}] * 3, ["?"] * 3, ["!"] * 3, [[1]] * 3)

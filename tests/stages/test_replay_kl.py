@@ -22,24 +22,43 @@ NAMES = ("input_ids", "labels", "position_ids")
 def trainer_of(tiny_recipe, tokenizer_folder, tmp_path):
     """Steps of four rows, from a base in `tmp_path`; the second source is replayed."""
 
-    def build(replay_kl=WEIGHT, *, of_domain=None, steps=4, packing="best_fit", micro_batch=2, lora=None, **sections):
+    def build(
+        replay_kl=WEIGHT,
+        *,
+        of_domain=None,
+        steps=4,
+        packing="best_fit",
+        micro_batch=2,
+        lora=None,
+        **sections,
+    ):
         base = tmp_path / "base"
         if not base.exists():
-            save_llama(base, tokenizer_folder, 1, attention_dropout=0.5 if lora is not None else 0.0)
+            save_llama(
+                base, tokenizer_folder, 1, attention_dropout=0.5 if lora is not None else 0.0
+            )
         domain, general = tiny_recipe["data"]["sources"]
         sources = [{**domain, "replay_kl": of_domain}, {**general, "replay_kl": replay_kl}]
         data = {"sequence_length": 64, "packing": packing, "sources": sources}
-        sections = {"budget": {"tokens": steps * 256, "global_batch_tokens": 256}, "data": data, **sections}
+        sections = {
+            "budget": {"tokens": steps * 256, "global_batch_tokens": 256},
+            "data": data,
+            **sections,
+        }
         training = {"per_device_train_batch_size": micro_batch, "logging_steps": 1}
         model = {"model": {"path": str(base), "lora": lora}, "stage": "cpt", "training": training}
-        return student_trainer(load_recipe(write_recipe({**tiny_recipe, **model, **sections}, tmp_path / "r.yaml")))
+        return student_trainer(
+            load_recipe(write_recipe({**tiny_recipe, **model, **sections}, tmp_path / "r.yaml"))
+        )
 
     return build
 
 
 def documents(row):
     """(ids, labels) of each document of a row, or of each line of a batch of padded documents."""
-    for ids, labels, positions in zip(*(row[name].view(-1, row[name].shape[-1]) for name in NAMES), strict=True):
+    for ids, labels, positions in zip(
+        *(row[name].view(-1, row[name].shape[-1]) for name in NAMES), strict=True
+    ):
         starts = [*(positions == 0).nonzero().flatten().tolist(), len(ids)]
         yield from ((ids[a:b], labels[a:b]) for a, b in zip(starts, starts[1:], strict=False))
 
@@ -50,7 +69,9 @@ def by_hand(model, base, rows, weights):
     for row in rows:
         for ids, targets in documents(row):
             learned = targets[1:] != -100
-            own, other = (one(input_ids=ids[None]).logits[0, :-1][learned].double() for one in (model, base))
+            own, other = (
+                one(input_ids=ids[None]).logits[0, :-1][learned].double() for one in (model, base)
+            )
             loss = loss + cross_entropy(own, targets[1:][learned], reduction="sum")
             labels += int(learned.sum())
             if weight := weights[int(row["source"])]:
@@ -62,25 +83,40 @@ def by_hand(model, base, rows, weights):
 
 
 @pytest.mark.parametrize(
-    ("of_domain", "packing", "micro_batch"), [(None, "best_fit", 2), (1.5, "best_fit", 2), (None, "token_budget", 1)]
+    ("of_domain", "packing", "micro_batch"),
+    [(None, "best_fit", 2), (1.5, "best_fit", 2), (None, "token_budget", 1)],
 )
-def test_a_step_has_the_loss_and_the_gradient_of_the_formula(trainer_of, tmp_path, of_domain, packing, micro_batch):
-    trainer, found = trainer_of(steps=1, of_domain=of_domain, packing=packing, micro_batch=micro_batch), {}
-    assert isinstance(trainer, ReplayTrainer) and trainer.args.gradient_accumulation_steps == 4 // micro_batch
+def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
+    trainer_of, tmp_path, of_domain, packing, micro_batch
+):
+    trainer, found = (
+        trainer_of(steps=1, of_domain=of_domain, packing=packing, micro_batch=micro_batch),
+        {},
+    )
+    assert (
+        isinstance(trainer, ReplayTrainer)
+        and trainer.args.gradient_accumulation_steps == 4 // micro_batch
+    )
     with torch.no_grad():
         for number, weight in enumerate(trainer.model.parameters()):
-            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(number))
+            weight += 0.02 * torch.randn(
+                weight.shape, generator=torch.Generator().manual_seed(number)
+            )
     model, base = (AutoModelForCausalLM.from_pretrained(tmp_path / "base") for _ in range(2))
     model.load_state_dict(trainer.model.state_dict())
     measure = trainer.guard.norm_of_step
 
     def norm_of_step():
-        found.update({name: weight.grad.clone() for name, weight in trainer.model.named_parameters()})
+        found.update(
+            {name: weight.grad.clone() for name, weight in trainer.model.named_parameters()}
+        )
         return measure()
 
     trainer.guard.norm_of_step = norm_of_step
     rows = [trainer.rows[number] for number in range(4)]
-    assert {int(row["source"]) for row in rows} == {0, 1} and any(len([*documents(row)]) > 1 for row in rows)
+    assert {int(row["source"]) for row in rows} == {0, 1} and any(
+        len([*documents(row)]) > 1 for row in rows
+    )
     trainer.train()
     loss, mean = by_hand(model, base, rows, [of_domain, WEIGHT])
     loss.backward()
@@ -90,8 +126,12 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(trainer_of, tmp_pat
     assert metrics(trainer)[0]["replay_kl"] == pytest.approx(mean, rel=1e-4) and mean > 0.01
 
 
-@pytest.mark.parametrize("lora", [{"r": 4}, "cpt"])  # `cpt` also trains a copy of the embeddings and the head
-def test_the_base_of_adapters_is_the_model_without_them_and_without_dropout(trainer_of, tmp_path, lora):
+@pytest.mark.parametrize(
+    "lora", [{"r": 4}, "cpt"]
+)  # `cpt` also trains a copy of the embeddings and the head
+def test_the_base_of_adapters_is_the_model_without_them_and_without_dropout(
+    trainer_of, tmp_path, lora
+):
     trainer = trainer_of(lora=lora)
     with torch.no_grad():
         for weight in trainer.model.parameters():
@@ -105,7 +145,9 @@ def test_the_base_of_adapters_is_the_model_without_them_and_without_dropout(trai
     )
     torch.testing.assert_close(found, expected.logits)
     assert trainer.base is None and trainer.model.training
-    assert {name for name, weight in trainer.model.named_parameters() if weight.requires_grad} == trained
+    assert {
+        name for name, weight in trainer.model.named_parameters() if weight.requires_grad
+    } == trained
 
 
 def test_a_weight_of_0_changes_nothing(trainer_of):
@@ -118,10 +160,16 @@ def test_a_weight_of_0_changes_nothing(trainer_of):
 
 @pytest.mark.parametrize("lora", [None, {"r": 4}])
 def test_a_resumed_run_stays_near_the_start_of_the_run(trainer_of, lora):
-    whole = trainer_of(3.0, lora=lora, checkpoints={"every_steps": 2}, optimizer={"learning_rate": 1e-2})
+    whole = trainer_of(
+        3.0, lora=lora, checkpoints={"every_steps": 2}, optimizer={"learning_rate": 1e-2}
+    )
     whole.train()
     expected = [line["replay_kl"] for line in metrics(whole) if "replay_kl" in line]
-    again = trainer_of(3.0, lora=lora, checkpoints={"every_steps": 2}, optimizer={"learning_rate": 1e-2})
+    again = trainer_of(
+        3.0, lora=lora, checkpoints={"every_steps": 2}, optimizer={"learning_rate": 1e-2}
+    )
     again.train(resume_from_checkpoint=whole.run_folder / "checkpoint-2")
     assert same(weights(whole), weights(again)) and losses(whole) == losses(again)
-    assert [line["replay_kl"] for line in metrics(again) if "replay_kl" in line] == expected and expected[-1] > 0
+    assert [
+        line["replay_kl"] for line in metrics(again) if "replay_kl" in line
+    ] == expected and expected[-1] > 0

@@ -17,7 +17,12 @@ from cpt.stages.rewards import (
     reward_model,
 )
 
-GIVEN = {"prompts": ["1+1?", "2+2?"], "completions": ["2", "5"], "completion_ids": [[1], [2, 3]], "answer": ["2", "4"]}
+GIVEN = {
+    "prompts": ["1+1?", "2+2?"],
+    "completions": ["2", "5"],
+    "completion_ids": [[1], [2, 3]],
+    "answer": ["2", "4"],
+}
 
 
 def built(*rewards: Reward, columns=("answer",)):
@@ -26,7 +31,9 @@ def built(*rewards: Reward, columns=("answer",)):
 
 def test_rewards_are_called_by_name_with_their_options():
     rewards = built(
-        Reward(name="exact_match"), Reward(name="format", pattern="2|4"), Reward(name="length", at_most=1, weight=0.5)
+        Reward(name="exact_match"),
+        Reward(name="format", pattern="2|4"),
+        Reward(name="length", at_most=1, weight=0.5),
     )
     assert [reward.__name__ for reward in rewards] == ["exact_match", "format", "length"]
     assert [reward(**GIVEN) for reward in rewards] == [[1, 0], [1, 0], [1, 0]]
@@ -79,7 +86,9 @@ def own(tmp_path, monkeypatch):
 
 def test_columns_are_parameters_and_options_are_keyword_only(own):
     reward = own(
-        "completions, answer, *, worth=1.0", "[worth * (a == c) for a, c in zip(answer, completions)]", worth=3
+        "completions, answer, *, worth=1.0",
+        "[worth * (a == c) for a, c in zip(answer, completions)]",
+        worth=3,
     )
     assert built(reward)[0](**GIVEN) == [3, 0]
     with pytest.raises(DataError, match="`answer`"):
@@ -87,7 +96,9 @@ def test_columns_are_parameters_and_options_are_keyword_only(own):
 
 
 def test_an_option_does_not_collide_with_a_column_of_its_name(own):
-    (reward,) = built(own("prompts, completions, *, answer='2', **columns", "[c == answer for c in completions]"))
+    (reward,) = built(
+        own("prompts, completions, *, answer='2', **columns", "[c == answer for c in completions]")
+    )
     assert reward(**GIVEN) == [1, 0]
 
 
@@ -100,7 +111,9 @@ def test_an_option_does_not_collide_with_a_column_of_its_name(own):
         ("completions", "torch.tensor([0.0, 1.0])", [0.0, 1.0]),
     ],
 )
-def test_rewards_may_be_numbers_arrays_tensors_and_none_where_they_do_not_apply(own, parameters, returned, values):
+def test_rewards_may_be_numbers_arrays_tensors_and_none_where_they_do_not_apply(
+    own, parameters, returned, values
+):
     (reward,) = built(own(parameters, returned))
     assert reward(**GIVEN) == values
 
@@ -123,14 +136,21 @@ def test_what_is_no_reward_is_named_with_its_row(own, returned, named):
 # --- texts ---
 
 SAID = [{"role": "assistant", "content": " Paris\n"}]
-IN_PARTS = [{"role": "assistant", "content": [{"type": "text", "text": "Par"}, {"type": "text", "text": "is"}]}]
+IN_PARTS = [
+    {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "Par"}, {"type": "text", "text": "is"}],
+    }
+]
 SILENT = [{"role": "assistant", "tool_calls": []}]
 
 
 def test_an_exact_match_reads_texts_and_messages_and_ignores_space_and_case_unless_told_otherwise():
     said, answers = ["paris ", SAID, IN_PARTS, SILENT, "Paris.", "7"], ["Paris"] * 5 + [7]
     assert exact_match(["?"] * 6, said, answer=answers) == [1, 1, 1, 0, 0, 1]
-    assert exact_match(["?"] * 2, ["paris", "Paris"], column="city", case_sensitive=True, city=["Paris"] * 2) == [0, 1]
+    assert exact_match(
+        ["?"] * 2, ["paris", "Paris"], column="city", case_sensitive=True, city=["Paris"] * 2
+    ) == [0, 1]
 
 
 def test_a_format_has_to_match_the_whole_completion():
@@ -150,7 +170,10 @@ def test_a_format_has_to_match_the_whole_completion():
 def test_a_length_falls_off_outside_of_its_bounds(options, expected):
     ids = [[0] * 2, [0] * 4, [0] * 8]
     assert length(["?"] * 3, ["xx", "xxxx", "x" * 8], ids, unit="tokens", **options) == expected
-    assert length(["?"] * 3, ["xx", "xxxx", "x" * 8], [[]] * 3, unit="characters", **options) == expected
+    assert (
+        length(["?"] * 3, ["xx", "xxxx", "x" * 8], [[]] * 3, unit="characters", **options)
+        == expected
+    )
 
 
 # --- maths ---
@@ -194,7 +217,9 @@ def test_equal_answers_in_other_words_are_right_and_others_are_wrong(said, answe
 
 def test_maths_takes_messages_another_column_and_a_tolerance():
     said = [{"role": "assistant", "content": "it is 3.14"}]
-    assert maths_answer([[]], [said], column="solution", tolerance=0.01, solution=["3.14159"]) == [1]
+    assert maths_answer([[]], [said], column="solution", tolerance=0.01, solution=["3.14159"]) == [
+        1
+    ]
 
 
 # --- models ---
@@ -226,8 +251,13 @@ def test_messages_go_through_the_models_template_and_a_run_is_its_export(tmp_pat
     save_reward_model(tmp_path / "rm" / "final")
     prompt, said = [{"role": "user", "content": "w3"}], [{"role": "assistant", "content": "w4"}]
     found = reward_model([prompt], [said], path=str(tmp_path / "rm"))
-    assert reward_model(["w3 "], ["w4"], path=str(tmp_path / "rm")) == pytest.approx(found, abs=1e-6)
-    assert not any(parameter.requires_grad for parameter in load_reward_model(str(tmp_path / "rm"))[0].parameters())
+    assert reward_model(["w3 "], ["w4"], path=str(tmp_path / "rm")) == pytest.approx(
+        found, abs=1e-6
+    )
+    assert not any(
+        parameter.requires_grad
+        for parameter in load_reward_model(str(tmp_path / "rm"))[0].parameters()
+    )
 
 
 @pytest.mark.parametrize("num_labels", [None, 2])

@@ -28,7 +28,18 @@ def pair(request):
     return tokenizer, extend_vocabulary(tokenizer, CODE, N)
 
 
-PARTS = ["self", "value", "return ", "    ", "def ", "colour", " is not None", "表示", "<s>", "<|im_start|>"]
+PARTS = [
+    "self",
+    "value",
+    "return ",
+    "    ",
+    "def ",
+    "colour",
+    " is not None",
+    "表示",
+    "<s>",
+    "<|im_start|>",
+]
 words = st.sampled_from([*"\n\t .,:()[]=#_0127aeiounst世界é😀", *PARTS])
 
 
@@ -40,13 +51,17 @@ def test_no_text_gets_longer_and_each_comes_back_as_before(pair, text):
     assert len(new) <= len(old)
     assert extension.tokenizer.decode(new) == before.decode(old)
     pieces = {token.id: token.pieces for token in extension.tokens}
-    assert [piece for number in new for piece in pieces.get(number, (number,))] == old  # the old tokens, joined
+    assert [
+        piece for number in new for piece in pieces.get(number, (number,))
+    ] == old  # the old tokens, joined
 
 
 def test_each_new_token_is_reached_and_counted(pair):
     _, extension = pair
     assert len({token.token for token in extension.tokens}) == N
-    assert all(is_reached(extension.tokenizer.backend_tokenizer, token.id) for token in extension.tokens)
+    assert all(
+        is_reached(extension.tokenizer.backend_tokenizer, token.id) for token in extension.tokens
+    )
     seen = Counter(number for ids in ids_of(extension.tokenizer, CODE) for number in ids)
     assert all(token.count == seen[token.id] for token in extension.tokens)
 
@@ -57,7 +72,8 @@ def test_old_tokens_keep_their_ids_and_new_ones_follow(pair):
     assert {token: new[token] for token in old} == old
     first = max(old.values()) + 1
     assert {token.token: token.id for token in extension.tokens} == {
-        extension.tokenizer.convert_ids_to_tokens(number): number for number in range(first, first + N)
+        extension.tokenizer.convert_ids_to_tokens(number): number
+        for number in range(first, first + N)
     }
     added = {token.content for token in extension.tokenizer.added_tokens_decoder.values()}
     assert not added & {token.token for token in extension.tokens}
@@ -90,7 +106,9 @@ def test_no_text_is_refused(documents):
 def test_a_tokenizer_without_merges_is_refused_with_the_reason(model, trainer, kind):
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.train_from_iterator(TEXTS, trainer(vocab_size=150, special_tokens=["[UNK]"], show_progress=False))
+    tokenizer.train_from_iterator(
+        TEXTS, trainer(vocab_size=150, special_tokens=["[UNK]"], show_progress=False)
+    )
     with pytest.raises(RecipeError, match=kind):
         extend_vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer), CODE, 3)
 
@@ -117,7 +135,9 @@ def test_a_sentencepiece_token_is_letters_or_signs_or_one_digit_of_one_word(allo
 
 LETTERS = dict(enumerate("abcd"))
 words_and_counts = st.lists(
-    st.tuples(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.integers(1, 20)), min_size=1, max_size=12
+    st.tuples(st.lists(st.integers(0, 3), min_size=2, max_size=9), st.integers(1, 20)),
+    min_size=1,
+    max_size=12,
 )
 
 
@@ -136,7 +156,11 @@ def test_the_merges_are_those_of_counting_anew_after_each(found):
             for pair in zip(word, word[1:], strict=False):
                 pairs[pair] += count
         taken = set(tokens.values())
-        allowed = {pair: n for pair, n in pairs.items() if n > 1 and tokens[pair[0]] + tokens[pair[1]] not in taken}
+        allowed = {
+            pair: n
+            for pair, n in pairs.items()
+            if n > 1 and tokens[pair[0]] + tokens[pair[1]] not in taken
+        }
         if not allowed:
             break
         best = min(allowed, key=lambda pair: (-allowed[pair], pair))
@@ -168,7 +192,8 @@ def with_token(token, merge=None):
 
 
 @pytest.mark.parametrize(
-    ("token", "merge", "reached"), [("Ġcolour", None, False), ("qz", ["q", "z"], True), ("aĠ", ["a", "Ġ"], False)]
+    ("token", "merge", "reached"),
+    [("Ġcolour", None, False), ("qz", ["q", "z"], True), ("aĠ", ["a", "Ġ"], False)],
 )
 def test_a_token_that_no_text_gives_is_unreachable(token, merge, reached):
     assert is_reached(with_token(token, merge), 400) == reached

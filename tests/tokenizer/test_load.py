@@ -14,7 +14,9 @@ def load(tokenizer=None, **model):
 
 
 def test_the_path_is_the_models_by_default_and_its_own_comes_before(tokenizer_folder):
-    assert len(load(path=str(tokenizer_folder))) == len(load(tokenizer_folder, path="/nowhere")) == 320
+    assert (
+        len(load(path=str(tokenizer_folder))) == len(load(tokenizer_folder, path="/nowhere")) == 320
+    )
 
 
 def test_a_missing_pad_token_becomes_eos_and_nothing_is_added(tmp_path, caplog):
@@ -44,12 +46,16 @@ def test_what_the_hub_cannot_give_now_is_refused(path):
         load(path)
 
 
-def test_a_file_a_folder_without_tokenizer_and_a_damaged_one_are_told_apart(tmp_path, tokenizer_folder):
+def test_a_file_a_folder_without_tokenizer_and_a_damaged_one_are_told_apart(
+    tmp_path, tokenizer_folder
+):
     with pytest.raises(RecipeError, match="is a file"):
         load(tokenizer_folder / "tokenizer.json")
     with pytest.raises(RecipeError, match="no tokenizer"):
         load(tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes((tokenizer_folder / "tokenizer.json").read_bytes()[:500])
+    (tmp_path / "tokenizer.json").write_bytes(
+        (tokenizer_folder / "tokenizer.json").read_bytes()[:500]
+    )
     with pytest.raises(RecipeError, match="damaged"):
         load(tmp_path)
 

@@ -32,8 +32,14 @@ def test_the_chat_template_frames_each_turn_and_marks_the_assistants(trained):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
     text = trained.apply_chat_template(messages, tokenize=False)
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes?<|im_end|>\n"
-    encoded = trained.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
-    marked = [token for token, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mask]
+    encoded = trained.apply_chat_template(
+        messages, return_dict=True, return_assistant_tokens_mask=True
+    )
+    marked = [
+        token
+        for token, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
+        if mask
+    ]
     assert trained.decode(marked) == "Yes?<|im_end|>"
 
 
@@ -42,7 +48,9 @@ def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
         train_bpe(TEXT, BYTES + 2, tmp_path)
 
 
-@pytest.mark.parametrize(("documents", "said"), [([], "text"), (["", "  \n"], "text"), (["a few words"], r"2\d\d")])
+@pytest.mark.parametrize(
+    ("documents", "said"), [([], "text"), (["", "  \n"], "text"), (["a few words"], r"2\d\d")]
+)
 def test_too_little_text_is_refused_with_the_size_it_reached(tmp_path, documents, said):
     with pytest.raises(DataError, match=said):
         train_bpe(documents, 4000, tmp_path)

@@ -64,7 +64,9 @@ def average_one_by_one(model: nn.Module) -> None:
             dist.all_reduce(weight.grad.div_(dist.get_world_size()))
 
 
-def differing(name: str, model: Tiny, used: Callable[[int, int], tuple[int, ...]], *, reentrant: bool = False) -> None:
+def differing(
+    name: str, model: Tiny, used: Callable[[int, int], tuple[int, ...]], *, reentrant: bool = False
+) -> None:
     """Two steps of three micro-batches; `used` returns the experts of a process and micro-batch."""
     other, rank = copy.deepcopy(model), dist.get_rank()
     for weight in other.parameters():
@@ -74,7 +76,9 @@ def differing(name: str, model: Tiny, used: Callable[[int, int], tuple[int, ...]
     differ = set()
     for step in range(2):
         for number in range(3):
-            ids = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(100 * step + 10 * number + rank))
+            ids = torch.randint(
+                50, (2, 8), generator=torch.Generator().manual_seed(100 * step + 10 * number + rank)
+            )
             other(ids, used(rank, number), reentrant).backward()
             if number < 2:
                 model(ids, used(rank, number), reentrant).backward()
@@ -82,7 +86,9 @@ def differing(name: str, model: Tiny, used: Callable[[int, int], tuple[int, ...]
             with average.during_backward():
                 model(ids, used(rank, number), reentrant).backward()
         average_one_by_one(other)
-        for (key, weight), reference in zip(model.named_parameters(), other.parameters(), strict=True):
+        for (key, weight), reference in zip(
+            model.named_parameters(), other.parameters(), strict=True
+        ):
             if (weight.grad is None) != (reference.grad is None):
                 differ.add(key)
             elif weight.grad is not None and not torch.equal(weight.grad, reference.grad):
@@ -90,8 +96,15 @@ def differing(name: str, model: Tiny, used: Callable[[int, int], tuple[int, ...]
                 differ.add(f"{key} {'rounding' if error < 1e-6 else error}")
         model.zero_grad()
         other.zero_grad()
-    case = {"case": name, "differ": sorted(differ), "buckets": len(average.buckets), "early": average.early}
-    os.write(1, (json.dumps(case) + "\n").encode())  # in one piece: the two processes share the pipe
+    case = {
+        "case": name,
+        "differ": sorted(differ),
+        "buckets": len(average.buckets),
+        "early": average.early,
+    }
+    os.write(
+        1, (json.dumps(case) + "\n").encode()
+    )  # in one piece: the two processes share the pipe
 
 
 def all_used(rank: int, number: int) -> tuple[int, ...]:

@@ -46,12 +46,22 @@ def recipe(**changes):
 
 
 def arguments(recipe, tmp_path, held_out=("a",)):
-    return training_arguments(recipe, tmp_path, SimpleNamespace(form="document", num_rows=100, held_out=held_out))
+    return training_arguments(
+        recipe, tmp_path, SimpleNamespace(form="document", num_rows=100, held_out=held_out)
+    )
 
 
 def test_intervals_in_tokens_become_steps(tmp_path):
-    made = arguments(recipe(checkpoints={"every_tokens": 1500, "keep": 2}, evaluation={"every_steps": 7}), tmp_path)
-    assert (made.save_steps, made.save_total_limit, made.eval_steps, made.eval_on_start) == (3, None, 7, True)
+    made = arguments(
+        recipe(checkpoints={"every_tokens": 1500, "keep": 2}, evaluation={"every_steps": 7}),
+        tmp_path,
+    )
+    assert (made.save_steps, made.save_total_limit, made.eval_steps, made.eval_on_start) == (
+        3,
+        None,
+        7,
+        True,
+    )
 
 
 def test_without_intervals_only_the_end_is_saved_and_evaluated(tmp_path):
@@ -67,9 +77,15 @@ def test_what_hugging_face_refuses_is_a_recipe_error(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "keeps_a_copy"),
-    [({}, True), ({"training": {"bf16": True, "fsdp": True}}, False), ({"optimizer": {"name": "muon"}}, False)],
+    [
+        ({}, True),
+        ({"training": {"bf16": True, "fsdp": True}}, False),
+        ({"optimizer": {"name": "muon"}}, False),
+    ],
 )
-def test_on_a_gpu_weights_are_bfloat16_where_the_optimizer_keeps_a_master_copy(changes, keeps_a_copy):
+def test_on_a_gpu_weights_are_bfloat16_where_the_optimizer_keeps_a_master_copy(
+    changes, keeps_a_copy
+):
     half = recipe(**{"training": {"bf16": True}, **changes})
     expected = torch.bfloat16 if keeps_a_copy else torch.float32
     assert automatic_dtype(half, deepspeed=False, on_gpu=True) == expected
@@ -77,7 +93,9 @@ def test_on_a_gpu_weights_are_bfloat16_where_the_optimizer_keeps_a_master_copy(c
 
 def test_each_process_limits_its_own_gpu_and_a_run_on_a_cpu_warns(monkeypatch, caplog):
     limits, here = [], torch.device("cuda", 1)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: limits.append(given))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda *given: limits.append(given)
+    )
     limit_gpu_memory(0.8, SimpleNamespace(device=here))
     limit_gpu_memory(None, SimpleNamespace(device=here))
     assert limits == [(0.8, here)] and not caplog.records
@@ -101,14 +119,20 @@ def test_the_same_global_batch_on_more_processes_needs_less_accumulation(monkeyp
     assert (length.steps, length.rows_per_step, length.gradient_accumulation_steps) == (20, 8, 1)
 
 
-def test_a_learned_micro_batch_is_for_its_number_of_processes_and_keeps_the_global_batch(tmp_path, monkeypatch):
+def test_a_learned_micro_batch_is_for_its_number_of_processes_and_keeps_the_global_batch(
+    tmp_path, monkeypatch
+):
     remember_micro_batch(tmp_path, 2, 2)
     large = recipe(training={"per_device_train_batch_size": 4})
     alone = run_length(large, 0, tmp_path)
     assert (alone.micro_batch, alone.gradient_accumulation_steps) == (4, 2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     together = run_length(large, 0, tmp_path)
-    assert (together.micro_batch, together.gradient_accumulation_steps, together.rows_per_step) == (2, 2, 8)
+    assert (together.micro_batch, together.gradient_accumulation_steps, together.rows_per_step) == (
+        2,
+        2,
+        8,
+    )
 
 
 def test_a_learned_micro_batch_that_does_not_divide_the_recipes_is_not_used(tmp_path):
@@ -119,7 +143,13 @@ def test_a_learned_micro_batch_that_does_not_divide_the_recipes_is_not_used(tmp_
 
 def test_an_interval_below_1_is_a_share_of_the_steps():
     length = run_length(recipe(), 0)
-    assert [length.steps_between(None, every) for every in (None, 3, 0.25, 0.26, 0.001)] == [None, 3, 5, 6, 1]
+    assert [length.steps_between(None, every) for every in (None, 3, 0.25, 0.26, 0.001)] == [
+        None,
+        3,
+        5,
+        6,
+        1,
+    ]
 
 
 # --- processes that share rows ---
@@ -127,9 +157,21 @@ def test_an_interval_below_1_is_a_share_of_the_steps():
 
 def sharing(parallelism, **sections):
     """A recipe whose attention keeps documents apart by their bounds."""
-    training = {"per_device_train_batch_size": 2, "parallelism_config": parallelism, **sections.pop("training", {})}
+    training = {
+        "per_device_train_batch_size": 2,
+        "parallelism_config": parallelism,
+        **sections.pop("training", {}),
+    }
     model = {"path": "base", "attention": "varlen"}
-    return recipe(**{"stage": "cpt", "model": model, "budget": {"tokens": 4096}, "training": training, **sections})
+    return recipe(
+        **{
+            "stage": "cpt",
+            "model": model,
+            "budget": {"tokens": 4096},
+            "training": training,
+            **sections,
+        }
+    )
 
 
 def check(recipe, *, zero_stage=2, model_type="llama", processes=2):
@@ -145,9 +187,17 @@ def test_shared_rows_under_zero_are_accepted():
 
 @pytest.mark.parametrize(
     ("parallelism", "processes"),
-    [({"tp_size": 2}, 6), ({"cp_size": 2}, 6), ({"dp_shard_size": 2}, 6), ({"sp_size": 3}, 3), ({"sp_size": 4}, 6)],
+    [
+        ({"tp_size": 2}, 6),
+        ({"cp_size": 2}, 6),
+        ({"dp_shard_size": 2}, 6),
+        ({"sp_size": 3}, 3),
+        ({"sp_size": 4}, 6),
+    ],
 )
-def test_sizes_that_were_not_compared_with_one_process_or_do_not_divide_are_refused(parallelism, processes):
+def test_sizes_that_were_not_compared_with_one_process_or_do_not_divide_are_refused(
+    parallelism, processes
+):
     with pytest.raises(RecipeError, match="parallelism_config"):
         check(sharing(parallelism), processes=processes)
 
@@ -166,7 +216,9 @@ def test_sections_that_would_train_something_else_on_shared_rows_are_refused(sec
         check(sharing({"sp_size": 2}, **sections))
 
 
-@pytest.mark.parametrize(("options", "named"), [({"zero_stage": 0}, "ZeRO"), ({"model_type": "deepseek_v3"}, "deep")])
+@pytest.mark.parametrize(
+    ("options", "named"), [({"zero_stage": 0}, "ZeRO"), ({"model_type": "deepseek_v3"}, "deep")]
+)
 def test_rows_are_shared_only_under_zero_and_by_models_that_were_compared(options, named):
     with pytest.raises(RecipeError, match=named):
         check(sharing({"sp_size": 2}), **options)
@@ -186,8 +238,12 @@ def test_a_step_has_the_rows_of_groups(monkeypatch):
 
 def prompts_of(plan, world_size, step, left_out=()):
     """The prompts that a step's micro-batches belong to, once each."""
-    rows = PromptRows([{"prompt": number} for number in range(100)], plan, world_size, list(left_out))
-    items = range(step * plan.accumulation * world_size, (step + 1) * plan.accumulation * world_size)
+    rows = PromptRows(
+        [{"prompt": number} for number in range(100)], plan, world_size, list(left_out)
+    )
+    items = range(
+        step * plan.accumulation * world_size, (step + 1) * plan.accumulation * world_size
+    )
     return list(dict.fromkeys(prompt["prompt"] for item in items for prompt in rows[item]))
 
 
@@ -195,7 +251,10 @@ def prompts_of(plan, world_size, step, left_out=()):
     ("plan", "expected"),
     [
         (Generations(prompts=4, micro_batches=2, accumulation=2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
-        (Generations(prompts=4, micro_batches=4, accumulation=2), [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]]),
+        (
+            Generations(prompts=4, micro_batches=4, accumulation=2),
+            [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]],
+        ),
         (Generations(prompts=2, micro_batches=1, accumulation=2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],
     ids=["one step each", "two steps each", "two in a step"],
@@ -230,24 +289,44 @@ def test_no_whole_number_of_prompts_or_of_steps_of_a_generation_is_refused():
 
 def test_the_record_holds_the_hashes_of_model_tokenizer_and_data(tokenizer_folder, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    facts = {"documents": 3, "held_out": 0, "tokens": 10, "share": 1.0, "licence": None, "is_estimate": False}
+    facts = {
+        "documents": 3,
+        "held_out": 0,
+        "tokens": 10,
+        "share": 1.0,
+        "licence": None,
+        "is_estimate": False,
+    }
     source = SimpleNamespace(name="a", dropped={}, files={"a.txt": "0f"}, **facts)
     held_out = {"exam": {"b.txt": "1e"}}
-    data = SimpleNamespace(fingerprint="abc", num_tokens=10, sources=[source], held_out_files=held_out)
+    data = SimpleNamespace(
+        fingerprint="abc", num_tokens=10, sources=[source], held_out_files=held_out
+    )
     profile = {"zero_optimization": {"stage": 2}}
-    chosen = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "deepspeed": profile}
+    chosen = {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "deepspeed": profile,
+    }
     made = SimpleNamespace(device=torch.device("cpu"), **chosen)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     inputs = describe_inputs(recipe(model={"path": str(tmp_path)}), data, tokenizer, made)
     assert inputs["weights"]["sha256"] == {"model.safetensors": sha256(b"weights").hexdigest()}
-    assert inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"} and inputs["data"]["held_out"] == held_out
+    assert (
+        inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"}
+        and inputs["data"]["held_out"] == held_out
+    )
     assert len(inputs["tokenizer"]["xxh3"]) == 32 and inputs["training"] == chosen
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_a_teacher_is_recorded_with_its_hashes_where_it_is_on_the_disk(is_local, tmp_path, tokenizer_folder):
+def test_a_teacher_is_recorded_with_its_hashes_where_it_is_on_the_disk(
+    is_local, tmp_path, tokenizer_folder
+):
     path = str(save_llama(tmp_path / "teacher", tokenizer_folder, 1)) if is_local else "lab/large"
     distilled = recipe(stage="distill_text", training={"teacher_model_name_or_path": path})
     hashes = hash_weights(path) if is_local else {}
-    assert describe_teacher(distilled) == {"teacher": {"path": path, "revision": None, "sha256": hashes}}
+    assert describe_teacher(distilled) == {
+        "teacher": {"path": path, "revision": None, "sha256": hashes}
+    }
     assert bool(hashes) is is_local and describe_teacher(recipe()) == {}

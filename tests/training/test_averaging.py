@@ -51,7 +51,9 @@ def test_buckets_sent_in_the_backward_pass_have_the_averages_of_gradients_sent_o
     assert early["dense"] == 5 and early["a second gradient"] == 14
 
 
-def test_a_layers_gradients_are_sent_before_those_of_the_layer_below_are_computed(layers, monkeypatch):
+def test_a_layers_gradients_are_sent_before_those_of_the_layer_below_are_computed(
+    layers, monkeypatch
+):
     calls, all_reduce = [], dist.all_reduce
     for number, layer in enumerate(layers):
         layer.weight.register_hook(lambda _, number=number: calls.append(f"layer {number}"))
@@ -84,7 +86,10 @@ def test_after_an_error_in_a_backward_pass_the_next_step_has_its_own_gradients(l
     expected = torch.autograd.grad(layers(inputs).sum(), list(layers.parameters()))
     with average.during_backward():
         layers(inputs).sum().backward()
-    assert all(torch.equal(weight.grad, each) for weight, each in zip(layers.parameters(), expected, strict=True))
+    assert all(
+        torch.equal(weight.grad, each)
+        for weight, each in zip(layers.parameters(), expected, strict=True)
+    )
 
 
 def test_a_large_gradient_is_sent_without_a_copy():

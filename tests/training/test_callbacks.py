@@ -33,7 +33,9 @@ def trained(tiny_recipe, tmp_path):
     SEEN.clear()
 
     def run(*callbacks):
-        trainer = trainer_of({**tiny_recipe, "monitoring": {"callbacks": list(callbacks)}}, tmp_path, steps=2)
+        trainer = trainer_of(
+            {**tiny_recipe, "monitoring": {"callbacks": list(callbacks)}}, tmp_path, steps=2
+        )
         trainer.train()
         return trainer
 
@@ -64,7 +66,9 @@ def test_one_that_fails_costs_an_event_and_is_not_called_again(trained):
     failing = ["tiny_watchers:fails", "tiny_watchers:answers_a_number", "tiny_watchers:AddsTensor"]
     trainer = trained(*failing, "tiny_watchers:note")
     found = messages(trainer, "callback_failed")
-    assert len(found) == 3 and all(name in message for name, message in zip(failing, found, strict=True))
+    assert len(found) == 3 and all(
+        name in message for name, message in zip(failing, found, strict=True)
+    )
     assert "KeyError: 'x'" in found[0] and "`odd`" in found[2]
     assert trainer.state.global_step == 2 and len(SEEN) == 3
     assert "odd" not in read_metrics(trainer.run_folder).names
@@ -97,16 +101,28 @@ def alerts_of(folder, values, **bounds):
     alert = Alert(folder, metric="grad_norm", **bounds)
     for step, value in enumerate(values, start=1):
         state = TrainerState(global_step=step, is_world_process_zero=True)
-        alert.on_log(None, state, TrainerControl(), logs={"other": 1.0} if value is None else {"grad_norm": value})
-    alert.on_train_end(None, TrainerState(global_step=9, is_world_process_zero=True), TrainerControl())
+        alert.on_log(
+            None,
+            state,
+            TrainerControl(),
+            logs={"other": 1.0} if value is None else {"grad_norm": value},
+        )
+    alert.on_train_end(
+        None, TrainerState(global_step=9, is_world_process_zero=True), TrainerControl()
+    )
     return [(event["kind"], event["step"]) for event in read_events(folder)]
 
 
 def test_each_crossing_of_a_bound_is_one_alert(tmp_path):
-    assert alerts_of(tmp_path, [1, 11, 12, None, 13, 2, 14], above=10) == [("alert", 2), ("alert", 7)]
+    assert alerts_of(tmp_path, [1, 11, 12, None, 13, 2, 14], above=10) == [
+        ("alert", 2),
+        ("alert", 7),
+    ]
 
 
-@pytest.mark.parametrize(("value", "alerts"), [(0.5, 1), (1.0, 0), (5.0, 0), (5.1, 1), (float("nan"), 1), ("text", 0)])
+@pytest.mark.parametrize(
+    ("value", "alerts"), [(0.5, 1), (1.0, 0), (5.0, 0), (5.1, 1), (float("nan"), 1), ("text", 0)]
+)
 def test_bounds_are_inclusive_and_nan_is_beyond_them(value, alerts, tmp_path):
     assert len(alerts_of(tmp_path, [value], above=5.0, below=1.0)) == alerts
 
@@ -130,11 +146,16 @@ ALL = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["logits", "fused loss"])
+@pytest.mark.parametrize(
+    "fused", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["logits", "fused loss"]
+)
 def test_watching_changes_no_weight(fused, tiny_recipe, tmp_path):
     # dropout: random numbers that a watcher draws would be missed
     config = {**tiny_recipe["model"]["config"], "attention_dropout": 0.3}
-    recipe = {**tiny_recipe, "model": {**tiny_recipe["model"], "fused_loss": fused, "config": config}}
+    recipe = {
+        **tiny_recipe,
+        "model": {**tiny_recipe["model"], "fused_loss": fused, "config": config},
+    }
     watched = trainer_of({**recipe, "monitoring": ALL}, tmp_path / "watched")
     alone = trainer_of(recipe, tmp_path / "alone")
     handler = alone.callback_handler
@@ -188,7 +209,9 @@ class Recorder(TensorBoardCallback):
 @pytest.mark.heavy
 def test_trackers_get_what_other_callbacks_add_to_the_logs(tiny_recipe, tmp_path, monkeypatch):
     recorder = Recorder()
-    monkeypatch.setattr("transformers.trainer.get_reporting_integration_callbacks", lambda _: [recorder])
+    monkeypatch.setattr(
+        "transformers.trainer.get_reporting_integration_callbacks", lambda _: [recorder]
+    )
     trainer_of(tiny_recipe, tmp_path, steps=2).train()
     assert {"tokens_per_second", "data_wait", "share_domain", "loss"} <= recorder.logged[2].keys()
     assert {"on_train_begin", "on_log", "on_train_end"} <= {*recorder.calls}
@@ -218,7 +241,11 @@ def test_the_status_has_the_step_and_the_last_checkpoint(tmp_path):
     assert "checkpoint" not in run.status(), "the save failed"
     (tmp_path / "checkpoint-4").mkdir()
     status.on_save(None, TrainerState(global_step=4, max_steps=9), TrainerControl())
-    assert (run.status()["state"], run.status()["step"], run.status()["checkpoint"]) == ("running", 4, "checkpoint-4")
+    assert (run.status()["state"], run.status()["step"], run.status()["checkpoint"]) == (
+        "running",
+        4,
+        "checkpoint-4",
+    )
     status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
     assert run.status()["step"] == 4, "it is written once a second"
     status.written -= SECONDS_BETWEEN_WRITES

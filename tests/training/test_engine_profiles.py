@@ -37,15 +37,24 @@ def test_a_profile_that_we_ship_follows_any_recipe_and_deepspeed_accepts_it(path
     zero = profile["zero_optimization"]
     assert zero["overlap_comm"] is (zero["stage"] == 3)
     DeepSpeedZeroConfig(strict=True, **zero)
-    sizes = {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}
+    sizes = {
+        "train_batch_size": 2,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 1,
+    }
     precision = {"gradient_clipping": 1.0, "bf16": {"enabled": True}, "fp16": {"enabled": False}}
-    assert DeepSpeedConfig({**profile, **sizes, **precision}).zero_optimization_stage == zero["stage"]
+    assert (
+        DeepSpeedConfig({**profile, **sizes, **precision}).zero_optimization_stage == zero["stage"]
+    )
 
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_overlap_comm_at_stages_1_and_2_is_a_warning_with_its_line(tmp_path, recipe, stage):
     """DeepSpeed's issue 5294: wrong gradients on several GPUs."""
-    path, profile = tmp_path / "zero.json", {**SOUND, "zero_optimization": {"stage": stage, "overlap_comm": True}}
+    path, profile = (
+        tmp_path / "zero.json",
+        {**SOUND, "zero_optimization": {"stage": stage, "overlap_comm": True}},
+    )
     path.write_text(json.dumps(profile, indent=2))
     line = path.read_text().splitlines().index('    "overlap_comm": true') + 1
     (warning,) = profile_warnings(path, recipe)
@@ -65,7 +74,9 @@ def test_overlap_comm_at_stages_1_and_2_is_a_warning_with_its_line(tmp_path, rec
         ({"stage": 1}, {}, {}, False),
     ],
 )
-def test_micro_batches_that_accumulate_in_bfloat16_are_a_warning(recipe, zero, extra, training, warned):
+def test_micro_batches_that_accumulate_in_bfloat16_are_a_warning(
+    recipe, zero, extra, training, warned
+):
     recipe.training.update({"bf16": True, **training})
     found = profile_warnings({**SOUND, "zero_optimization": zero, **extra}, recipe)
     assert ["grad_accum_dtype" in warning for warning in found] == [True] * warned
@@ -79,7 +90,15 @@ COMPLAINTS = [
     ({"zero_optimization": None}, "`zero_optimization` is missing"),
     ({"zero_optimization": {"stage": 3}}, "stage3_gather_16bit_weights_on_model_save"),
     ({"zero_optimization": OFFLOADED}, "zero_force_ds_cpu_optimizer"),
-    ({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}}, "on a disk"),
+    (
+        {
+            "zero_optimization": {
+                "stage": 3,
+                "offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"},
+            }
+        },
+        "on a disk",
+    ),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"pin_memry": True}}}, "`pin_memory`"),
     ({"optimizer": {"type": "AdamW"}}, "`optimizer`"),
     ({"scheduler": {"type": "WarmupLR"}}, "`schedule`"),
@@ -93,8 +112,12 @@ COMPLAINTS = [
 ]
 
 
-@pytest.mark.parametrize(("change", "complaint"), COMPLAINTS, ids=[complaint for _, complaint in COMPLAINTS])
-def test_a_profile_that_contradicts_the_recipe_is_a_complaint_with_the_key(recipe, change, complaint):
+@pytest.mark.parametrize(
+    ("change", "complaint"), COMPLAINTS, ids=[complaint for _, complaint in COMPLAINTS]
+)
+def test_a_profile_that_contradicts_the_recipe_is_a_complaint_with_the_key(
+    recipe, change, complaint
+):
     found = check_profile({**SOUND, **change}, recipe)
     assert any(complaint in line for line in found), found
 
@@ -105,7 +128,9 @@ def test_a_profile_that_contradicts_the_recipe_is_a_complaint_with_the_key(recip
 def test_a_key_may_be_missing_only_where_the_recipe_does_not_want_it(recipe, key, training):
     profile = {name: value for name, value in SOUND.items() if name != key}
     unwanted = recipe.model_copy(update={"training": {**recipe.training, **training}})
-    wanted = recipe.model_copy(update={"training": {**recipe.training, "bf16": key == "bf16", "fp16": key == "fp16"}})
+    wanted = recipe.model_copy(
+        update={"training": {**recipe.training, "bf16": key == "bf16", "fp16": key == "fp16"}}
+    )
     assert check_profile(SOUND, recipe) == check_profile(profile, unwanted) == []
     assert f"`{key}` is missing" in " ".join(check_profile(profile, wanted))
 
@@ -173,11 +198,17 @@ def test_a_key_without_effect_under_fsdp_is_a_complaint(config, named):
     ("sections", "named"),
     [
         ({"optimizer": {"name": "muon", "learning_rate": 1e-3}}, "optimizer.name"),
-        ({"optimizer": {"learning_rate": 1e-3, "release_gradients": True}}, "optimizer.release_gradients"),
+        (
+            {"optimizer": {"learning_rate": 1e-3, "release_gradients": True}},
+            "optimizer.release_gradients",
+        ),
         ({"training": {"fp16": True}}, "training.fp16"),
         ({"training": {"fsdp": "full_shard"}}, "training.fsdp"),
         ({"model": {"path": "x", "dtype": "bfloat16"}, "stage": "cpt"}, "model.dtype"),
-        ({"model": {"path": "x", "lora": {"r": 4, "quantize": "nf4"}}, "stage": "cpt"}, "model.lora.quantize"),
+        (
+            {"model": {"path": "x", "lora": {"r": 4, "quantize": "nf4"}}, "stage": "cpt"},
+            "model.lora.quantize",
+        ),
         ({"stage": "grpo", "rewards": ["exact_match"]}, "stage: grpo"),
     ],
 )

@@ -33,7 +33,9 @@ def fast_run(tiny_recipe, tmp_path):
         model = tiny_recipe["model"]
         trainer = trainer_of(tiny_recipe, tmp_path, steps=1, model={**model, **FAST})
         trainer.run_folder.mkdir(parents=True, exist_ok=True)
-        write_recipe({**tiny_recipe, "model": {**model, **written}}, trainer.run_folder / "recipe.yaml")
+        write_recipe(
+            {**tiny_recipe, "model": {**model, **written}}, trainer.run_folder / "recipe.yaml"
+        )
         return trainer
 
     return make
@@ -67,13 +69,17 @@ def test_a_proof_does_not_change_the_run(fast_run):
 
 
 @pytest.mark.heavy
-def test_losses_are_compared_with_checkpoints_that_return_no_gradients(fast_run, tiny_recipe, monkeypatch):
+def test_losses_are_compared_with_checkpoints_that_return_no_gradients(
+    fast_run, tiny_recipe, monkeypatch
+):
     tiny_recipe["training"] |= {
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": True},
     }
     kernel = fused_loss.cross_entropy_in_place
-    monkeypatch.setattr(fused_loss, "cross_entropy_in_place", lambda *arguments: kernel(*arguments) * 1.01)
+    monkeypatch.setattr(
+        fused_loss, "cross_entropy_in_place", lambda *arguments: kernel(*arguments) * 1.01
+    )
     with pytest.raises(RecipeError, match="model.fused_loss"):
         fast_run().train()
 
@@ -84,7 +90,9 @@ def test_a_part_that_is_auto_falls_back_with_an_event_and_a_restart(fast_run, br
     with pytest.raises(RestartNeeded, match="model.fused_loss"):
         trainer.train()
     (event,) = [event for event in read_events(trainer.run_folder) if event["kind"] == "fallback"]
-    assert (event["key"], event["value"]) == ("model.fused_loss", False) and "gradient" in event["reason"]
+    assert (event["key"], event["value"]) == ("model.fused_loss", False) and "gradient" in event[
+        "reason"
+    ]
     assert all(weight.grad is None for weight in trainer.model.parameters())
     recipe = load_recipe(trainer.run_folder / "recipe.yaml")
     assert with_fallbacks(recipe, trainer.run_folder).model.fused_loss is False
@@ -132,9 +140,13 @@ def test_a_restarted_run_trains_with_the_plain_value(tiny_recipe, tmp_path):
         ({}, {"gpus": ["RTX 4090, driver 580.95"]}, None),
     ],
 )
-def test_fallbacks_hold_for_their_machine_and_for_auto(tiny_recipe, tmp_path, changes, machine, expected):
+def test_fallbacks_hold_for_their_machine_and_for_auto(
+    tiny_recipe, tmp_path, changes, machine, expected
+):
     fallback = {"value": False, "reason": "it failed", "machine": describe_machine() | machine}
-    (tmp_path / "learned.json").write_text(json.dumps({"fallbacks": {"training.torch_compile": fallback}}))
+    (tmp_path / "learned.json").write_text(
+        json.dumps({"fallbacks": {"training.torch_compile": fallback}})
+    )
     tiny_recipe["training"] |= changes
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))
     assert with_fallbacks(recipe, tmp_path).training.get("torch_compile") is expected
@@ -155,7 +167,9 @@ def test_the_row_always_has_several_documents_for_the_kernel_that_separates_them
 
 
 def test_a_row_of_examples_is_padded_as_their_batches_are():
-    row = start_of_row({"prompt_ids": [5, 6, 7], "chosen_ids": [8] * 20, "rejected_ids": []}, 16, packed=False)
+    row = start_of_row(
+        {"prompt_ids": [5, 6, 7], "chosen_ids": [8] * 20, "rejected_ids": []}, 16, packed=False
+    )
     assert row["input_ids"].shape == (1, 16) and row["attention_mask"].sum() == 14
     assert (row["labels"] == -100).sum() == 2
 
@@ -173,15 +187,24 @@ class ForgetsDecay(OneKernelAdamW):
 
 
 def difference_of(kind, **options):
-    weights = nn.Parameter(torch.randn(128, 64, generator=torch.Generator().manual_seed(1)).bfloat16() / 50)
-    optimizer = kind([{"params": [weights]}], lr=1e-5, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, **options)
+    weights = nn.Parameter(
+        torch.randn(128, 64, generator=torch.Generator().manual_seed(1)).bfloat16() / 50
+    )
+    optimizer = kind(
+        [{"params": [weights]}], lr=1e-5, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, **options
+    )
     before = weights.detach().clone()
     difference = difference_of_updates(optimizer)
     assert torch.equal(weights, before) and not optimizer.state
     return difference
 
 
-OPTIONS = [{}, {"rounding": "stochastic"}, {"rounding": "kahan"}, {"rounding": "stochastic", "eight_bit": True}]
+OPTIONS = [
+    {},
+    {"rounding": "stochastic"},
+    {"rounding": "kahan"},
+    {"rounding": "stochastic", "eight_bit": True},
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -191,9 +214,16 @@ def test_a_broken_update_is_found_on_a_copy(options):
 
 
 @pytest.mark.heavy
-def test_an_optimizer_whose_kernel_is_wrong_ends_the_run_with_another(tiny_recipe, tmp_path, monkeypatch):
-    tiny_recipe |= {"safety": {"first_batch_proof": True}, "optimizer": {"name": "adamw_8bit", "learning_rate": 1e-3}}
+def test_an_optimizer_whose_kernel_is_wrong_ends_the_run_with_another(
+    tiny_recipe, tmp_path, monkeypatch
+):
+    tiny_recipe |= {
+        "safety": {"first_batch_proof": True},
+        "optimizer": {"name": "adamw_8bit", "learning_rate": 1e-3},
+    }
     trainer = trainer_of(tiny_recipe, tmp_path, steps=1)
     trainer.create_optimizer().__class__ = ForgetsDecay
-    with pytest.raises(RecipeError, match="optimizer.name: .* Write `optimizer.name: .*model.dtype: float32`"):
+    with pytest.raises(
+        RecipeError, match="optimizer.name: .* Write `optimizer.name: .*model.dtype: float32`"
+    ):
         trainer.train()

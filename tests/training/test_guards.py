@@ -7,7 +7,16 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_trainers import at_steps, events, in_rows, losses, same, train_to_the_end, trainer_of, weights
+from tiny_trainers import (
+    at_steps,
+    events,
+    in_rows,
+    losses,
+    same,
+    train_to_the_end,
+    trainer_of,
+    weights,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
@@ -33,7 +42,11 @@ class StatesAt(TrainerCallback):
         self.after[state.global_step] = dict(enumerate(tensor.clone() for tensor in tensors))
 
     def unchanged(self):
-        return [step for before, step in pairwise(self.after) if same(self.after[before], self.after[step])]
+        return [
+            step
+            for before, step in pairwise(self.after)
+            if same(self.after[before], self.after[step])
+        ]
 
 
 class Scaled(torch.autograd.Function):
@@ -65,16 +78,22 @@ BAD = {
         ("sgd", "float32", "spike", "spike_skipped"),
     ],
 )
-def test_a_bad_step_changes_nothing_and_the_next_one_does(tiny_recipe, tmp_path, optimizer, dtype, change, kind):
+def test_a_bad_step_changes_nothing_and_the_next_one_does(
+    tiny_recipe, tmp_path, optimizer, dtype, change, kind
+):
     """AdamW's kernel reads a flag; SGD has no such kernel, so the host leaves its step out."""
     tiny_recipe["model"]["dtype"] = dtype
     watcher, settings = StatesAt(), {"name": optimizer, "learning_rate": 3e-3}
     fault = at_steps(6, change=BAD[change])
-    trainer = trainer_of(tiny_recipe, tmp_path, steps=STEPS, callbacks=[watcher], faults=fault, optimizer=settings)
+    trainer = trainer_of(
+        tiny_recipe, tmp_path, steps=STEPS, callbacks=[watcher], faults=fault, optimizer=settings
+    )
     trainer.train()
     assert events(trainer, *SKIPPED) == [(kind, 6)] and watcher.unchanged() == [6]
     found = losses(trainer)
-    assert len(found) == STEPS and all(math.isfinite(loss) for step, loss in found.items() if step != 6)
+    assert len(found) == STEPS and all(
+        math.isfinite(loss) for step, loss in found.items() if step != 6
+    )
     assert change == "steep" or not found[6] < 1e4, "it is logged as it was"
 
 
@@ -88,7 +107,9 @@ class AsksOfTheDevice(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def test_a_healthy_run_is_the_same_without_the_guard_which_makes_no_step_wait(tiny_recipe, tmp_path):
+def test_a_healthy_run_is_the_same_without_the_guard_which_makes_no_step_wait(
+    tiny_recipe, tmp_path
+):
     tiny_recipe["training"]["logging_steps"] = 100
     guarded = trainer_of(tiny_recipe, tmp_path / "guarded", steps=STEPS)
     free = trainer_of(tiny_recipe, tmp_path / "free", steps=STEPS, safety={"loss_guard": None})
@@ -99,7 +120,11 @@ def test_a_healthy_run_is_the_same_without_the_guard_which_makes_no_step_wait(ti
             trainer.train()
         counts.append(asks.count)
     assert guarded.guard.loss_guard is not None and free.guard.loss_guard is None
-    assert same(weights(guarded), weights(free)) and counts[0] == counts[1] and not events(guarded, *SKIPPED)
+    assert (
+        same(weights(guarded), weights(free))
+        and counts[0] == counts[1]
+        and not events(guarded, *SKIPPED)
+    )
 
 
 def test_the_logged_mean_of_several_steps_is_that_of_the_steps_that_counted(tiny_recipe, tmp_path):
@@ -129,10 +154,14 @@ TOLERANT = {
 
 
 def bad_run(sections, folder, **changes):
-    return lambda: trainer_of(sections, folder, **{"steps": 6, "faults": in_rows(*BAD_ROWS), **TOLERANT, **changes})
+    return lambda: trainer_of(
+        sections, folder, **{"steps": 6, "faults": in_rows(*BAD_ROWS), **TOLERANT, **changes}
+    )
 
 
-def test_after_too_many_bad_steps_the_run_restarts_before_them_without_their_rows(tiny_recipe, tmp_path):
+def test_after_too_many_bad_steps_the_run_restarts_before_them_without_their_rows(
+    tiny_recipe, tmp_path
+):
     back = train_to_the_end(bad_run(tiny_recipe, tmp_path / "back"), restarts=1)
     never = bad_run(tiny_recipe, tmp_path / "never", faults=None)()
     never.rows_of_steps.leave_out([(8, 20)])
@@ -145,7 +174,11 @@ def test_after_too_many_bad_steps_the_run_restarts_before_them_without_their_row
     assert [path.name for path in (back.run_folder / "set-aside").iterdir()] == ["checkpoint-4"]
     saved = back.run_folder / "checkpoint-4"
     after = json.loads((saved / "safety.json").read_text())
-    assert after["left_out"] == [[8, 20]] and after["budget"] == {"recent": [], "total": 3, "rollbacks": 1}
+    assert after["left_out"] == [[8, 20]] and after["budget"] == {
+        "recent": [],
+        "total": 3,
+        "rollbacks": 1,
+    }
     assert json.loads((saved / "data_position.json").read_text())["row"] == 4 * 4 + 12
 
 
@@ -162,7 +195,9 @@ def test_resumed_after_a_roll_back_the_run_is_the_same(tiny_recipe, tmp_path, st
 def test_without_a_checkpoint_from_before_the_run_continues(tiny_recipe, tmp_path):
     trainer = train_to_the_end(bad_run(tiny_recipe, tmp_path, checkpoints={}), restarts=0)
     (back,) = [event for event in read_events(trainer.run_folder) if event["kind"] == "rolled_back"]
-    assert back["to_step"] is None and len(losses(trainer)) == 6 and not trainer.rows_of_steps.left_out
+    assert (
+        back["to_step"] is None and len(losses(trainer)) == 6 and not trainer.rows_of_steps.left_out
+    )
 
 
 def test_a_run_that_was_asked_to_stop_rolls_back_and_does_not_restart(tiny_recipe, tmp_path):
@@ -198,13 +233,19 @@ def test_a_handler_gets_each_spike_and_decides_what_follows(tiny_recipe, tmp_pat
     SEEN.clear()
     skips = train_to_the_end(handled(tiny_recipe, tmp_path / "skip", action="skip"), restarts=0)
     assert events(skips, *SKIPPED, "rolled_back") == [("nan_skipped", step) for step in (3, 4, 5)]
-    assert [(spike.step, spike.recent, spike.rollbacks) for spike in SEEN] == [(3, 1, 0), (4, 2, 0), (5, 3, 0)]
+    assert [(spike.step, spike.recent, spike.rollbacks) for spike in SEEN] == [
+        (3, 1, 0),
+        (4, 2, 0),
+        (5, 3, 0),
+    ]
     assert all(math.isnan(spike.loss) and spike.run_folder == skips.run_folder for spike in SEEN)
     by_rule = train_to_the_end(handled(tiny_recipe, tmp_path / "rule"), restarts=1)
     assert events(by_rule, "rolled_back") == [("rolled_back", 5)]
     back = handled(tiny_recipe, tmp_path / "back", rows=BAD_ROWS[:1], at=3, action="roll_back")
     back = train_to_the_end(back, restarts=1)
-    assert events(back, "rolled_back") == [("rolled_back", 3)] and back.rows_of_steps.left_out == [(8, 12)]
+    assert events(back, "rolled_back") == [("rolled_back", 3)] and back.rows_of_steps.left_out == [
+        (8, 12)
+    ]
 
 
 @pytest.mark.parametrize("options", [{"name": "abort"}, {"action": "abort"}, {"action": "ignore"}])
@@ -212,7 +253,9 @@ def test_a_handler_can_end_the_run_and_a_wrong_answer_does(tiny_recipe, tmp_path
     with pytest.raises(TrainingError) as ended:
         handled(tiny_recipe, tmp_path, **options)().train()
     named = "`safety.on_spike: abort`" if "name" in options else ":decide`"
-    assert named in str(ended.value) and ("'ignore'" in str(ended.value)) == ("ignore" in options.values())
+    assert named in str(ended.value) and ("'ignore'" in str(ended.value)) == (
+        "ignore" in options.values()
+    )
 
 
 # --- out of memory ---
@@ -222,7 +265,10 @@ def too_large_above(limits):
     """Out of memory with more rows than limits[step], from that step on."""
 
     def fault(trainer, inputs, loss):
-        limit = min((rows for step, rows in limits.items() if trainer.state.global_step + 1 >= step), default=99)
+        limit = min(
+            (rows for step, rows in limits.items() if trainer.state.global_step + 1 >= step),
+            default=99,
+        )
         if len(inputs["input_ids"]) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory (injected)")
         return loss
@@ -238,9 +284,14 @@ def in_micro_batches(sections, size):
     ("size", "safety", "remedy"),
     [(1, {}, "gradient_checkpointing"), (4, {"on_oom": "abort"}, "safety.on_oom: split_batch")],
 )
-def test_where_a_step_cannot_be_split_the_run_ends_with_what_helps(tiny_recipe, tmp_path, size, safety, remedy):
+def test_where_a_step_cannot_be_split_the_run_ends_with_what_helps(
+    tiny_recipe, tmp_path, size, safety, remedy
+):
     trainer = trainer_of(
-        in_micro_batches(tiny_recipe, size), tmp_path, faults=too_large_above({2: size - 1}), safety=safety
+        in_micro_batches(tiny_recipe, size),
+        tmp_path,
+        faults=too_large_above({2: size - 1}),
+        safety=safety,
     )
     with pytest.raises(ResourceError, match=f"step 2 .*{remedy}"):
         trainer.train()
@@ -252,16 +303,33 @@ def test_where_a_step_cannot_be_split_the_run_ends_with_what_helps(tiny_recipe, 
 
 def released_trainer(sections, folder, *, releases=True, **changes):
     training = {**sections["training"], "max_grad_norm": 0, "per_device_train_batch_size": 4}
-    optimizer = {"name": "adamw_8bit", "learning_rate": 3e-3, "rounding": "stochastic", "release_gradients": releases}
+    optimizer = {
+        "name": "adamw_8bit",
+        "learning_rate": 3e-3,
+        "rounding": "stochastic",
+        "release_gradients": releases,
+    }
     model = {**sections["model"], "dtype": "bfloat16"}
-    return trainer_of(sections, folder, steps=STEPS, optimizer=optimizer, training=training, model=model, **changes)
+    return trainer_of(
+        sections,
+        folder,
+        steps=STEPS,
+        optimizer=optimizer,
+        training=training,
+        model=model,
+        **changes,
+    )
 
 
-@pytest.mark.parametrize(("change", "kind"), [("spike", "spike_skipped"), ("nan gradient", "nan_skipped")])
+@pytest.mark.parametrize(
+    ("change", "kind"), [("spike", "spike_skipped"), ("nan gradient", "nan_skipped")]
+)
 def test_with_released_gradients_a_bad_step_is_not_applied(tiny_recipe, tmp_path, change, kind):
     """A bad loss is found before the backward pass, which updates; a bad gradient in it."""
     watcher, fault = StatesAt(), at_steps(6, change=BAD[change])
     trainer = released_trainer(tiny_recipe, tmp_path, callbacks=[watcher], faults=fault)
     trainer.train()
-    assert events(trainer, *SKIPPED) == [(kind, 6)] and (change == "nan gradient" or watcher.unchanged() == [6])
+    assert events(trainer, *SKIPPED) == [(kind, 6)] and (
+        change == "nan gradient" or watcher.unchanged() == [6]
+    )
     assert all(tensor.isfinite().all() for tensor in weights(trainer).values())

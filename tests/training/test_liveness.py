@@ -36,13 +36,22 @@ def test_a_heartbeat_has_phase_step_and_speed(tmp_path, monkeypatch):
     monkeypatch.setattr(liveness, "SECONDS_BETWEEN_WRITES", 0.0)
     pulse = Heartbeat(tmp_path)
     (sign,) = read_heartbeats(tmp_path)
-    assert (sign.phase, sign.step, sign.pid, sign.seconds_per_step) == ("starting", 0, os.getpid(), None)
+    assert (sign.phase, sign.step, sign.pid, sign.seconds_per_step) == (
+        "starting",
+        0,
+        os.getpid(),
+        None,
+    )
     for step in range(1, 5):
         pulse.on_step_begin(None, TrainerState(global_step=step - 1), TrainerControl())
         time.sleep(0.01)
         pulse.on_step_end(None, TrainerState(global_step=step), TrainerControl())
     (sign,) = read_heartbeats(tmp_path)
-    assert (sign.phase, sign.step, sign.beats) == ("training", 4, 9) and sign.seconds_per_step >= 0.01
+    assert (sign.phase, sign.step, sign.beats) == (
+        "training",
+        4,
+        9,
+    ) and sign.seconds_per_step >= 0.01
 
 
 def test_the_peak_is_that_of_the_gpu_in_use_whichever_thread_reads_it(tmp_path, monkeypatch):
@@ -58,7 +67,9 @@ def test_the_peak_is_that_of_the_gpu_in_use_whichever_thread_reads_it(tmp_path, 
 def test_each_event_is_progress_and_a_new_phase_is_written_at_once(tmp_path):
     pulse, phases = Heartbeat(tmp_path), []
     begin, end, evaluate = pulse.on_step_begin, pulse.on_step_end, pulse.on_prediction_step
-    for number, call in enumerate((evaluate, begin, end, evaluate, begin, pulse.on_train_end, evaluate)):
+    for number, call in enumerate(
+        (evaluate, begin, end, evaluate, begin, pulse.on_train_end, evaluate)
+    ):
         before = pulse.beats
         call(None, TrainerState(global_step=3), TrainerControl(should_save=number == 2))
         phases.append(read_heartbeats(tmp_path)[0].phase)
@@ -123,7 +134,9 @@ def test_between_the_first_step_and_the_last_only_steps_are_progress(pulse):
     assert beats_while(pulse, compute, 20) and (pulse.phase, pulse.step) == ("ending", 5)
 
 
-def test_a_process_that_waits_has_a_pulse_and_no_progress_and_writes_what_ended_it(tmp_path, monkeypatch):
+def test_a_process_that_waits_has_a_pulse_and_no_progress_and_writes_what_ended_it(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(liveness, "SECONDS_BETWEEN_PULSES", 0.02)
     with pytest.raises(ValueError, match="no rows"), Heartbeat(tmp_path) as pulse:
         pulse.beat("training", 3)
@@ -140,7 +153,9 @@ def test_a_process_that_waits_has_a_pulse_and_no_progress_and_writes_what_ended_
 
 # --- a process is gone ---
 
-LOST = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+LOST = RuntimeError(
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+)
 HERE = socket.gethostname()
 
 
@@ -172,7 +187,9 @@ def answer(tmp_path, monkeypatch):
             write_heartbeat(tmp_path, other)
 
     seconds = itertools.count()
-    monkeypatch.setattr(liveness, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=sleep))
+    monkeypatch.setattr(
+        liveness, "time", SimpleNamespace(monotonic=lambda: next(seconds), sleep=sleep)
+    )
     return lambda *signs: answers.extend(signs)
 
 
@@ -181,10 +198,17 @@ def answer(tmp_path, monkeypatch):
     [
         ([sign(1, HERE, pulse=1)], "host-9 (process 2, 3) is gone"),
         (
-            [sign(1, HERE, ended=""), sign(2, "host-9", ended="DataError: no rows"), sign(3, "host-9", ended="")],
+            [
+                sign(1, HERE, ended=""),
+                sign(2, "host-9", ended="DataError: no rows"),
+                sign(3, "host-9", ended=""),
+            ],
             "process 2 on host-9 ended with DataError: no rows",
         ),
-        ([sign(1, HERE, pulse=1), sign(2, "host-9", pulse=1), sign(3, "host-9", pulse=1)], str(LOST)),
+        (
+            [sign(1, HERE, pulse=1), sign(2, "host-9", pulse=1), sign(3, "host-9", pulse=1)],
+            str(LOST),
+        ),
     ],
     ids=["a host", "an error of its own", "the network"],
 )
@@ -203,7 +227,11 @@ def message_of(folder):
 
 
 def test_a_process_that_a_signal_stopped_interrupts_the_others(tmp_path, answer):
-    answer(sign(1, HERE, ended="Interrupted: SIGTERM"), sign(2, "host-9", ended=""), sign(3, "host-9", ended=""))
+    answer(
+        sign(1, HERE, ended="Interrupted: SIGTERM"),
+        sign(2, "host-9", ended=""),
+        sign(3, "host-9", ended=""),
+    )
     with pytest.raises(Interrupted), lost_ranks_named(Run(tmp_path)):
         raise LOST
 
@@ -218,7 +246,9 @@ def test_a_process_of_this_host_that_died_is_known_without_waiting(tmp_path, ans
     assert [sign.rank for sign in gone] == [1]
 
 
-def test_the_first_process_left_writes_the_status_where_the_main_process_cannot(tmp_path, answer, monkeypatch):
+def test_the_first_process_left_writes_the_status_where_the_main_process_cannot(
+    tmp_path, answer, monkeypatch
+):
     monkeypatch.setenv("RANK", "2")
     write_heartbeat(tmp_path, sign(0, "host-8"))
     write_heartbeat(tmp_path, sign(1, "host-8"))
@@ -234,7 +264,9 @@ def seconds_of(group):
 
 def test_groups_that_exist_after_the_first_step_have_the_recipes_timeout(tmp_path):
     arguments, callback = SimpleNamespace(ddp_timeout_delta=timedelta(seconds=77)), GroupTimeouts()
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         engines = dist.new_group(backend="gloo")
         assert seconds_of(engines) == 1800

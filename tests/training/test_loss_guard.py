@@ -7,7 +7,13 @@ from cpt.data.rows.mixture import RowsOfSteps
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section
-from cpt.training.loss_guard import STEPS_BEHIND, SkipBudget, SpikeDetector, StepVerdict, check_loss_guard
+from cpt.training.loss_guard import (
+    STEPS_BEHIND,
+    SkipBudget,
+    SpikeDetector,
+    StepVerdict,
+    check_loss_guard,
+)
 
 CPU = torch.device("cpu")
 
@@ -33,7 +39,9 @@ def healthy(num_steps, *, seed=0, noise=0.03, norm_noise=0.3):
     step = torch.arange(num_steps)
     losses = 2 + 9 * torch.exp(-step / 30) + 1.5 * torch.exp(-step / 800)
     losses = losses * (1 + noise * torch.randn(num_steps, generator=draw))
-    norms = (0.4 + 5 * torch.exp(-step / 60)) * torch.exp(norm_noise * torch.randn(num_steps, generator=draw))
+    norms = (0.4 + 5 * torch.exp(-step / 60)) * torch.exp(
+        norm_noise * torch.randn(num_steps, generator=draw)
+    )
     return losses.tolist(), norms.tolist()
 
 
@@ -44,11 +52,23 @@ def test_what_is_not_finite_is_skipped_from_the_first_step_on(bad):
 
 
 def test_a_spike_in_the_first_steps_is_skipped_and_a_loss_that_doubles_is_none():
-    assert verdicts(guard(), [5.0, 1e6, 5.0, 10.0, 1e6, 5.0]) == [False, True, False, False, True, False]
+    assert verdicts(guard(), [5.0, 1e6, 5.0, 10.0, 1e6, 5.0]) == [
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_the_first_step_is_skipped_where_its_loss_is_above_what_a_language_model_can_have():
-    assert verdicts(SpikeDetector(Section(), CPU, 100.0), [1e6, 101.0, 99.0, 12.0]) == [True, True, False, False]
+    assert verdicts(SpikeDetector(Section(), CPU, 100.0), [1e6, 101.0, 99.0, 12.0]) == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert verdicts(SpikeDetector(Section(), CPU), [1e6, 5.0]) == [False, False]
 
 
@@ -152,5 +172,9 @@ def test_a_skip_counts_no_more_once_it_is_older_than_the_window(budget):
 def test_a_roll_back_names_the_skipped_steps_with_their_rows(budget):
     note(budget, *range(1, 6), bad=(2, 3, 5))
     bad = budget.roll_back()
-    assert [skipped.step for skipped in bad] == [2, 3, 5] and budget.rollbacks == 1 and not budget.recent
+    assert (
+        [skipped.step for skipped in bad] == [2, 3, 5]
+        and budget.rollbacks == 1
+        and not budget.recent
+    )
     assert [skipped.rows for skipped in bad] == [(4, 8), (8, 12), (16, 20)]

@@ -58,23 +58,34 @@ def test_the_time_left_is_that_of_the_steps_so_far_without_the_first(now):
     clock, state = TrainingClock(tokens_per_step=1), TrainerState(max_steps=10)
     clock.on_train_begin(None, state, TrainerControl())
     found = []
-    for step, seconds in ((3, 100.0), (4, 2.0), (5, 4.0), (4, 3.0)):  # resumed at 2; the last is after a roll-back
+    for step, seconds in (
+        (3, 100.0),
+        (4, 2.0),
+        (5, 4.0),
+        (4, 3.0),
+    ):  # resumed at 2; the last is after a roll-back
         now[0] += seconds
         state.global_step = step
         clock.on_step_end(None, state, TrainerControl())
-        clock.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=None)
+        clock.on_log(
+            None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=None
+        )
         found.append(logs.get("seconds_to_go"))
     assert found == [None, 12.0, 15.0, 18.0]
 
 
 def smoothed(losses, history=()):
     callback = SmoothedLoss()
-    callback.on_train_begin(None, TrainerState(log_history=[{"loss": loss} for loss in history]), TrainerControl())
+    callback.on_train_begin(
+        None, TrainerState(log_history=[{"loss": loss} for loss in history]), TrainerControl()
+    )
     return [logged(callback, loss=loss).get("loss_smoothed") for loss in losses]
 
 
 def test_each_loss_weighs_nine_tenths_of_the_next_in_a_smoothed_one():
-    assert smoothed([4.0, 2.0, 1.0]) == pytest.approx([4.0, (0.9 * 4 + 2) / 1.9, (0.81 * 4 + 0.9 * 2 + 1) / 2.71])
+    assert smoothed([4.0, 2.0, 1.0]) == pytest.approx(
+        [4.0, (0.9 * 4 + 2) / 1.9, (0.81 * 4 + 0.9 * 2 + 1) / 2.71]
+    )
 
 
 def test_a_resumed_run_smooths_as_if_it_had_never_stopped():
@@ -90,7 +101,9 @@ def test_the_cost_is_that_of_all_gpus(tmp_path, now):
 
 
 @pytest.mark.parametrize(("step", "before"), [(40, 7.0), (0, 0.0)], ids=["resumed", "begun anew"])
-def test_the_cost_of_earlier_starts_counts_even_where_their_steps_were_lost(step, before, tmp_path, now):
+def test_the_cost_of_earlier_starts_counts_even_where_their_steps_were_lost(
+    step, before, tmp_path, now
+):
     lines = [
         {"step": 50, "tokens": 5, "cost": 6.5},
         {"step": 60, "tokens": 6, "cost": 7.0},
@@ -98,7 +111,9 @@ def test_the_cost_of_earlier_starts_counts_even_where_their_steps_were_lost(step
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n{half a li")
     callback = Cost(tmp_path, dollars_per_gpu_hour=1)
-    callback.on_train_begin(TWO_GPUS, TrainerState(global_step=step, is_world_process_zero=True), TrainerControl())
+    callback.on_train_begin(
+        TWO_GPUS, TrainerState(global_step=step, is_world_process_zero=True), TrainerControl()
+    )
     now[0] += 1800
     assert logged(callback, TWO_GPUS)["cost"] == before + 1.0
 
@@ -115,8 +130,14 @@ def machine(tmp_path):
 
 @pytest.fixture
 def gpu(monkeypatch):
-    memory = {"allocated_bytes.all.current": 2, "reserved_bytes.all.current": 5, "allocated_bytes.all.peak": 4}
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {name: size * GIB for name, size in memory.items()})
+    memory = {
+        "allocated_bytes.all.current": 2,
+        "reserved_bytes.all.current": 5,
+        "allocated_bytes.all.peak": 4,
+    }
+    monkeypatch.setattr(
+        torch.cuda, "memory_stats", lambda: {name: size * GIB for name, size in memory.items()}
+    )
     for name, value in {"temperature": 61, "power_draw": 423_500, "utilization": 97}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
 
@@ -131,7 +152,11 @@ def test_the_main_process_adds_the_machines_use_to_logs_of_the_training_loss(mac
 def test_the_peak_of_gpu_memory_is_the_largest_of_all_processes(machine, tmp_path, gpu):
     for rank, peak in enumerate((4.0, 7.5, None, 9.0)):  # the fourth is of an earlier start
         write_heartbeat(tmp_path, LastHeartbeat(rank, 1, "h", "training", 1, 1, None, peak))
-    memory = {"gpu_memory_allocated_gib": 2.0, "gpu_memory_reserved_gib": 5.0, "gpu_memory_peak_gib": 7.5}
+    memory = {
+        "gpu_memory_allocated_gib": 2.0,
+        "gpu_memory_reserved_gib": 5.0,
+        "gpu_memory_peak_gib": 7.5,
+    }
     for _ in range(2):  # at each log
         assert logged(machine, GPU).items() >= memory.items()
 
@@ -144,7 +169,9 @@ def test_mfu_is_the_operations_of_real_tokens_over_the_peak(tiny_recipe, tmp_pat
     trainer = trainer_of(tiny_recipe, tmp_path, steps=2)
     trainer.train()
     lengths = np.concatenate([trainer.rows.documents_in(row) for row in range(100)])
-    of_token = flops_per_token(build_on_meta(trainer.model.config), (lengths**2).sum() / lengths.sum())
+    of_token = flops_per_token(
+        build_on_meta(trainer.model.config), (lengths**2).sum() / lengths.sum()
+    )
     found = read_metrics(trainer.run_folder)
     speed, filled = found.curve("tokens_per_second")[1], lengths.sum() / (100 * 64)
     assert found.curve("mfu")[1] == pytest.approx(speed * filled * of_token / 1e9, rel=0.02)
@@ -157,7 +184,10 @@ def test_mfu_is_the_operations_of_real_tokens_over_the_peak(tiny_recipe, tmp_pat
 def two_sources(tiny_recipe, tmp_path):
     """A source that repeats one word, and one of random letters; each row of a step is another source's."""
     draw = random.Random(1)
-    words = {"easy": lambda: ["the"] * 60, "hard": lambda: draw.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=60)}
+    words = {
+        "easy": lambda: ["the"] * 60,
+        "hard": lambda: draw.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=60),
+    }
     for name, choose in words.items():
         lines = [json.dumps({"text": " ".join(choose()) + f" {number}"}) for number in range(60)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
@@ -171,8 +201,12 @@ def by_hand(trainer, rows):
     for number in rows:
         row, source = trainer.rows[number], ("loss_easy", "loss_hard")[trainer.rows.turn(number)[0]]
         with torch.no_grad():
-            logits = trainer.model(input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0]
-        of_tokens = F.cross_entropy(logits[:-1], row["labels"][1:], ignore_index=IGNORED, reduction="none")
+            logits = trainer.model(
+                input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]
+            ).logits[0]
+        of_tokens = F.cross_entropy(
+            logits[:-1], row["labels"][1:], ignore_index=IGNORED, reduction="none"
+        )
         losses[source] += of_tokens[row["labels"][1:] != IGNORED].tolist()
     return {name: sum(values) / len(values) for name, values in losses.items()}
 
@@ -192,10 +226,14 @@ def test_each_source_has_the_loss_of_its_rows(fused, two_sources, tmp_path):
 
 
 def test_processes_that_share_rows_measure_the_same_ones():
-    looks = SourceLosses(SimpleNamespace(sources=["a"]), SimpleNamespace(first=lambda step: 100), sharing_rows=2)
+    looks = SourceLosses(
+        SimpleNamespace(sources=["a"]), SimpleNamespace(first=lambda step: 100), sharing_rows=2
+    )
     looks.state, looks.micro_batch = SimpleNamespace(global_step=5), 1
     seen = []
     for rank in range(4):
-        looks.args = SimpleNamespace(per_device_train_batch_size=3, world_size=4, process_index=rank)
+        looks.args = SimpleNamespace(
+            per_device_train_batch_size=3, world_size=4, process_index=rank
+        )
         seen.append(looks.rows_under_way())
     assert seen == [range(106, 109)] * 2 + [range(109, 112)] * 2

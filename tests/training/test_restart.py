@@ -21,7 +21,9 @@ def test_the_micro_batch_is_halved_or_goes_to_the_next_size_that_divides_it():
     "problem",
     [
         torch.OutOfMemoryError(),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to"
+        ),
     ],
 )
 def test_errors_of_the_allocators_of_gpu_and_host_are_out_of_memory(problem):

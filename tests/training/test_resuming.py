@@ -25,12 +25,16 @@ def trainer(tiny_recipe, tmp_path):
     return trainer_of(tiny_recipe, tmp_path)
 
 
-def test_another_number_of_processes_keeps_the_rows_of_a_step(tiny_recipe, tmp_path, point, monkeypatch):
+def test_another_number_of_processes_keeps_the_rows_of_a_step(
+    tiny_recipe, tmp_path, point, monkeypatch
+):
     stated = load_recipe(write_recipe(tiny_recipe, tmp_path / "stated.yaml"))
     del tiny_recipe["budget"]["global_batch_tokens"]
     tiny_recipe["training"]["gradient_accumulation_steps"] = 2
     unstated = load_recipe(write_recipe(tiny_recipe, tmp_path / "unstated.yaml"))
-    assert keep_global_batch(unstated, point) == keep_global_batch(unstated, ResumePoint()) == unstated
+    assert (
+        keep_global_batch(unstated, point) == keep_global_batch(unstated, ResumePoint()) == unstated
+    )
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert keep_global_batch(unstated, point).budget.global_batch_tokens == 256
     assert keep_global_batch(stated, point) == stated
@@ -50,9 +54,15 @@ def test_random_numbers_of_other_processes_are_replaced_the_same_way_each_time(t
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
 
 
-def test_a_checkpoint_of_another_engine_is_refused_with_the_command_that_starts_from_its_weights(trainer, point):
+def test_a_checkpoint_of_another_engine_is_refused_with_the_command_that_starts_from_its_weights(
+    trainer, point
+):
     checkpoint = point.checkpoint
     (checkpoint / "manifest.json").unlink()
     write_manifest(checkpoint, replace(point.manifest, zero_stage=2))
-    with pytest.raises(CheckpointError, match=f"ZeRO-2.*cpt export {checkpoint} .*--new model.path="):
-        train_from(trainer, trainer.prepared_data, replace(point, manifest=read_manifest(checkpoint)))
+    with pytest.raises(
+        CheckpointError, match=f"ZeRO-2.*cpt export {checkpoint} .*--new model.path="
+    ):
+        train_from(
+            trainer, trainer.prepared_data, replace(point, manifest=read_manifest(checkpoint))
+        )

@@ -41,14 +41,23 @@ class At(TrainerCallback):
 
 def test_a_run_publishes_checkpoints_weights_between_them_and_copies(tiny_recipe, tmp_path):
     archive = tmp_path / "archive"
-    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=1, keep=1, archive=str(archive))
-    (trainer.run_folder / ".saving" / "checkpoint-9").mkdir(parents=True)  # of a start that was killed
+    trainer = saved_run(
+        tiny_recipe, tmp_path, every_steps=2, weights_every_steps=1, keep=1, archive=str(archive)
+    )
+    (trainer.run_folder / ".saving" / "checkpoint-9").mkdir(
+        parents=True
+    )  # of a start that was killed
     trainer.train()
     assert published(trainer) == ["checkpoint-4", "weights-3"] and events(trainer) == []
     assert all(damages(archive / "tiny" / f"checkpoint-{step}") == [] for step in (2, 4))
     checkpoint, weights = trainer.run_folder / "checkpoint-4", trainer.run_folder / "weights-3"
     manifest = read_manifest(checkpoint)
-    assert (manifest.kind, manifest.step, manifest.tokens, manifest.world_size) == ("full", 4, 1024, 1)
+    assert (manifest.kind, manifest.step, manifest.tokens, manifest.world_size) == (
+        "full",
+        4,
+        1024,
+        1,
+    )
     assert manifest.zero_stage is None and manifest.versions["torch"] == torch.__version__
     assert json.loads((checkpoint / "data_position.json").read_text())["row"] == 16
     assert read_manifest(weights).kind == "weights" and not (weights / "optimizer.pt").exists()
@@ -57,7 +66,9 @@ def test_a_run_publishes_checkpoints_weights_between_them_and_copies(tiny_recipe
 def test_a_run_restored_from_its_archive_ends_with_the_whole_verdict(tiny_recipe, tmp_path, corpus):
     archive, started = tmp_path / "archive", []
     tiny_recipe |= {"checkpoints": {"every_steps": 4, "archive": str(archive)}}
-    tiny_recipe |= {"evaluation": {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "held"}]}}
+    tiny_recipe |= {
+        "evaluation": {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "held"}]}
+    }
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "recipe.yaml"))
     run = recipe.output_dir / recipe.name
 
@@ -80,7 +91,12 @@ def test_a_run_restored_from_its_archive_ends_with_the_whole_verdict(tiny_recipe
 
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-OURS_ALONE = ("manifest.json", "data_position.json", "safety.json", "training_args.bin")  # the last holds the folder
+OURS_ALONE = (
+    "manifest.json",
+    "data_position.json",
+    "safety.json",
+    "training_args.bin",
+)  # the last holds the folder
 SHAPES = {"tied": {"tie_word_embeddings": True}, "experts": {**EXPERTS, "model_type": "qwen3_moe"}}
 
 
@@ -95,13 +111,21 @@ def saved_by(trainer, folder, save):
 
 def save_in_background(trainer):
     """And spoil every trained number and moment as soon as an optimizer may make its step."""
-    ours, checkpoints = trainer.checkpointer, trainer.recipe.checkpoints.model_copy(update={"in_background": True})
+    ours, checkpoints = (
+        trainer.checkpointer,
+        trainer.recipe.checkpoints.model_copy(update={"in_background": True}),
+    )
     trainer.recipe = trainer.recipe.model_copy(update={"checkpoints": checkpoints})
     ours.save_once("full")
     assert ours.in_flight is not None
     ours.wait_for_copies()
-    trained = [parameter.data for parameter in trainer.model.parameters() if parameter.requires_grad]
-    for value in [*trained, *(one for state in trainer.optimizer.state.values() for one in state.values())]:
+    trained = [
+        parameter.data for parameter in trainer.model.parameters() if parameter.requires_grad
+    ]
+    for value in [
+        *trained,
+        *(one for state in trainer.optimizer.state.values() for one in state.values()),
+    ]:
         value.fill_(7)
     ours.wait_for_saves()
     assert ours.save_failure is None, ours.save_failure
@@ -115,7 +139,9 @@ def test_a_checkpoint_is_what_the_trainer_would_have_written(tiny_recipe, tmp_pa
         tiny_recipe |= {"model": {"path": str(tmp_path / "model"), "lora": {}}, "stage": "cpt"}
     trainer = saved_run(tiny_recipe, tmp_path / "run", every_steps=None)
     trainer.train()
-    theirs = saved_by(trainer, tmp_path / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None))
+    theirs = saved_by(
+        trainer, tmp_path / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None)
+    )
     ours = saved_by(trainer, tmp_path / "ours", lambda: trainer.checkpointer.save_once("full"))
     behind = saved_by(trainer, tmp_path / "behind", lambda: save_in_background(trainer))
     for folder in (ours, behind):
@@ -137,7 +163,9 @@ def test_saves_in_the_background_hold_the_numbers_of_their_step(tiny_recipe, tmp
     behind = saved_run(tiny_recipe, tmp_path / "behind", every_steps=3, in_background=True)
     for trainer in (waiting, behind):
         trainer.train()
-    ours, theirs = (read_manifest(one.run_folder / "checkpoint-3").files for one in (behind, waiting))
+    ours, theirs = (
+        read_manifest(one.run_folder / "checkpoint-3").files for one in (behind, waiting)
+    )
     for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
         assert ours[name] == theirs[name], name
 
@@ -165,10 +193,15 @@ def test_an_error_that_ends_the_run_waits_for_the_save_in_flight(tiny_recipe, tm
     trainer.add_callback(At(3, lambda: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert published(trainer) == ["checkpoint-2"] and damages(trainer.run_folder / "checkpoint-2") == []
+    assert (
+        published(trainer) == ["checkpoint-2"]
+        and damages(trainer.run_folder / "checkpoint-2") == []
+    )
 
 
-def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(tiny_recipe, tmp_path, monkeypatch):
+def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(
+    tiny_recipe, tmp_path, monkeypatch
+):
     monkeypatch.setattr(saving, "MOST_OF_THE_MEMORY", 0.0)
     trainer = saved_run(tiny_recipe, tmp_path, in_background=True)
     trainer.train()
@@ -176,7 +209,9 @@ def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(tiny_re
 
 
 def test_a_checkpoint_is_pushed_to_the_hub_once_it_is_published(tiny_recipe, tmp_path, monkeypatch):
-    trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, weights_every_steps=3, in_background=True)
+    trainer = saved_run(
+        tiny_recipe, tmp_path, every_steps=2, weights_every_steps=3, in_background=True
+    )
     pushed = []
     push = lambda folder: pushed.append((folder, damages(Path(folder))))  # noqa: E731
     monkeypatch.setattr(trainer, "_push_from_checkpoint", push)
@@ -189,7 +224,9 @@ def test_a_checkpoint_is_pushed_to_the_hub_once_it_is_published(tiny_recipe, tmp
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_the_first_save_is_read_back_until_one_is_intact(tiny_recipe, tmp_path, monkeypatch, in_background):
+def test_the_first_save_is_read_back_until_one_is_intact(
+    tiny_recipe, tmp_path, monkeypatch, in_background
+):
     """The disk changes the weights of the first two."""
     read_back, seen = saving.read_back, []
 
@@ -210,14 +247,18 @@ def test_the_first_save_is_read_back_until_one_is_intact(tiny_recipe, tmp_path, 
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_first_save_without_the_models_weights_ends_the_run(tiny_recipe, tmp_path, monkeypatch, in_background):
+def test_a_first_save_without_the_models_weights_ends_the_run(
+    tiny_recipe, tmp_path, monkeypatch, in_background
+):
     # placeholders, as ZeRO-3 may save them
     monkeypatch.setattr(transaction, "count_stored", lambda _: 7)
     trainer = saved_run(tiny_recipe, tmp_path, every_steps=2, in_background=in_background)
     with pytest.raises(SaveFailed, match="7 of 39,072"):
         trainer.train()
     assert published(trainer) == [] and events(trainer) == [("save_failed", 2)]
-    assert trainer.state.global_step == (4 if in_background else 2), "in the background it is noticed at the next save"
+    assert trainer.state.global_step == (4 if in_background else 2), (
+        "in the background it is noticed at the next save"
+    )
 
 
 @pytest.mark.slow
@@ -238,11 +279,18 @@ def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
 
 
 def test_a_users_rule_of_what_to_keep_that_fails_costs_an_event(tiny_recipe, tmp_path, monkeypatch):
-    (tmp_path / "broken_keep.py").write_text("def none(checkpoints):\n    return checkpoints[0].nothing\n")
+    (tmp_path / "broken_keep.py").write_text(
+        "def none(checkpoints):\n    return checkpoints[0].nothing\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    trainer = saved_run(tiny_recipe, tmp_path / "run", every_steps=2, keep={"name": "broken_keep:none"})
+    trainer = saved_run(
+        tiny_recipe, tmp_path / "run", every_steps=2, keep={"name": "broken_keep:none"}
+    )
     trainer.train()
-    assert published(trainer) == ["checkpoint-2", "checkpoint-4"] and events(trainer) == [("not_removed", None)] * 2
+    assert (
+        published(trainer) == ["checkpoint-2", "checkpoint-4"]
+        and events(trainer) == [("not_removed", None)] * 2
+    )
 
 
 def test_every_file_of_an_export_but_its_page_is_in_its_manifest(tiny_recipe, tmp_path):

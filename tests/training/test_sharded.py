@@ -21,7 +21,9 @@ def halves(sections, folder, *, rows=1, steps=2, **changes):
     """A trainer of bfloat16 weights that takes so many rows at once."""
     model = {**sections["model"], "dtype": "bfloat16"}
     training = {**sections["training"], "bf16": True, "per_device_train_batch_size": rows}
-    return trainer_of(sections, folder, steps=steps, **{"model": model, "training": training, **changes})
+    return trainer_of(
+        sections, folder, steps=steps, **{"model": model, "training": training, **changes}
+    )
 
 
 @pytest.mark.heavy
@@ -41,7 +43,9 @@ def test_bfloat16_gradients_are_clipped_by_their_norm_in_fp32(tiny_recipe, tmp_p
     trainer.train()
     logged = [line["grad_norm"] for line in metrics(trainer) if "grad_norm" in line]
     assert seen and max(seen) <= 0.25 * 1.01 < min(logged)
-    assert any(torch.tensor(norm).bfloat16().item() != norm for norm in logged), "more digits than a bfloat16 has"
+    assert any(torch.tensor(norm).bfloat16().item() != norm for norm in logged), (
+        "more digits than a bfloat16 has"
+    )
 
 
 class Gradients(TrainerCallback):
@@ -60,7 +64,10 @@ class Gradients(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         self.dtypes.append({weight.grad.dtype for weight in model.parameters()})
         if len(self.dtypes) == 1:
-            errors = [(weight.grad.double() - exact).norm() / exact.norm() for weight, exact in self.sums.items()]
+            errors = [
+                (weight.grad.double() - exact).norm() / exact.norm()
+                for weight, exact in self.sums.items()
+            ]
             self.error = max(errors).item()
 
 
@@ -103,12 +110,18 @@ def test_bfloat16_weights_compute_without_autocast(tiny_recipe, tmp_path):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("model", [{"dtype": "float32"}, {"lora": {"r": 4}}], ids=["fp32", "adapters"])
+@pytest.mark.parametrize(
+    "model", [{"dtype": "float32"}, {"lora": {"r": 4}}], ids=["fp32", "adapters"]
+)
 def test_fp32_weights_and_adapters_compute_in_autocast(tiny_recipe, tmp_path, model):
-    base = AutoModelForCausalLM.from_config(AutoConfig.for_model(**TINY_LLAMA), dtype=torch.bfloat16)
+    base = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**TINY_LLAMA), dtype=torch.bfloat16
+    )
     base.save_pretrained(tmp_path / "base")
     model = {"path": str(tmp_path / "base"), "dtype": "bfloat16", **model}
-    _, modes = seen_in_forward(halves(tiny_recipe, tmp_path, rows=4, steps=1, model=model, stage="cpt"))
+    _, modes = seen_in_forward(
+        halves(tiny_recipe, tmp_path, rows=4, steps=1, model=model, stage="cpt")
+    )
     assert True in modes
 
 
@@ -143,6 +156,9 @@ def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
     _, labels = counting.get_batch_samples(iter([]), 0, torch.device("cpu"))
     with alone_in_a_group():
         model = Dividing(2, 1)
-        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+        fully_shard(
+            model,
+            mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        )
         assert model(torch.ones(1, 2), torch.tensor(449.0))[1] == 448, "FSDP casts floats"
         assert model(torch.ones(1, 2), labels)[1] == 449

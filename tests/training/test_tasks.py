@@ -56,7 +56,9 @@ def test_steps_wait_and_the_oldest_of_too_many_is_skipped(trainer, monkeypatch):
     run = trainer("import time; time.sleep(2)\n" + GOOD, steps=8)
     run.train()
     assert [step for step, *_ in scores(run)] == [2, 8]
-    assert events(run) == [("tasks_skipped", 4), ("tasks_skipped", 6)] and published(run) == ["checkpoint-8"]
+    assert events(run) == [("tasks_skipped", 4), ("tasks_skipped", 6)] and published(run) == [
+        "checkpoint-8"
+    ]
 
 
 @pytest.mark.slow
@@ -65,20 +67,29 @@ def test_on_the_gpu_of_the_run_training_waits_for_each(trainer, monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     of_gpu = "float(os.environ['CUDA_VISIBLE_DEVICES'])"
-    run = trainer(f"import json, os, time; time.sleep(1); print(json.dumps({{'task_mine_acc': {of_gpu}}}))", steps=8)
+    run = trainer(
+        f"import json, os, time; time.sleep(1); print(json.dumps({{'task_mine_acc': {of_gpu}}}))",
+        steps=8,
+    )
     run.train()
     assert [(step, gpu) for step, _, gpu in scores(run)] == [(step, 5.0) for step in (2, 4, 6, 8)]
 
 
 @pytest.mark.parametrize(
     ("program", "said"),
-    [("raise ValueError('no data')", "ValueError: no data"), ("import os; os.abort()", "exit code -6")],
+    [
+        ("raise ValueError('no data')", "ValueError: no data"),
+        ("import os; os.abort()", "exit code -6"),
+    ],
 )
 def test_a_task_that_crashes_costs_an_event(trainer, program, said):
     run = trainer(program)
     run.train()
     assert run.state.global_step == 4 and scores(run) == [] and published(run) == ["checkpoint-4"]
-    assert events(run)[-1] == ("tasks_failed", 4) and said in read_events(run.run_folder)[-1]["message"]
+    assert (
+        events(run)[-1] == ("tasks_failed", 4)
+        and said in read_events(run.run_folder)[-1]["message"]
+    )
 
 
 @pytest.mark.slow
@@ -86,7 +97,11 @@ def test_a_task_that_takes_too_long_is_killed(trainer, monkeypatch):
     monkeypatch.setattr(tasks, "LONGEST_SECONDS", 0.5)
     run, began = trainer("import time; time.sleep(500)"), time.monotonic()
     run.train()
-    assert events(run)[-1] == ("tasks_failed", 4) and time.monotonic() - began < 120 and run.tasks.child is None
+    assert (
+        events(run)[-1] == ("tasks_failed", 4)
+        and time.monotonic() - began < 120
+        and run.tasks.child is None
+    )
 
 
 def interrupted():
@@ -124,13 +139,28 @@ def write_exam(folder):
     draw, folder = random.Random(0), folder / "exam"
     folder.mkdir()
     questions = [
-        {"question": " ".join(draw.choices(WORDS, k=6)), "choices": draw.sample(WORDS, 4), "answer": number % 4}
+        {
+            "question": " ".join(draw.choices(WORDS, k=6)),
+            "choices": draw.sample(WORDS, 4),
+            "answer": number % 4,
+        }
         for number in range(40)
     ]
-    (folder / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    task = {"task": "exam", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
+    (folder / "questions.jsonl").write_text(
+        "".join(json.dumps(question) + "\n" for question in questions)
+    )
+    task = {
+        "task": "exam",
+        "dataset_path": "json",
+        "test_split": "test",
+        "output_type": "multiple_choice",
+    }
     task |= {"dataset_kwargs": {"data_files": {"test": str(folder / "questions.jsonl")}}}
-    task |= {"doc_to_text": "{{question}}", "doc_to_choice": "{{choices}}", "doc_to_target": "answer"}
+    task |= {
+        "doc_to_text": "{{question}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "answer",
+    }
     (folder / "exam.yaml").write_text(yaml.safe_dump({**task, "metric_list": [{"metric": "acc"}]}))
     return folder
 
@@ -141,11 +171,15 @@ def test_scores_of_two_processes_are_those_of_cpt_evaluate(cpt, tiny_recipe, tmp
     folder = write_exam(tmp_path)
     evaluation = {"tasks": [{"name": "exam", "folder": str(folder)}], "tasks_every_tokens": 4 * 256}
     changes = {"evaluation": evaluation, "checkpoints": {"weights_every_steps": 4, "keep": None}}
-    launch_to_its_end(write_recipe({**tiny_recipe, **changes}, tmp_path / "tested.yaml"), processes=2)
+    launch_to_its_end(
+        write_recipe({**tiny_recipe, **changes}, tmp_path / "tested.yaml"), processes=2
+    )
     run = tmp_path / "runs" / "tiny"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found = {line["step"]: line["task_exam_acc"] for line in lines if "task_exam_acc" in line}
     assert found.keys() == {4, 8}
-    code, printed = cpt("evaluate", run / "weights-4", "--task", "exam", "--task-folder", folder, "--json")
+    code, printed = cpt(
+        "evaluate", run / "weights-4", "--task", "exam", "--task-folder", folder, "--json"
+    )
     (score,) = json.loads(printed[printed.index("{\n") : printed.rindex("}") + 1])["tasks"]
     assert code == 0 and score["value"] == found[4]

@@ -37,7 +37,9 @@ class FewerLabels(torch.utils.data.Dataset):
     [(TINY_LLAMA, 1), (TINY_MOE, 1), (TINY_MOE, 4)],
     ids=["dense", "experts", "experts at once"],
 )
-def test_a_step_is_the_mean_over_its_labels_however_they_are_spread(tiny_recipe, tmp_path, config, micro_batch):
+def test_a_step_is_the_mean_over_its_labels_however_they_are_spread(
+    tiny_recipe, tmp_path, config, micro_batch
+):
     """Of the auxiliary loss, which has no labels, it is the mean over the micro-batches."""
     tiny_recipe["model"]["config"] = config
     tiny_recipe["training"]["per_device_train_batch_size"] = micro_batch
@@ -47,15 +49,22 @@ def test_a_step_is_the_mean_over_its_labels_however_they_are_spread(tiny_recipe,
     routed = {"output_router_logits": True} if config is TINY_MOE else {}
     summed, num_labels, balance = 0.0, 0, []
     for first in range(0, 4, micro_batch):
-        batch = {key: torch.stack([row[key] for row in rows[first : first + micro_batch]]) for key in rows[0]}
+        batch = {
+            key: torch.stack([row[key] for row in rows[first : first + micro_batch]])
+            for key in rows[0]
+        }
         targets = batch.pop("labels")[:, 1:].flatten()
         with torch.no_grad():
             outputs = trainer.model(**batch, **routed)
-        summed += cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets, reduction="sum").item()
+        summed += cross_entropy(
+            outputs.logits[:, :-1].flatten(0, 1), targets, reduction="sum"
+        ).item()
         num_labels += int((targets != -100).sum())
         balance.append(0.5 * outputs.aux_loss.item() if routed else 0.0)
     trainer.train()
-    assert losses(trainer)[1] == pytest.approx(summed / num_labels + sum(balance) / len(balance), rel=1e-5)
+    assert losses(trainer)[1] == pytest.approx(
+        summed / num_labels + sum(balance) / len(balance), rel=1e-5
+    )
 
 
 # --- evaluation ---
@@ -75,13 +84,17 @@ def test_held_out_metrics_do_not_depend_on_the_packing(tiny_recipe, tmp_path, he
     assert figures[0] == pytest.approx(figures[1], rel=1e-5)
 
 
-def test_out_of_memory_in_an_evaluation_names_the_evaluations_batch_size(tiny_recipe, tmp_path, held_out, monkeypatch):
+def test_out_of_memory_in_an_evaluation_names_the_evaluations_batch_size(
+    tiny_recipe, tmp_path, held_out, monkeypatch
+):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     trainer = trainer_of(tiny_recipe, tmp_path, evaluation=held_out)
     monkeypatch.setattr("cpt.training.trainer.measure_and_keep", full)
-    with pytest.raises(ResourceError, match=r"evaluation of step 0.*`training.per_device_eval_batch_size`"):
+    with pytest.raises(
+        ResourceError, match=r"evaluation of step 0.*`training.per_device_eval_batch_size`"
+    ):
         trainer.train()
 
 
@@ -99,5 +112,12 @@ def fresh_compiler():
 def test_layers_are_compiled_and_nothing_around_them(fresh_compiler, tiny_recipe, tmp_path):
     tiny_recipe["training"]["torch_compile"] = True
     trainer = trainer_of(tiny_recipe, tmp_path)
-    compiled = [module for module in trainer.model.modules() if isinstance(module._compiled_call_impl, CompiledCall)]
-    assert compiled == decoder_layers(trainer.model) and trainer.accelerator.state.dynamo_plugin.backend == "NO"
+    compiled = [
+        module
+        for module in trainer.model.modules()
+        if isinstance(module._compiled_call_impl, CompiledCall)
+    ]
+    assert (
+        compiled == decoder_layers(trainer.model)
+        and trainer.accelerator.state.dynamo_plugin.backend == "NO"
+    )

@@ -2,7 +2,13 @@
 
 import pytest
 
-MARKERS = ("accelerate_tests", "flash_attn_test", "flash_attn_3_test", "flash_attn_4_test", "torch_compile_test")
+MARKERS = (
+    "accelerate_tests",
+    "flash_attn_test",
+    "flash_attn_3_test",
+    "flash_attn_4_test",
+    "torch_compile_test",
+)
 MARKERS += ("torch_export_test", "generate", "order", "is_training_test")
 
 

@@ -21,7 +21,9 @@ def main(checkout: str) -> None:
     shutil.rmtree(UPSTREAM, ignore_errors=True)
     UPSTREAM.mkdir(parents=True)
     pip = [sys.executable, "-m", "pip", "--quiet"]
-    subprocess.run([*pip, "install", "--target", str(UPSTREAM / "packages"), "parameterized"], check=True)
+    subprocess.run(
+        [*pip, "install", "--target", str(UPSTREAM / "packages"), "parameterized"], check=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         tests = Path(checkout) / "tests" if checkout else unpacked_tests(pip, Path(folder))
         shutil.copytree(tests, UPSTREAM / PACKAGE)
@@ -29,7 +31,16 @@ def main(checkout: str) -> None:
 
 def unpacked_tests(pip: list[str], folder: Path) -> Path:
     name = f"transformers=={version('transformers')}"
-    source = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder), name]
+    source = [
+        "download",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        "--no-build-isolation",
+        "--dest",
+        str(folder),
+        name,
+    ]
     subprocess.run([*pip, *source], check=True)
     (archive,) = folder.glob("transformers-*.tar.gz")
     with tarfile.open(archive) as packed:

@@ -17,7 +17,9 @@ from cpt.models.minimind import MiniMind2MoEModel
 
 pytestmark = pytest.mark.slow
 if not (UPSTREAM / PACKAGE).is_dir():
-    pytest.skip("transformers' tests are not here; make test-upstream fetches them", allow_module_level=True)
+    pytest.skip(
+        "transformers' tests are not here; make test-upstream fetches them", allow_module_level=True
+    )
 sys.path[:0] = [str(UPSTREAM), str(UPSTREAM / "packages")]
 
 
@@ -37,8 +39,14 @@ ModelTesterMixin = upstream("test_modeling_common", "ModelTesterMixin")
 # By these names the testers know which models have a head, and so a loss.
 common = vars(sys.modules[f"{PACKAGE}.test_modeling_common"])
 heads = {family: parts.model.__name__ for family, parts in FAMILIES.items()}
-common["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"] = {**common["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"], **heads}
-common["MODEL_MAPPING_NAMES"] = {**common["MODEL_MAPPING_NAMES"], "minimind2_moe": MiniMind2MoEModel.__name__}
+common["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"] = {
+    **common["MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"],
+    **heads,
+}
+common["MODEL_MAPPING_NAMES"] = {
+    **common["MODEL_MAPPING_NAMES"],
+    "minimind2_moe": MiniMind2MoEModel.__name__,
+}
 
 NO_PLAN = "Llama's tensor-parallel plan names a dense feed-forward part, and no other one was tried"
 SKIPPED = {  # beside what the testers skip themselves: no GPU, no flash-attn, no such layer
@@ -53,7 +61,14 @@ SKIPPED = {  # beside what the testers skip themselves: no GPU, no flash-attn, n
 class TinyModel:
     """What the testers ask of a model's own tester."""
 
-    batch_size, seq_length, is_training, num_hidden_layers, num_attention_heads, hidden_size = 3, 7, True, 2, 4, 32
+    batch_size, seq_length, is_training, num_hidden_layers, num_attention_heads, hidden_size = (
+        3,
+        7,
+        True,
+        2,
+        4,
+        32,
+    )
 
     def __init__(self, family: str) -> None:
         self.family = family
@@ -80,4 +95,6 @@ class Common(ModelTesterMixin, GenerationTesterMixin):
 for family, parts in FAMILIES.items():
     models = (MiniMind2MoEModel, parts.model) if family == "minimind2_moe" else (parts.model,)
     body = {"family": family, "all_model_classes": models, "__module__": __name__}
-    globals()[f"Test{parts.model.__name__}"] = type(f"Test{parts.model.__name__}", (Common, unittest.TestCase), body)
+    globals()[f"Test{parts.model.__name__}"] = type(
+        f"Test{parts.model.__name__}", (Common, unittest.TestCase), body
+    )

@@ -49,7 +49,12 @@ Batches = Callable[[Job], Iterable[Any]]
 
 def read_job(raw: str) -> Job:
     fields: dict[str, Any] = json.loads(raw)
-    return Job(**{**fields, **{name: Path(fields[name]) for name in ("corpus", "parts", "tokenizer", "folder")}})
+    return Job(
+        **{
+            **fields,
+            **{name: Path(fields[name]) for name in ("corpus", "parts", "tokenizer", "folder")},
+        }
+    )
 
 
 def run_program(batches_of: Batches) -> None:
@@ -68,7 +73,12 @@ def cold(batches_of: Batches, job: Job) -> Measured:
         batches += 1
         tokens += input_ids_of(batch).numel()
     total = time.perf_counter() - start
-    return {"first_batch_seconds": first, "total_seconds": total, "batches": batches, "positions": tokens}
+    return {
+        "first_batch_seconds": first,
+        "total_seconds": total,
+        "batches": batches,
+        "positions": tokens,
+    }
 
 
 def warm(batches_of: Batches, job: Job) -> Measured:
@@ -82,7 +92,10 @@ def warm(batches_of: Batches, job: Job) -> Measured:
         tokens += input_ids_of(batch).numel()
         if time.perf_counter() - begin > STEADY_SECONDS:
             break
-    return {"first_batch_seconds": first, "steady_tokens_per_second": tokens / (time.perf_counter() - begin)}
+    return {
+        "first_batch_seconds": first,
+        "steady_tokens_per_second": tokens / (time.perf_counter() - begin),
+    }
 
 
 def waste(batches_of: Batches, job: Job) -> Measured:
@@ -107,10 +120,19 @@ def waste(batches_of: Batches, job: Job) -> Measured:
             rows += len(ids)
             tokens += int(real.sum())
             pieces += int(ends.sum()) + int((~ends.gather(1, last)).sum())
-    return {"rows": rows, "tokens": tokens, "padding": 1 - tokens / (rows * LENGTH), "pieces": pieces}
+    return {
+        "rows": rows,
+        "tokens": tokens,
+        "padding": 1 - tokens / (rows * LENGTH),
+        "pieces": pieces,
+    }
 
 
-ACTIONS: dict[str, Callable[[Batches, Job], Measured]] = {"cold": cold, "warm": warm, "waste": waste}
+ACTIONS: dict[str, Callable[[Batches, Job], Measured]] = {
+    "cold": cold,
+    "warm": warm,
+    "waste": waste,
+}
 
 
 def with_labels(batches: Iterable[Any]) -> Iterator[dict[str, torch.Tensor]]:
@@ -129,4 +151,8 @@ def input_ids_of(batch: Any) -> torch.Tensor:
 def peak_memory_mb() -> float:
     """The most memory that this process had; files that it maps count where it touched them."""
     status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024 / 1e6
+    return (
+        next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+        * 1024
+        / 1e6
+    )

@@ -20,7 +20,10 @@ def batches(job: Job) -> Iterable[Any]:
     tokens, tokenizer = job.folder / "tokens", job.load_tokenizer()
     if not (job.folder / "logs" / "completions").exists():
         path = str(job.tokenizer / "tokenizer.json")
-        pipeline = [JsonlReader(str(job.parts)), DocumentTokenizer(str(tokens), path, eos_token=tokenizer.eos_token)]
+        pipeline = [
+            JsonlReader(str(job.parts)),
+            DocumentTokenizer(str(tokens), path, eos_token=tokenizer.eos_token),
+        ]
         LocalPipelineExecutor(
             pipeline, tasks=job.workers, logging_dir=str(job.folder / "logs"), start_method="fork"
         ).run()

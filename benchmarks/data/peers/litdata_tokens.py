@@ -36,7 +36,9 @@ def batches(job: Job) -> Iterable[Any]:
             start_method="fork",
             verbose=False,
         )
-    dataset = StreamingDataset(str(tokens), item_loader=TokensLoader(block_size=LENGTH), shuffle=True)
+    dataset = StreamingDataset(
+        str(tokens), item_loader=TokensLoader(block_size=LENGTH), shuffle=True
+    )
     return with_labels(StreamingDataLoader(dataset, batch_size=BATCH))
 
 

@@ -15,7 +15,10 @@ def group_texts(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int
     """The script's own: join what came together, cut it into rows, leave out the rest."""
     joined = {name: list(chain(*parts)) for name, parts in examples.items()}
     total = len(joined["input_ids"]) // LENGTH * LENGTH
-    cut = {name: [ids[at : at + LENGTH] for at in range(0, total, LENGTH)] for name, ids in joined.items()}
+    cut = {
+        name: [ids[at : at + LENGTH] for at in range(0, total, LENGTH)]
+        for name, ids in joined.items()
+    }
     return {**cut, "labels": cut["input_ids"].copy()}
 
 
@@ -23,7 +26,9 @@ def batches(job: Job) -> Iterable[Any]:
     """As the script makes them, with preprocessing_num_workers on all cores; a second start finds its caches."""
     datasets.disable_progress_bars()
     tokenizer = job.load_tokenizer()
-    rows: Any = datasets.load_dataset("json", data_files=str(job.corpus), split="train", cache_dir=str(job.folder))
+    rows: Any = datasets.load_dataset(
+        "json", data_files=str(job.corpus), split="train", cache_dir=str(job.folder)
+    )
 
     def tokenize(examples: dict[str, list[str]]) -> Any:
         return tokenizer(examples["text"])

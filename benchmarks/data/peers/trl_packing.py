@@ -16,7 +16,9 @@ def batches(job: Job) -> Iterable[Any]:
     document."""
     datasets.disable_progress_bars()
     tokenizer = job.load_tokenizer()
-    rows: Any = datasets.load_dataset("json", data_files=str(job.corpus), split="train", cache_dir=str(job.folder))
+    rows: Any = datasets.load_dataset(
+        "json", data_files=str(job.corpus), split="train", cache_dir=str(job.folder)
+    )
 
     def tokenize(examples: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         encoded = tokenizer(examples["text"], add_special_tokens=False, return_attention_mask=False)

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 
 from cpt.contrib.documents.errors import NotConverted
 
-BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
-PRESCAN, HEAD = 1024, 2**16  # bytes where a declaration counts; where it counts if the page is not UTF-8
+BYTE_ORDER_MARKS = {
+    codecs.BOM_UTF8: "utf-8",
+    codecs.BOM_UTF16_LE: "utf-16-le",
+    codecs.BOM_UTF16_BE: "utf-16-be",
+}
+PRESCAN, HEAD = (
+    1024,
+    2**16,
+)  # bytes where a declaration counts; where it counts if the page is not UTF-8
 # Comments and elements of raw text are matched as a whole, so that no declaration is found inside them.
 TOKEN = re.compile(
     rb"""<!--.*?(?:-->|\Z)
@@ -16,7 +23,9 @@ TOKEN = re.compile(
     re.IGNORECASE | re.DOTALL | re.VERBOSE,
 )
 ATTRIBUTE = re.compile(rb"""([^\s=>/"']+)(?:\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>]*)))?""")
-CONTENT_CHARSET = re.compile(r"""charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""", re.IGNORECASE)
+CONTENT_CHARSET = re.compile(
+    r"""charset\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""", re.IGNORECASE
+)
 XML_DECLARATION = re.compile(rb"""<\?xml\s[^>]*?encoding\s*=\s*["']([\w.:-]+)["']""")
 EDITOR_LINE = re.compile(rb"(?:-\*-.*?\bcoding:\s*|\bvim?:.*?\b(?:fileencoding|fenc)=)([\w.:-]+)")
 
@@ -52,7 +61,9 @@ def decode(raw: bytes, kind: str, fallback: str | None = None) -> Decoded:
     try:
         return Decoded(raw.decode(fallback), fallback)
     except UnicodeDecodeError as problem:
-        raise NotConverted("not in the given encoding", f"byte {problem.start:,} is not {fallback}") from problem
+        raise NotConverted(
+            "not in the given encoding", f"byte {problem.start:,} is not {fallback}"
+        ) from problem
 
 
 def replaced(raw: bytes, encoding: str) -> Decoded:
@@ -70,8 +81,15 @@ def codec_of(label: str) -> str | None:
     if encoding is None:
         return None
     if encoding.name == "replacement":
-        raise NotConverted("unknown encoding", f"it declares {label}, which browsers refuse. Save it as UTF-8")
-    special = {"utf-16le": "utf-8", "utf-16be": "utf-8", "x-user-defined": "cp1252", "gbk": "gb18030"}
+        raise NotConverted(
+            "unknown encoding", f"it declares {label}, which browsers refuse. Save it as UTF-8"
+        )
+    special = {
+        "utf-16le": "utf-8",
+        "utf-16be": "utf-8",
+        "x-user-defined": "cp1252",
+        "gbk": "gb18030",
+    }
     return special.get(encoding.name, encoding.codec_info.name)
 
 
@@ -79,7 +97,9 @@ def declaration(head: bytes, kind: str) -> str | None:
     """Python's codec for the encoding that the beginning of a file declares."""
     if kind == "txt":
         lines = b"\n".join(head.split(b"\n", 2)[:2])
-        return next(filter(None, (codec_of(label.decode()) for label in EDITOR_LINE.findall(lines))), None)
+        return next(
+            filter(None, (codec_of(label.decode()) for label in EDITOR_LINE.findall(lines))), None
+        )
     xml = XML_DECLARATION.match(head.lstrip())
     in_xml = codec_of(xml[1].decode()) if xml else None
     return (in_xml or meta_charset(head)) if kind == "xml" else (meta_charset(head) or in_xml)
@@ -90,7 +110,9 @@ def meta_charset(head: bytes) -> str | None:
     for token in TOKEN.finditer(head):
         attributes: dict[str, str] = {}
         for name, *values in ATTRIBUTE.findall(token["meta"] or b""):
-            attributes.setdefault(name.decode("latin-1").lower(), b"".join(values).decode("latin-1"))
+            attributes.setdefault(
+                name.decode("latin-1").lower(), b"".join(values).decode("latin-1")
+            )
         label = attributes.get("charset")
         if label is None and attributes.get("http-equiv", "").strip().lower() == "content-type":
             content = CONTENT_CHARSET.search(attributes.get("content", ""))

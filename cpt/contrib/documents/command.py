@@ -23,15 +23,28 @@ COUNTS = ("files", "documents", "pages", "characters", "duplicates", "failed")
 def command(
     inputs: Annotated[
         list[Path],
-        typer.Argument(help="Files and folders (recursive) of pdf, html, docx, epub, md, txt, also .gz, .zst."),
+        typer.Argument(
+            help="Files and folders (recursive) of pdf, html, docx, epub, md, txt, also .gz, .zst."
+        ),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; files converted before are skipped.")],
-    on_bad: Annotated[Literal["error", "skip"], typer.Option(help="error: exit code 2 if a file fails.")] = "error",
-    max_seconds: Annotated[float, typer.Option(min=1, help="Seconds before giving up on a file.")] = 120,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the jsonl files; files converted before are skipped.")
+    ],
+    on_bad: Annotated[
+        Literal["error", "skip"], typer.Option(help="error: exit code 2 if a file fails.")
+    ] = "error",
+    max_seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds before giving up on a file.")
+    ] = 120,
     encoding: Annotated[
-        str | None, typer.Option(help="Encoding of text and pages that declare none and are not UTF-8, e.g. cp1251.")
+        str | None,
+        typer.Option(
+            help="Encoding of text and pages that declare none and are not UTF-8, e.g. cp1251."
+        ),
     ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Retry files that failed before.")] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Retry files that failed before.")
+    ] = False,
 ) -> None:
     """Convert documents to text for a recipe: with headings, lists, tables and code, without menus and
     running headers.
@@ -73,21 +86,38 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         changed = f"{done.num_changed:,} file(s) have changed since; their old text is kept."
         console.print(f"{changed} To convert them again, use a new --output.", style="yellow")
     if done.passed_over:
-        skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN))
-        console.print(f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False)
+        skipped = ", ".join(
+            f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN)
+        )
+        console.print(
+            f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False
+        )
     if done.dropped:
         lost = ", ".join(
-            f"{kind} {count:,} (in {done.num_losing[kind]:,} file(s))" for kind, count in done.dropped.most_common()
+            f"{kind} {count:,} (in {done.num_losing[kind]:,} file(s))"
+            for kind, count in done.dropped.most_common()
         )
-        console.print(f"Not in the text: {lost}. The column `dropped` counts them.", style="yellow", markup=False)
+        console.print(
+            f"Not in the text: {lost}. The column `dropped` counts them.",
+            style="yellow",
+            markup=False,
+        )
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")
-        table = Table(Column("no document", justify="right"), "because", example, "", style="yellow")
-        for reason, count in Counter(entry.reason for entry in done.failed).most_common(FAILED_SHOWN):
+        table = Table(
+            Column("no document", justify="right"), "because", example, "", style="yellow"
+        )
+        for reason, count in Counter(entry.reason for entry in done.failed).most_common(
+            FAILED_SHOWN
+        ):
             path, detail = first[reason].path, first[reason].detail
-            table.add_row(f"{count:,}", reason, escape(path), escape("" if detail == reason else detail or ""))
+            table.add_row(
+                f"{count:,}", reason, escape(path), escape("" if detail == reason else detail or "")
+            )
         console.print(table)
-        console.print(f"All of them, and duplicates, are listed in {done.failed_file}", markup=False)
+        console.print(
+            f"All of them, and duplicates, are listed in {done.failed_file}", markup=False
+        )
     source = f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]"
     console.print(source if done.num_shards else "The output has no documents.", markup=False)

@@ -26,11 +26,21 @@ from cpt.contrib.documents.word import count_dropped, rewritten
 from cpt.data.readers.opening import format_of
 from cpt.errors import ResourceError, install_line
 
-SUFFIXES = {".pdf": "pdf", ".docx": "docx", ".epub": "epub", ".txt": "txt", ".md": "md", ".markdown": "md"}
+SUFFIXES = {
+    ".pdf": "pdf",
+    ".docx": "docx",
+    ".epub": "epub",
+    ".txt": "txt",
+    ".md": "md",
+    ".markdown": "md",
+}
 SUFFIXES |= dict.fromkeys((".html", ".htm", ".xhtml"), "html")
 OLD_OFFICE, ZIP = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04"
 # Atomic groups avoid exponential backtracking over a thousand comments.
-HTML = re.compile(r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b", re.IGNORECASE | re.DOTALL)
+HTML = re.compile(
+    r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 CJK = "\u3000-\u30ff\u3400-\u9fff\uff01-\uff60"  # Chinese and Japanese: no blanks between words
 
 
@@ -40,7 +50,9 @@ class Converted:
     title: str | None = None
     pages: int | None = None  # only in formats with pages
     encoding: str | None = None  # if it is not UTF-8
-    dropped: Mapping[str, int] = field(default_factory=dict)  # kind of content -> how often it was dropped
+    dropped: Mapping[str, int] = field(
+        default_factory=dict
+    )  # kind of content -> how often it was dropped
 
 
 def kind_of(raw: bytes, name: str) -> str:
@@ -51,7 +63,9 @@ def kind_of(raw: bytes, name: str) -> str:
     if b"%PDF-" in head[:1024]:  # PDF readers accept this much before the header
         marked = "pdf"
     elif head.startswith(OLD_OFFICE):
-        detail = "a .doc from before Word 2007, or a file with a password. Save it as .docx without one"
+        detail = (
+            "a .doc from before Word 2007, or a file with a password. Save it as .docx without one"
+        )
         raise NotConverted("encrypted or old Office file", detail)
     elif head.startswith(ZIP):
         try:
@@ -59,7 +73,13 @@ def kind_of(raw: bytes, name: str) -> str:
                 names = set(archive.namelist())
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
             raise NotConverted("damaged zip", str(problem)) from problem
-        marked = "epub" if "META-INF/container.xml" in names else "docx" if "word/document.xml" in names else None
+        marked = (
+            "epub"
+            if "META-INF/container.xml" in names
+            else "docx"
+            if "word/document.xml" in names
+            else None
+        )
         if marked is None:
             raise NotConverted("unknown kind", "a zip file, but neither EPUB nor DOCX")
     else:
@@ -79,27 +99,68 @@ def kind_of(raw: bytes, name: str) -> str:
 MAX_UNPACKED_BYTES = 512 * 2**20
 PLAIN = ["a", "abbr", "b", "cite", "code", "del", "em", "i", "ins", "kbd", "mark", "q", "s"]
 PLAIN += ["samp", "strong", "tt", "u", "var"]
-NO_TEXT = ("button", "iframe", "noscript", "rp", "rt", "select", "svg", "template", "textarea", ".headerlink")
-MENUS: tuple[str, ...] = ("nav", "footer", "[role=navigation]", "[role=search]", ".navbar", ".navheader", ".navfooter")
+NO_TEXT = (
+    "button",
+    "iframe",
+    "noscript",
+    "rp",
+    "rt",
+    "select",
+    "svg",
+    "template",
+    "textarea",
+    ".headerlink",
+)
+MENUS: tuple[str, ...] = (
+    "nav",
+    "footer",
+    "[role=navigation]",
+    "[role=search]",
+    ".navbar",
+    ".navheader",
+    ".navfooter",
+)
 MENUS += (".sphinxsidebar", ".related", ".footer")
 OWN_BACKSLASH = re.compile(r"\\|&#0*92;|&#x0*5c;|&bsol;", re.IGNORECASE)
 NOT_KEPT = {
     "images": re.compile(r"<img\b", re.IGNORECASE),
-    "embedded pages and media": re.compile(r"<(?:iframe|video|audio|object|embed)\b", re.IGNORECASE),
+    "embedded pages and media": re.compile(
+        r"<(?:iframe|video|audio|object|embed)\b", re.IGNORECASE
+    ),
 }
-RAISED, LOWERED = "\ue001", "\ue002"  # mark superscripts and subscripts until they become 2^10 and H_2O
-BACKSLASH, BAR = "\ue004", "\ue005"  # mark the page's own backslashes, and the escaped bars of tables
+RAISED, LOWERED = (
+    "\ue001",
+    "\ue002",
+)  # mark superscripts and subscripts until they become 2^10 and H_2O
+BACKSLASH, BAR = (
+    "\ue004",
+    "\ue005",
+)  # mark the page's own backslashes, and the escaped bars of tables
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
 CJK_LINE_END = re.compile(rf"(?<=[{CJK}])\s*\n\s*(?=[{CJK}])")
 TITLE = re.compile(r"<title\b[^>]*>(.*?)</title", re.DOTALL | re.IGNORECASE)
 EMPTY_ELEMENT = re.compile(
-    r"<(?!(?:area|base|br|col|hr|img|input|link|meta|wbr)\b)([\w:-]+)((?:\s[^<>]*)?)/>", re.IGNORECASE
+    r"<(?!(?:area|base|br|col|hr|img|input|link|meta|wbr)\b)([\w:-]+)((?:\s[^<>]*)?)/>",
+    re.IGNORECASE,
 )
 WORD_STYLES = "p[style-name='Title'] => h1:fresh\np[style-name='Subtitle'] => h2:fresh"
 CODE_STYLES = ("Source Code", "Code", "HTML Preformatted", "Preformatted Text")
 WORD_STYLES += "".join(f"\np[style-name='{name}'] => pre:separator('\\n')" for name in CODE_STYLES)
-IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".webp", ".svg", ".ttf", ".otf", ".woff", ".woff2", ".mp3", ".mp4")
+IMAGES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".gif",
+    ".webp",
+    ".svg",
+    ".ttf",
+    ".otf",
+    ".woff",
+    ".woff2",
+    ".mp3",
+    ".mp4",
+)
 
 
 def convert_html(raw: bytes, encoding: str | None = None) -> Converted:
@@ -145,7 +206,9 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
         extract_metadata=False,
         strip_tags=PLAIN,
         exclude_selectors=[*NO_TEXT, *skip],
-        preprocessing=html_to_markdown.PreprocessingOptions(enabled=False),  # it drops forms, which may hold the page
+        preprocessing=html_to_markdown.PreprocessingOptions(
+            enabled=False
+        ),  # it drops forms, which may hold the page
     )
     text = SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "")
     text = text.replace("\\|", BAR).replace("\\", "").replace(BAR, "\\|").replace(BACKSLASH, "\\")
@@ -157,7 +220,9 @@ def script_text(found: re.Match[str]) -> str:
     text = found[2].strip()
     if not text or text[0] in "[(":
         return text
-    return ("^" if found[1] == RAISED else "_") + (text if re.fullmatch(r"[-+\u2212]?\w+", text) else f"({text})")
+    return ("^" if found[1] == RAISED else "_") + (
+        text if re.fullmatch(r"[-+\u2212]?\w+", text) else f"({text})"
+    )
 
 
 def convert_docx(raw: bytes) -> Converted:
@@ -166,10 +231,16 @@ def convert_docx(raw: bytes) -> Converted:
 
     formulas = Formulas()
     with open_archive(raw, "") as archive:
-        core = archive.read("docProps/core.xml") if "docProps/core.xml" in archive.namelist() else b"<x/>"
+        core = (
+            archive.read("docProps/core.xml")
+            if "docProps/core.xml" in archive.namelist()
+            else b"<x/>"
+        )
         title = ElementTree.fromstring(core).findtext(".//{*}title")
         readable = io.BytesIO(rewritten(archive, raw, formulas))
-        page = mammoth.convert_to_html(readable, style_map=WORD_STYLES, convert_image=lambda image: []).value
+        page = mammoth.convert_to_html(
+            readable, style_map=WORD_STYLES, convert_image=lambda image: []
+        ).value
         text = markdown_of(page, formulas)
         return Converted(text, title, dropped=formulas.dropped + count_dropped(archive))
 
@@ -179,16 +250,26 @@ def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
         container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
         package = ElementTree.fromstring(archive.read(name))
-        pages = [one for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))]
+        pages = [
+            one for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))
+        ]
         files = {one.get("id"): unquote(str(one.get("href"))) for one in pages}
-        spine = [str(one.get("idref")) for one in package.iterfind(".//{*}itemref") if one.get("linear") != "no"]
+        spine = [
+            str(one.get("idref"))
+            for one in package.iterfind(".//{*}itemref")
+            if one.get("linear") != "no"
+        ]
         folder = posixpath.dirname(name)
-        chapters = [posixpath.normpath(posixpath.join(folder, files[one])) for one in spine if one in files]
+        chapters = [
+            posixpath.normpath(posixpath.join(folder, files[one])) for one in spine if one in files
+        ]
         if "META-INF/encryption.xml" in archive.namelist():
             encryption = ElementTree.fromstring(archive.read("META-INF/encryption.xml"))
             encrypted = encryption.iterfind(".//{*}CipherReference")
             if {unquote(str(one.get("URI"))) for one in encrypted} & set(chapters):
-                raise NotConverted("encrypted", "its chapters are encrypted (digital rights management)")
+                raise NotConverted(
+                    "encrypted", "its chapters are encrypted (digital rights management)"
+                )
         if not chapters:
             raise NotConverted("damaged", "its package file lists no chapters")
         parts = [decode(archive.read(chapter), "xml", encoding) for chapter in chapters]
@@ -205,7 +286,11 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
     reads no more of a member than its stated size."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            members = [one for one in archive.infolist() if not (unread and one.filename.lower().endswith(unread))]
+            members = [
+                one
+                for one in archive.infolist()
+                if not (unread and one.filename.lower().endswith(unread))
+            ]
             if any(one.flag_bits & 1 for one in members):
                 raise NotConverted("encrypted", "the zip file has a password")
             if (size := sum(one.file_size for one in members)) > MAX_UNPACKED_BYTES:
@@ -223,14 +308,19 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
 # --- pdf ---
 
 
-XFA = ("an XFA form", "it holds a form for Adobe Reader instead of pages. Open it there and print it to a PDF file")
+XFA = (
+    "an XFA form",
+    "it holds a form for Adobe Reader instead of pages. Open it there and print it to a PDF file",
+)
 XFA_NOTICE = "If this message is not eventually replaced"  # on the only page of such a file
 PASSWORD_ERROR = 4  # pdfium's error code
 LINE_END_HYPHEN = "\x02"  # pdfium's code for it
 BULLET = re.compile(r"^[\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u2043\u2219\u00b7\uf0b7] *")
 ITEM = re.compile(r"- |\(?(?:\d{1,3}|[a-z])[.)] ")
 STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
-LEADERS = re.compile(r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?")  # dots and page number in a table of contents
+LEADERS = re.compile(
+    r"(?:\s?[.\u2026\u30fb]){4,}\s*(?:\d+|[ivxlc]+)?"
+)  # dots and page number in a table of contents
 WORD = re.compile(r"[^\W\d_]+")
 PAIR = re.compile(r"(?=\b([^\W\d_]+-[^\W\d_]+)\b)")
 HYPHENATED = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*$")
@@ -275,8 +365,12 @@ def convert_pdf(raw: bytes) -> Converted:
     text = text_of(pages, outline)
     if not text:
         raise NotConverted("no text, a scan?", f"no text on {len(pages):,} page(s). Run OCR first")
-    if sum(one in "\ufffd\ufffe\uffff" or unicodedata.category(one) == "Co" for one in text) > 0.3 * len(text):
-        raise NotConverted("no readable text", "its fonts do not map glyphs to characters. Run OCR first")
+    if sum(
+        one in "\ufffd\ufffe\uffff" or unicodedata.category(one) == "Co" for one in text
+    ) > 0.3 * len(text):
+        raise NotConverted(
+            "no readable text", "its fonts do not map glyphs to characters. Run OCR first"
+        )
     if XFA_NOTICE in text and document.get_formtype() == pypdfium2.raw.FORMTYPE_XFA_FOREGROUND:
         raise NotConverted(*XFA)
     return Converted(text, title, len(pages), dropped=dropped)
@@ -302,7 +396,9 @@ def key_of(text: str) -> str:
 
 def lines_of(page: str) -> list[str]:
     """The lines with text; a line that ends with a hyphen keeps pdfium's code for it."""
-    text = page.replace(LINE_END_HYPHEN, f"{LINE_END_HYPHEN}\n").replace("\ufffe", f"{LINE_END_HYPHEN}\n")
+    text = page.replace(LINE_END_HYPHEN, f"{LINE_END_HYPHEN}\n").replace(
+        "\ufffe", f"{LINE_END_HYPHEN}\n"
+    )
     lines = [" ".join(LEADERS.sub("", line).split(" ")).strip(" \t\r") for line in text.split("\n")]
     return [unicodedata.normalize("NFC", BULLET.sub("- ", line)) for line in lines if line]
 
@@ -334,7 +430,9 @@ def running_key(line: str) -> str:
 def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, int]]) -> str:
     widths = sorted(len(line) for page in pages for line in page)
     full = widths[int(0.9 * len(widths))] if widths else 0
-    words = Counter(word.casefold() for page in pages for line in page for word in whole_words(line))
+    words = Counter(
+        word.casefold() for page in pages for line in page for word in whole_words(line)
+    )
     blocks: list[str] = []
     is_open = False  # whether the next line continues the last block
     for number, page in enumerate(pages):
@@ -369,7 +467,9 @@ def heading_at(page: Sequence[str], start: int, titles: Mapping[str, int]) -> tu
         key += key_of(line)
         for title, level in titles.items():
             number = key.removesuffix(title)  # `42` of `4.2 The title`
-            if key.endswith(title) and (len(number) < 3 or len(number) < 15 and any(map(str.isdigit, number))):
+            if key.endswith(title) and (
+                len(number) < 3 or len(number) < 15 and any(map(str.isdigit, number))
+            ):
                 return count, level
     return 0, 0
 
@@ -381,11 +481,37 @@ def whole_words(line: str) -> Iterator[str]:
 
 
 COMPOUND_FIRST = {"well", "self", "non", "half", "cross", "quasi"}
-COMPOUND_LAST = {"level", "term", "quality", "speed", "scale", "dimensional", "frequency", "resolution", "range"}
-COMPOUND_LAST |= {"energy", "pressure", "temperature", "lived", "based", "source", "specific", "dependent"}
+COMPOUND_LAST = {
+    "level",
+    "term",
+    "quality",
+    "speed",
+    "scale",
+    "dimensional",
+    "frequency",
+    "resolution",
+    "range",
+}
+COMPOUND_LAST |= {
+    "energy",
+    "pressure",
+    "temperature",
+    "lived",
+    "based",
+    "source",
+    "specific",
+    "dependent",
+}
 COMPOUND_LAST |= {"independent", "known"}
 ONE_WORD = {"sense", "less", "ness"}  # nonsense, selfless, wellness
-PREFIXES = {"re", "pre", "co", "anti", "semi", "de"}  # with a hyphen before the same vowel: re-entered
+PREFIXES = {
+    "re",
+    "pre",
+    "co",
+    "anti",
+    "semi",
+    "de",
+}  # with a hyphen before the same vowel: re-entered
 
 
 def joined(text: str, line: str, words: Counter[str]) -> str:
@@ -420,7 +546,9 @@ def convert_plain(raw: bytes, encoding: str | None = None) -> Converted:
     decoded = decode(raw, "txt", encoding)
     if "\0" in decoded.text:
         raise NotConverted("not text", "it contains a NUL byte")
-    return with_encoding(Converted(decoded.text.replace("\r\n", "\n").replace("\r", "\n")), [decoded])
+    return with_encoding(
+        Converted(decoded.text.replace("\r\n", "\n").replace("\r", "\n")), [decoded]
+    )
 
 
 def convert_markdown(raw: bytes, encoding: str | None = None) -> Converted:
@@ -428,7 +556,9 @@ def convert_markdown(raw: bytes, encoding: str | None = None) -> Converted:
     return replace(plain, title=title and title[1])
 
 
-CONVERTERS: dict[str, tuple[Callable[..., Converted], tuple[str, ...]]] = {  # with the modules that each imports
+CONVERTERS: dict[
+    str, tuple[Callable[..., Converted], tuple[str, ...]]
+] = {  # with the modules that each imports
     "pdf": (convert_pdf, ("pypdfium2",)),
     "html": (convert_html, ("html_to_markdown", "lxml", "webencodings")),
     "docx": (convert_docx, ("mammoth", "html_to_markdown", "lxml")),
@@ -446,10 +576,14 @@ def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(str.rstrip, text.split("\n")))).strip("\n")
     if not text.strip():
         raise NotConverted("no text", "the file contains no text")
-    return replace(document, text=text, title=" ".join(NOT_TEXT.sub("", document.title or "").split()) or None)
+    return replace(
+        document, text=text, title=" ".join(NOT_TEXT.sub("", document.title or "").split()) or None
+    )
 
 
 def require_libraries() -> None:
     modules = {module for _, needed in CONVERTERS.values() for module in needed}
     if missing := sorted(module for module in modules if find_spec(module) is None):
-        raise ResourceError(f"not installed: {', '.join(missing)}. Run: {install_line('documents')}")
+        raise ResourceError(
+            f"not installed: {', '.join(missing)}. Run: {install_line('documents')}"
+        )

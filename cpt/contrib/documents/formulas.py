@@ -10,10 +10,19 @@ from cpt.contrib.documents.tex import Untranslatable, local, of_mathml
 
 FORMULA = "\ue003"  # before and after the number of a formula
 MARK = re.compile(f"{FORMULA}(\\d+){FORMULA}")
-HINTS = re.compile(r"<math\b|<m:math\b|math/|katex|mathjax|mjx-|mwe-math|latex|\btex\b", re.IGNORECASE)
+HINTS = re.compile(
+    r"<math\b|<m:math\b|math/|katex|mathjax|mjx-|mwe-math|latex|\btex\b", re.IGNORECASE
+)
 STYLE = re.compile(r"\{\\(?:displaystyle|textstyle)\b\s*(.*)\}", re.DOTALL)
 DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
-RENDERED = {"MathJax_Preview", "MathJax_Display", "MathJax_SVG", "MathJax_SVG_Display", "MathJax_CHTML", "MathJax"}
+RENDERED = {
+    "MathJax_Preview",
+    "MathJax_Display",
+    "MathJax_SVG",
+    "MathJax_SVG_Display",
+    "MathJax_CHTML",
+    "MathJax",
+}
 RENDERED |= {"MJXc-display", "mjx-chtml", "MathJax_MathML", "MathJax_MathContainer"}
 IMAGES = {"tex", "latex", "mwe-math-fallback-image-inline", "mwe-math-fallback-image-display"}
 NO_LAYOUT = "formulas without their layout"
@@ -31,7 +40,10 @@ class Formulas:
         tex = " ".join(tex.split())
         for before, after in DELIMITERS:
             if tex.startswith(before) and tex.endswith(after) and len(tex) >= len(before + after):
-                tex, display = tex[len(before) : -len(after)].strip(), display or before in ("\\[", "$$")
+                tex, display = (
+                    tex[len(before) : -len(after)].strip(),
+                    display or before in ("\\[", "$$"),
+                )
                 break
         styled = STYLE.fullmatch(tex)
         if styled and is_balanced(styled[1]):
@@ -60,7 +72,9 @@ def mark_formulas(page: str, formulas: Formulas) -> str:
         return page
     import lxml.html
 
-    parser = lxml.html.HTMLParser(encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True)
+    parser = lxml.html.HTMLParser(
+        encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
+    )
     tree = lxml.html.document_fromstring(page.encode("utf-8", "replace"), parser=parser)
     sources = {str(script.get("id")) for script in tree.iter("script") if is_math_script(script)}
     num_before = len(formulas.texts)
@@ -80,11 +94,18 @@ def replace_formula(element: Any, formulas: Formulas, sources: set[str]) -> None
         keep_script(element, formulas)
     elif classes & RENDERED and (follows_source(element, sources) or "MathJax_Preview" in classes):
         put(element, "")  # its script follows
-    elif classes & {"katex", "katex-display", "mwe-math-element"} or name in ("math", "mjx-container"):
+    elif classes & {"katex", "katex-display", "mwe-math-element"} or name in (
+        "math",
+        "mjx-container",
+    ):
         keep_rendered(element, formulas, classes)
     elif element.get("data-mathml"):
         keep_mathml(element, element.get("data-mathml"), formulas, "MathJax_Display" in classes)
-    elif name == "img" and (classes & IMAGES or "latex.php" in (element.get("src") or "")) and element.get("alt"):
+    elif (
+        name == "img"
+        and (classes & IMAGES or "latex.php" in (element.get("src") or ""))
+        and element.get("alt")
+    ):
         put(element, formulas.mark(element.get("alt")))
 
 
@@ -95,7 +116,11 @@ def is_math_script(element: Any) -> bool:
 def follows_source(element: Any, sources: set[str]) -> bool:
     """Whether the element is what MathJax 2 has drawn of a script of the page."""
     names = [part.get("id") or "" for part in element.iter() if isinstance(part.tag, str)]
-    return any(name.removesuffix("-Frame") in sources for name in names if name.startswith("MathJax-Element"))
+    return any(
+        name.removesuffix("-Frame") in sources
+        for name in names
+        if name.startswith("MathJax-Element")
+    )
 
 
 def keep_script(script: Any, formulas: Formulas) -> None:
@@ -126,7 +151,9 @@ def keep_rendered(element: Any, formulas: Formulas, classes: set[str]) -> None:
     shown = [*element.iterancestors(), *element.iter()]
     display = element.get("display") in ("true", "block") or "katex-display" in classes
     display = display or any(part.get("display") == "block" for part in element.iter("math"))
-    display = display or any("-display" in (part.get("class") or "") for part in shown if isinstance(part.tag, str))
+    display = display or any(
+        "-display" in (part.get("class") or "") for part in shown if isinstance(part.tag, str)
+    )
     if tex is not None:
         put(element, formulas.mark(tex, display=display))
         return
@@ -144,7 +171,9 @@ def tex_inside(element: Any) -> str | None:
     for part in parts:
         if part.get("data-latex"):
             return str(part.get("data-latex"))
-        if part.get("alttext") and ("\\" in part.get("alttext") or "ltx" in (part.get("class") or "")):
+        if part.get("alttext") and (
+            "\\" in part.get("alttext") or "ltx" in (part.get("class") or "")
+        ):
             return str(part.get("alttext"))
         if part.tag == "img" and part.get("alt"):
             return str(part.get("alt"))

@@ -59,14 +59,22 @@ class Ingested:
     folder: Path
     failed_file: Path
     num_shards: int = 0  # in the folder, including earlier runs
-    passed_over: Counter[str] = field(default_factory=Counter)  # suffix -> files in folders that are not documents
+    passed_over: Counter[str] = field(
+        default_factory=Counter
+    )  # suffix -> files in folders that are not documents
     num_known: int = 0  # files that an earlier run converted or listed
     num_changed: int = 0  # known files that changed since
     # Kind -> files, documents, pages, characters, duplicates, failed.
     new: dict[str, Counter[str]] = field(default_factory=dict)
-    failed: list[JournalEntry] = field(default_factory=list)  # inputs that were not converted, now or before
-    dropped: Counter[str] = field(default_factory=Counter)  # kind of content -> how often new documents lost it
-    num_losing: Counter[str] = field(default_factory=Counter)  # the same kind -> documents that lost it
+    failed: list[JournalEntry] = field(
+        default_factory=list
+    )  # inputs that were not converted, now or before
+    dropped: Counter[str] = field(
+        default_factory=Counter
+    )  # kind of content -> how often new documents lost it
+    num_losing: Counter[str] = field(
+        default_factory=Counter
+    )  # the same kind -> documents that lost it
 
 
 def ingest(
@@ -92,21 +100,33 @@ def ingest(
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
         folder = OutputFolder(output)
-        known = {path: folder.entries[name] for path, name in names.items() if name in folder.entries}
+        known = {
+            path: folder.entries[name] for path, name in names.items() if name in folder.entries
+        }
         changed = set()
         for path, entry in known.items():
             status = path.stat()
             if (entry.size, entry.mtime_ns) != (status.st_size, status.st_mtime_ns):
                 changed.add(path)
-        again = {path for path, entry in known.items() if entry.reason and (retry_failed or path in changed)}
+        again = {
+            path
+            for path, entry in known.items()
+            if entry.reason and (retry_failed or path in changed)
+        }
         todo = [path for path in files if path not in known or path in again]
-        done = Ingested(output, folder.failed_file, passed_over=passed_over, num_known=len(files) - len(todo))
+        done = Ingested(
+            output, folder.failed_file, passed_over=passed_over, num_known=len(files) - len(todo)
+        )
         done.num_changed = len(changed - again)
-        holders = {str(one.sha256): one.path for one in folder.entries.values() if one.shard is not None}
+        holders = {
+            str(one.sha256): one.path for one in folder.entries.values() if one.shard is not None
+        }
         for start in range(0, len(todo), BATCH_FILES):
             entries, rows = [], []
             batch = todo[start : start + BATCH_FILES]
-            prepare = partial(partial, convert_file, max_seconds, frozenset(holders), encoding=codec)
+            prepare = partial(
+                partial, convert_file, max_seconds, frozenset(holders), encoding=codec
+            )
             # Always use a worker process: only a process without threads may fork.
             converted = map_in_order(prepare, batch, min(len(batch), max(1, num_workers())))
             for number, (entry, row) in enumerate(converted, start + 1):
@@ -116,15 +136,32 @@ def ingest(
                 report(number, len(todo))
             folder.write(entries, rows)
         failed = [one for one in folder.entries.values() if one.reason is not None]
-        keys = {"path": "path", "sha256": "sha256", "format": "kind", "reason": "reason", "detail": "detail"}
-        write_lines(folder.failed_file, [{key: getattr(one, name) for key, name in keys.items()} for one in failed])
+        keys = {
+            "path": "path",
+            "sha256": "sha256",
+            "format": "kind",
+            "reason": "reason",
+            "detail": "detail",
+        }
+        write_lines(
+            folder.failed_file,
+            [{key: getattr(one, name) for key, name in keys.items()} for one in failed],
+        )
         done.num_shards = len(list(output.glob("documents-*.jsonl")))
-        done.failed = [one for name in names.values() if (one := folder.entries[name]).reason not in (None, DUPLICATE)]
+        done.failed = [
+            one
+            for name in names.values()
+            if (one := folder.entries[name]).reason not in (None, DUPLICATE)
+        ]
     return done
 
 
 def record(
-    entry: JournalEntry, row: dict[str, Any] | None, shard: int, holders: dict[str, str], done: Ingested
+    entry: JournalEntry,
+    row: dict[str, Any] | None,
+    shard: int,
+    holders: dict[str, str],
+    done: Ingested,
 ) -> JournalEntry:
     """Count a file, and record the shard of its document or the reason for its failure."""
     counts = done.new.setdefault(entry.kind or "unknown", Counter())
@@ -148,7 +185,9 @@ def codec_named(encoding: str) -> str:
     try:
         return known.codec_info.name if known is not None else codecs.lookup(encoding).name
     except LookupError:
-        raise DataError(f"--encoding {encoding}: unknown encoding, expected one like cp1251 or gb18030.") from None
+        raise DataError(
+            f"--encoding {encoding}: unknown encoding, expected one like cp1251 or gb18030."
+        ) from None
 
 
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
@@ -156,7 +195,9 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
     files, others, ours = list[Path](), Counter[str](), output.resolve()
     for path in inputs:
         if path.is_dir() and path.resolve().is_relative_to(ours):
-            raise DataError(f"{path} is in the output folder {output}. Set --output to another folder.")
+            raise DataError(
+                f"{path} is in the output folder {output}. Set --output to another folder."
+            )
         if not path.is_dir() and not path.is_file():
             raise DataError(f"{path}: no such file or folder in {Path.cwd()}.")
         files += [] if path.is_dir() else [path]
@@ -198,10 +239,19 @@ def convert_file(
     except NotConverted as problem:
         return replace(entry, reason=problem.reason, detail=problem.detail), None
     except OSError as problem:
-        return replace(entry, reason="cannot be read", detail=problem.strerror or str(problem)), None
+        return replace(
+            entry, reason="cannot be read", detail=problem.strerror or str(problem)
+        ), None
     packages = [module.replace("_", "-") for module in modules]
-    converter = ", ".join([f"cpt {version(DISTRIBUTION)}", *(f"{package} {version(package)}" for package in packages)])
-    row: dict[str, Any] = {"text": document.text, "path": entry.path, "sha256": entry.sha256, "format": kind}
+    converter = ", ".join(
+        [f"cpt {version(DISTRIBUTION)}", *(f"{package} {version(package)}" for package in packages)]
+    )
+    row: dict[str, Any] = {
+        "text": document.text,
+        "path": entry.path,
+        "sha256": entry.sha256,
+        "format": kind,
+    }
     row["title"] = document.title
     if document.pages is not None:
         row["pages"] = document.pages
@@ -218,7 +268,9 @@ Result = TypeVar("Result")
 FORK = multiprocessing.get_context("fork")
 
 
-def run_isolated(function: Callable[[Argument], Result], argument: Argument, max_seconds: float) -> Result:
+def run_isolated(
+    function: Callable[[Argument], Result], argument: Argument, max_seconds: float
+) -> Result:
     """Call the function in a child process, forked so that libraries are imported once: only in a process without
     threads. Raises NotConverted if the function raises, crashes, or takes too long or too much memory."""
     receiving, sending = FORK.Pipe(duplex=False)
@@ -240,7 +292,9 @@ def run_isolated(function: Callable[[Argument], Result], argument: Argument, max
     raise NotConverted("the converter crashed", how)
 
 
-def answer(function: Callable[[Argument], Any], argument: Argument, sending: Connection, max_seconds: float) -> None:
+def answer(
+    function: Callable[[Argument], Any], argument: Argument, sending: Connection, max_seconds: float
+) -> None:
     """In the child process: the kernel ends it when its time is over, and denies it more memory."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, max_seconds)
@@ -270,7 +324,9 @@ class OutputFolder:
         self.number = int(parts[-1].stem[-5:]) + 1 if parts else 0
         self.entries: dict[str, JournalEntry] = {}
         for entry in (JournalEntry(**line) for part in parts for line in json_lines(part) if line):
-            if entry.shard is None or self.shard(entry.shard).exists():  # otherwise convert it again
+            if (
+                entry.shard is None or self.shard(entry.shard).exists()
+            ):  # otherwise convert it again
                 self.entries[entry.path] = entry
 
     def write(self, entries: Sequence[JournalEntry], rows: Sequence[dict[str, Any]]) -> None:

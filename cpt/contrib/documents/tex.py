@@ -74,10 +74,52 @@ SYMBOLS = {
     **{character: f"\\{character}" for character in "#$%&_{}"},
 }
 GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
-LATIN_CAPITALS = dict(zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True))  # TeX has no commands for them
-FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh", "arcsin", "arccos", "arctan", "log"}
-FUNCTIONS |= {"ln", "exp", "lim", "max", "min", "sup", "inf", "det", "dim", "gcd", "arg", "deg", "ker", "Pr"}
-LARGE = {"\\sum", "\\prod", "\\int", "\\iint", "\\oint", "\\lim", "\\max", "\\min", "\\sup", "\\inf"}
+LATIN_CAPITALS = dict(
+    zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True)
+)  # TeX has no commands for them
+FUNCTIONS = {
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "sinh",
+    "cosh",
+    "tanh",
+    "arcsin",
+    "arccos",
+    "arctan",
+    "log",
+}
+FUNCTIONS |= {
+    "ln",
+    "exp",
+    "lim",
+    "max",
+    "min",
+    "sup",
+    "inf",
+    "det",
+    "dim",
+    "gcd",
+    "arg",
+    "deg",
+    "ker",
+    "Pr",
+}
+LARGE = {
+    "\\sum",
+    "\\prod",
+    "\\int",
+    "\\iint",
+    "\\oint",
+    "\\lim",
+    "\\max",
+    "\\min",
+    "\\sup",
+    "\\inf",
+}
 ACCENTS = {
     "^": "\\hat",
     "\u02c6": "\\hat",
@@ -132,7 +174,11 @@ def symbol(character: str) -> str:
 def identifier(text: str) -> str:
     if text in FUNCTIONS:
         return f"\\{text}"
-    return f"\\mathrm{{{text}}}" if len(text) > 1 and text.isalpha() and text.isascii() else symbols(text)
+    return (
+        f"\\mathrm{{{text}}}"
+        if len(text) > 1 and text.isalpha() and text.isascii()
+        else symbols(text)
+    )
 
 
 def operator(text: str) -> str:
@@ -155,7 +201,9 @@ def attached(tex: str, sub: str = "", sup: str = "") -> str:
 
 
 def matrix(rows: Sequence[Sequence[str]], name: str = "matrix") -> str:
-    return f"\\begin{{{name}}} " + " \\\\ ".join(" & ".join(row) for row in rows) + f" \\end{{{name}}}"
+    return (
+        f"\\begin{{{name}}} " + " \\\\ ".join(" & ".join(row) for row in rows) + f" \\end{{{name}}}"
+    )
 
 
 def root(tex: str, degree: str = "") -> str:
@@ -180,7 +228,11 @@ def of_mathml(element: Any) -> str:
     text = " ".join((element.text or "").split())
     if name in TOKENS:
         return TOKENS[name](text)
-    children = [of_mathml(child) for child in element if local(child) and not local(child).startswith("annotation")]
+    children = [
+        of_mathml(child)
+        for child in element
+        if local(child) and not local(child).startswith("annotation")
+    ]
     if name in GROUPS:
         return glue(children).strip()
     if name == "msqrt":
@@ -214,7 +266,9 @@ def over(tex: str, mark: str) -> str:
 
 def under(tex: str, mark: str) -> str:
     if mark in ACCENTS_IN_TEX:
-        return f"{ACCENTS_IN_TEX[mark].replace('bar', 'underline').replace('over', 'under')}{{{tex}}}"
+        return (
+            f"{ACCENTS_IN_TEX[mark].replace('bar', 'underline').replace('over', 'under')}{{{tex}}}"
+        )
     is_large = tex in LARGE or tex.startswith(("\\overbrace", "\\underbrace"))
     return attached(tex, sub=mark) if is_large else f"\\underset{{{mark}}}{{{tex}}}"
 
@@ -226,7 +280,18 @@ def under_over(tex: str, low: str, high: str) -> str:
 ACCENTS_IN_TEX = {symbols(mark): command for mark, command in ACCENTS.items()}
 TOKENS: dict[str, Callable[[str], str]] = {"mi": identifier, "mn": symbols, "mo": operator}
 TOKENS |= {"mtext": in_text, "ms": in_text, "mspace": lambda text: " "}
-GROUPS = ("math", "mrow", "mstyle", "mpadded", "menclose", "merror", "semantics", "mtd", "mtr", "maction")
+GROUPS = (
+    "math",
+    "mrow",
+    "mstyle",
+    "mpadded",
+    "menclose",
+    "merror",
+    "semantics",
+    "mtd",
+    "mtr",
+    "maction",
+)
 STRUCTURES: dict[str, tuple[int, Callable[..., str]]] = {  # number of children, and their TeX
     "msup": (2, lambda tex, sup: attached(tex, sup=sup)),
     "msub": (2, lambda tex, sub: attached(tex, sub=sub)),
@@ -257,7 +322,10 @@ def of_run(run: Any) -> str:
     text = "".join(part.text or "" for part in run.iter() if local(part) == "t")
     if any(local(part) == "nor" for part in run.iter()):
         return in_text(text)
-    return glue(f"\\{part}" if part in FUNCTIONS else symbols(part) for part in re.split(r"([A-Za-z]+)", text))
+    return glue(
+        f"\\{part}" if part in FUNCTIONS else symbols(part)
+        for part in re.split(r"([A-Za-z]+)", text)
+    )
 
 
 def part(element: Any, name: str) -> str:
@@ -275,7 +343,9 @@ def setting(element: Any, name: str, default: str) -> str:
         if local(properties).endswith("Pr"):
             for one in properties:
                 if local(one) == name:
-                    return next((value for key, value in one.attrib.items() if key.endswith("val")), "")
+                    return next(
+                        (value for key, value in one.attrib.items() if key.endswith("val")), ""
+                    )
     return default
 
 
@@ -352,8 +422,12 @@ WORD_STRUCTURES: dict[str, Callable[[Any], str]] = {
     "eqArr": lambda element: matrix([[row] for row in parts(element, "e")], "aligned"),
     "sSup": lambda element: attached(part(element, "e"), sup=part(element, "sup")),
     "sSub": lambda element: attached(part(element, "e"), sub=part(element, "sub")),
-    "sSubSup": lambda element: attached(part(element, "e"), part(element, "sub"), part(element, "sup")),
-    "sPre": lambda element: attached("", part(element, "sub"), part(element, "sup")) + base(part(element, "e")),
+    "sSubSup": lambda element: attached(
+        part(element, "e"), part(element, "sub"), part(element, "sup")
+    ),
+    "sPre": lambda element: (
+        attached("", part(element, "sub"), part(element, "sup")) + base(part(element, "e"))
+    ),
     "limLow": lambda element: under(part(element, "e"), part(element, "lim")),
     "limUpp": lambda element: over(part(element, "e"), part(element, "lim")),
     "del": lambda element: "",

@@ -20,7 +20,11 @@ DELETED = ("del", "moveFrom")
 def rewritten(archive: zipfile.ZipFile, raw: bytes, formulas: Formulas) -> bytes:
     """The file with everything in a form that mammoth reads; formulas are marks."""
     parts = {name: archive.read(name) for name in PARTS if name in archive.namelist()}
-    changed = {name: WordPart(formulas).rewritten(part) for name, part in parts.items() if PASSED_OVER.search(part)}
+    changed = {
+        name: WordPart(formulas).rewritten(part)
+        for name, part in parts.items()
+        if PASSED_OVER.search(part)
+    }
     if not changed:
         return raw
     copy = BytesIO()
@@ -70,7 +74,12 @@ class WordPart:
         if name in UNWRAPPED:
             return self.replaced(element, boxes)
         if name == "ruby":  # the reading above the text is dropped, as in HTML
-            return [new for base in element if local(base) == "rubyBase" for new in self.replaced(base, boxes)]
+            return [
+                new
+                for base in element
+                if local(base) == "rubyBase"
+                for new in self.replaced(base, boxes)
+            ]
         if name in ("oMath", "oMathPara"):
             return self.equations(element)
         if name in ("AlternateContent", "drawing") and (found := boxes_of(element)):
@@ -83,7 +92,9 @@ class WordPart:
 
     def equations(self, element: Element) -> list[Element]:
         display = local(element) == "oMathPara"
-        equations = [child for child in element if local(child) == "oMath"] if display else [element]
+        equations = (
+            [child for child in element if local(child) == "oMath"] if display else [element]
+        )
         return [self.run(self.equation(equation, display)) for equation in equations]
 
     def equation(self, element: Element, display: bool) -> str:

@@ -4,7 +4,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cpt.contrib.importers.translation import MULTIMODAL, Translation, is_on, is_on_the_hub, translate_shared_keys
+from cpt.contrib.importers.translation import (
+    MULTIMODAL,
+    Translation,
+    is_on,
+    is_on_the_hub,
+    translate_shared_keys,
+)
 
 KEYS = ("base_model",)  # each identifies a config
 RENAMED = {  # to names in Hugging Face's classes
@@ -38,11 +44,21 @@ STAGES = {"dpo": "dpo", "kto": "kto", "orpo": "orpo", "grpo": "grpo", "gdpo": "g
 REFUSED = {
     "processor_type": MULTIMODAL,
     "process_reward_model": "cpt does not train rewards of single steps; it has stage `reward` for whole answers",
-    **dict.fromkeys(("diffusion", "diffusion_lm", "diffusion_decision"), "cpt does not train diffusion models"),
+    **dict.fromkeys(
+        ("diffusion", "diffusion_lm", "diffusion_decision"), "cpt does not train diffusion models"
+    ),
 }
 TEXT = ("", "completion", "pretrain")
-CHATS = {"chat_template": "messages", "messages": "messages", "sharegpt": "conversations"}  # type -> its column
-QUESTIONS = {"ultra": "prompt", "intel": "question", "chat_template": "input"}  # ending of a type -> column
+CHATS = {
+    "chat_template": "messages",
+    "messages": "messages",
+    "sharegpt": "conversations",
+}  # type -> its column
+QUESTIONS = {
+    "ultra": "prompt",
+    "intel": "question",
+    "chat_template": "input",
+}  # ending of a type -> column
 INSTRUCTION = "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
 
 
@@ -63,7 +79,10 @@ def translate(config: Translation) -> None:
 
 
 def translate_stage(config: Translation) -> str:
-    rl, learns_inputs = str(config.take("rl", "")).lower(), is_on(config.values.get("train_on_inputs"))
+    rl, learns_inputs = (
+        str(config.take("rl", "")).lower(),
+        is_on(config.values.get("train_on_inputs")),
+    )
     families = {family(dataset.get("type")) for dataset in datasets(config, "datasets")}
     stage = "cpt" if families <= {*TEXT} or learns_inputs and families <= {*CHATS} else "sft"
     stage = "reward" if config.take_switch("reward_model") else stage
@@ -95,20 +114,34 @@ def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
     if isinstance(found, str):
         found = {"path": found}
     found = [found] if isinstance(found, dict) else found
-    if not isinstance(found, list) or not all(isinstance(entry, dict) and entry.get("path") for entry in found):
+    if not isinstance(found, list) or not all(
+        isinstance(entry, dict) and entry.get("path") for entry in found
+    ):
         raise config.error(key, "expected a list of datasets, each with a `path`")
     config.values[key] = found
     return found
 
 
 def translate_data(config: Translation, stage: str) -> None:
-    texts = [source for entry in datasets(config, "pretraining_dataset") for source in sources_of(entry, "cpt")]
-    trained = texts + [source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)]
-    held_out = [source for entry in datasets(config, "test_datasets") for source in sources_of(entry, stage)]
+    texts = [
+        source
+        for entry in datasets(config, "pretraining_dataset")
+        for source in sources_of(entry, "cpt")
+    ]
+    trained = texts + [
+        source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)
+    ]
+    held_out = [
+        source for entry in datasets(config, "test_datasets") for source in sources_of(entry, stage)
+    ]
     streams = config.take_switch("streaming") or bool(texts)
     config.put_data("datasets", trained, held_out, "", "val_set_size", streams)
     packs = config.take_switch("sample_packing") and stage in ("cpt", "sft")
-    config.put("data.packing", "best_fit" if packs else "concatenate" if texts else "none", "sample_packing")
+    config.put(
+        "data.packing",
+        "best_fit" if packs else "concatenate" if texts else "none",
+        "sample_packing",
+    )
 
 
 def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
@@ -144,7 +177,9 @@ def chat_of(dataset: dict[str, Any], kind: Any, stage: str) -> dict[str, str] | 
         messages = str(dataset.pop("field_messages", None) or CHATS[family(kind)])
         if stage in ("sft", "cpt"):
             return messages
-        sides = {side: str(dataset.pop(f"field_{side}", None) or side) for side in ("chosen", "rejected")}
+        sides = {
+            side: str(dataset.pop(f"field_{side}", None) or side) for side in ("chosen", "rejected")
+        }
         return sides if str(kind).endswith("argilla") else {"prompt": messages, **sides}
     if stage in ("sft", "cpt"):
         return {"prompt": INSTRUCTION, "completion": "output"} if kind == "alpaca" else None

@@ -25,10 +25,14 @@ TRANSLATORS: dict[str, tuple[tuple[str, ...], Callable[[Translation], None]]] = 
 def command(
     config: Annotated[
         Path,
-        typer.Argument(help="A YAML config of axolotl, LLaMA-Factory or ms-swift, or a shell script of ms-swift."),
+        typer.Argument(
+            help="A YAML config of axolotl, LLaMA-Factory or ms-swift, or a shell script of ms-swift."
+        ),
     ],
     output: Annotated[Path, typer.Option(help="The recipe's file.")] = Path("recipe.yaml"),
-    gpus: Annotated[int, typer.Option(help="GPUs of that run, to convert steps to tokens.", min=1)] = 1,
+    gpus: Annotated[
+        int, typer.Option(help="GPUs of that run, to convert steps to tokens.", min=1)
+    ] = 1,
     force: Force = False,
 ) -> None:
     """Translate a config of axolotl, LLaMA-Factory or ms-swift into a recipe, and list the untranslated keys.
@@ -37,7 +41,9 @@ def command(
     """
     found = translated(config, gpus)
     if output.exists() and not force:
-        raise RecipeError(f"{output} exists. Choose another name with --output, or overwrite it with --force.")
+        raise RecipeError(
+            f"{output} exists. Choose another name with --output, or overwrite it with --force."
+        )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(found.text(), encoding="utf-8")
     missing = found.not_translated()
@@ -62,13 +68,23 @@ def translated(path: Path, gpus: int = 1) -> Translation:
     needed = [keys[0] for keys, _ in TRANSLATORS.values()]
     if not tool:
         near = "".join(did_you_mean(key, lines) for key in needed)
-        raise RecipeError(f"{path}: expected the model, as {' or '.join(needed)} ({', '.join(TRANSLATORS)}).{near}")
+        raise RecipeError(
+            f"{path}: expected the model, as {' or '.join(needed)} ({', '.join(TRANSLATORS)}).{near}"
+        )
     found = Translation(path, tool, values, lines, gpus)
     keys, translate = TRANSLATORS[tool]
     if not isinstance(values.get(keys[0]) or values.get("model"), str):
-        raise RecipeError(f"{path}: `{keys[0]}` is missing: the model to start from.{did_you_mean(keys[0], lines)}")
+        raise RecipeError(
+            f"{path}: `{keys[0]}` is missing: the model to start from.{did_you_mean(keys[0], lines)}"
+        )
     try:
         translate(found)
-    except (TypeError, ValueError, AttributeError) as problem:  # such as a list for a number: the tool refuses it too
-        raise RecipeError(f"{path}: a value has a type that {tool} does not accept: {problem}") from problem
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as problem:  # such as a list for a number: the tool refuses it too
+        raise RecipeError(
+            f"{path}: a value has a type that {tool} does not accept: {problem}"
+        ) from problem
     return found

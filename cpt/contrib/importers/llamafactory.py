@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from cpt.contrib.importers.translation import LORA, MULTIMODAL, Translation, is_on, translate_shared_keys, words_in
+from cpt.contrib.importers.translation import (
+    LORA,
+    MULTIMODAL,
+    Translation,
+    is_on,
+    translate_shared_keys,
+    words_in,
+)
 from cpt.plugins import did_you_mean
 from cpt.recipe.tree import Mistakes, plain, read_or_raise, shown_path
 
@@ -52,7 +59,12 @@ V1_DEFAULTS = {
 LORA_DEFAULTS = {"r": 8, "target_modules": "all"}
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
 PREFERENCES = ("dpo", "reward", "orpo", "cpo")
-VISION = ("image_max_pixels", "video_max_pixels", "freeze_vision_tower", "freeze_multi_modal_projector")
+VISION = (
+    "image_max_pixels",
+    "video_max_pixels",
+    "freeze_vision_tower",
+    "freeze_multi_modal_projector",
+)
 INFO = "dataset_info.json"
 Info = tuple[dict[str, Any], Path]  # name -> dataset, and the folder of their files
 
@@ -64,7 +76,9 @@ def translate(config: Translation) -> None:
     config.add_defaults(DEFAULTS)
     stage = translate_stage(config)
     if config.values["adapter"] == "lora":
-        config.add_defaults({**LORA_DEFAULTS, "lora_alpha": 2 * config.values.get("r", LORA_DEFAULTS["r"])})
+        config.add_defaults(
+            {**LORA_DEFAULTS, "lora_alpha": 2 * config.values.get("r", LORA_DEFAULTS["r"])}
+        )
     translate_data(config, stage, info)
     translate_shared_keys(config)
 
@@ -72,7 +86,9 @@ def translate(config: Translation) -> None:
 def flatten_v1(config: Translation) -> Info:
     """Rewrite the keys of v1 to those of the usual form; return the datasets."""
     for section in [key for key in config.values if key.endswith("_config")]:
-        config.values |= {f"{section}.{key}": value for key, value in config.take(section, {}).items()}
+        config.values |= {
+            f"{section}.{key}": value for key, value in config.take(section, {}).items()
+        }
     config.rename(V1_RENAMED)
     if config.values.get("adapter") == "lora":
         config.add_defaults({"lora_alpha": 16, "lora_dropout": 0.05})
@@ -91,7 +107,9 @@ def flatten_v1(config: Translation) -> Info:
 
 def read_v1_datasets(config: Translation) -> Info:
     named = str(config.take("train_dataset", ""))
-    entries, place = read_datasets(config, named) if named.endswith((".yaml", ".yml")) else ({}, Path())
+    entries, place = (
+        read_datasets(config, named) if named.endswith((".yaml", ".yml")) else ({}, Path())
+    )
     entries = entries or {"default": {"path": named}}
     config.values["dataset"] = [*entries] if named else []
     if any(entry.get("converter") == "pair" for entry in entries.values()):
@@ -100,9 +118,14 @@ def read_v1_datasets(config: Translation) -> Info:
         config.drop("eval_dataset", held_out, "see evaluation.perplexity")
     for name, entry in entries.items():
         if entry.get("weight"):
-            config.drop(f"{name}.weight", entry["weight"], "of rows; see data.sources[].weight, of tokens")
+            config.drop(
+                f"{name}.weight", entry["weight"], "of rows; see data.sources[].weight, of tokens"
+            )
         entry["file_name" if entry.get("source") == "local" else "hf_hub_url"] = entry.get("path")
-        entry |= {"num_samples": entry.get("size"), "formatting": entry.get("converter", "messages")}
+        entry |= {
+            "num_samples": entry.get("size"),
+            "formatting": entry.get("converter", "messages"),
+        }
     return entries, place
 
 
@@ -139,10 +162,18 @@ def translate_data(config: Translation, stage: str, v1: Info | None) -> None:
             found.append(source | ({"max_documents": limit} if limit else {}))
         return found
 
-    trained, held_out, streams = sources("dataset"), sources("eval_dataset"), config.take_switch("streaming")
+    trained, held_out, streams = (
+        sources("dataset"),
+        sources("eval_dataset"),
+        config.take_switch("streaming"),
+    )
     config.put_data("dataset", trained, held_out, "interleave_probs", "val_size", streams)
     packs = is_on(config.take("packing", stage == "cpt")) | config.take_switch("neat_packing")
-    config.put("data.packing", "none" if not packs else "concatenate" if stage == "cpt" else "best_fit", "packing")
+    config.put(
+        "data.packing",
+        "none" if not packs else "concatenate" if stage == "cpt" else "best_fit",
+        "packing",
+    )
 
 
 def read_datasets(config: Translation, name: str) -> Info:
@@ -157,10 +188,14 @@ def read_datasets(config: Translation, name: str) -> Info:
     return found, Path(shown_path(base))
 
 
-def source_of(config: Translation, name: str, entry: dict[str, Any], place: Path, stage: str) -> dict[str, Any]:
+def source_of(
+    config: Translation, name: str, entry: dict[str, Any], place: Path, stage: str
+) -> dict[str, Any]:
     hub, file = entry.get("hf_hub_url"), entry.get("file_name")
     if not hub and not file:
-        raise config.error("dataset", f"`{name}` has neither `file_name` nor `hf_hub_url` in {place / INFO}")
+        raise config.error(
+            "dataset", f"`{name}` has neither `file_name` nor `hf_hub_url` in {place / INFO}"
+        )
     source: dict[str, Any] = {"path": str(hub or place / str(file)), "name": name}
     if hub:
         source |= {key: entry[key] for key in ("subset", "revision", "split") if entry.get(key)}
@@ -190,6 +225,10 @@ def chat_of(entry: dict[str, Any], columns: dict[str, str], stage: str) -> dict[
     else:
         default = "messages" if form == "messages" else "conversations"
         chat = {"messages" if answers else "prompt": columns.get("messages", default)}
-    chat |= {side: columns.get(side, side) for side in ("chosen", "rejected")} if stage in PREFERENCES else {}
+    chat |= (
+        {side: columns.get(side, side) for side in ("chosen", "rejected")}
+        if stage in PREFERENCES
+        else {}
+    )
     chat |= {"label": columns.get("kto_tag", "kto_tag")} if stage == "kto" else {}
     return chat | {key: columns[key] for key in ("system", "history", "tools") if key in columns}

@@ -7,7 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cpt.contrib.importers.translation import MULTIMODAL, Sources, Translation, is_on, translate_shared_keys, words_in
+from cpt.contrib.importers.translation import (
+    MULTIMODAL,
+    Sources,
+    Translation,
+    is_on,
+    translate_shared_keys,
+    words_in,
+)
 from cpt.errors import RecipeError
 from cpt.recipe.tree import resolve_scalar
 
@@ -61,7 +68,9 @@ def translate(config: Translation) -> None:
         config.values["max_pixels"] = True
     config.refuse(REFUSED)
     processes = [environment.get(name, "1") for name in ("NPROC_PER_NODE", "NNODES")]
-    config.gpus = max(config.gpus, math.prod(int(number) for number in processes if number.isdigit()))
+    config.gpus = max(
+        config.gpus, math.prod(int(number) for number in processes if number.isdigit())
+    )
     if (kind := config.take("task_type", "causal_lm")) != "causal_lm":
         raise config.error("task_type", f"cpt trains causal language models, not {kind}")
     translate_stage(config)
@@ -77,9 +86,15 @@ def translate(config: Translation) -> None:
         values["sequence_length"] = 2048
         config.names["sequence_length"] = "FILL IN: ms-swift takes the model's longest"
     is_half = config.take("torch_dtype", "bfloat16") == "bfloat16"
-    config.add_defaults({"bf16": is_half and not values.get("fp16"), "fp16": not is_half and not values.get("bf16")})
+    config.add_defaults(
+        {"bf16": is_half and not values.get("fp16"), "fp16": not is_half and not values.get("bf16")}
+    )
     if not config.take_switch("use_hf") and environment.get("USE_HF") != "1":
-        config.drop("use_hf", False, "models and datasets are named as on ModelScope; the Hub may have other names")
+        config.drop(
+            "use_hf",
+            False,
+            "models and datasets are named as on ModelScope; the Hub may have other names",
+        )
     translate_data(config)
     translate_shared_keys(config)
 
@@ -87,13 +102,20 @@ def translate(config: Translation) -> None:
 def translate_stage(config: Translation) -> None:
     """Translate the command, or in a YAML config the keys that only one command has."""
     given, kind = config.take("command"), str(config.take("rlhf_type", "")).lower()
-    is_text = not is_on(config.values.get("use_chat_template", True)) or config.values.get("loss_scale") == "all"
+    is_text = (
+        not is_on(config.values.get("use_chat_template", True))
+        or config.values.get("loss_scale") == "all"
+    )
     asked = kind or {"rlhf": "dpo"}.get(given, given) or ("pt" if is_text else "sft")
     if asked not in STAGES:
         raise config.error("rlhf_type", f"cpt has no stage for {asked}; it has {', '.join(STAGES)}")
     stage = STAGES[asked]
     is_sure = given or kind or is_text
-    config.put("stage", stage, f"swift {given or asked}" if is_sure else "FILL IN: cpt if the command is `swift pt`")
+    config.put(
+        "stage",
+        stage,
+        f"swift {given or asked}" if is_sure else "FILL IN: cpt if the command is `swift pt`",
+    )
     if stage == "cpt":
         config.values.update(use_chat_template=None, loss_scale=None)
     elif stage == "dpo" and (loss := config.take("loss_type")):
@@ -109,7 +131,11 @@ def translate_data(config: Translation) -> None:
     def sources(key: str) -> Sources:
         return [source_of(name) for name in words_in(config.take(key, []))]
 
-    trained, held_out, streams = sources("dataset"), sources("val_dataset"), config.take_switch("streaming")
+    trained, held_out, streams = (
+        sources("dataset"),
+        sources("val_dataset"),
+        config.take_switch("streaming"),
+    )
     config.put_data("dataset", trained, held_out, "interleave_prob", "split_dataset_ratio", streams)
     config.put("data.packing", "best_fit" if config.take_switch("packing") else "none", "packing")
 
@@ -133,14 +159,20 @@ def read_script(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         names = "`swift pt`, `swift sft`, `swift rlhf` or `llamafactory-cli train`"
         raise RecipeError(f"{path}: expected one command {names}, found {len(found)}.")
     if "config" in found[0]:
-        raise RecipeError(f"{path}: the arguments are in another file: cpt import {found[0]['config']}")
+        raise RecipeError(
+            f"{path}: the arguments are in another file: cpt import {found[0]['config']}"
+        )
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         for key in re.findall(r"--([\w-]+)", line):
             lines.setdefault(key.replace("-", "_"), number)
-    unknown = next((key for key, value in found[0].items() if key != "ENV" and "$" in str(value)), None)
+    unknown = next(
+        (key for key, value in found[0].items() if key != "ENV" and "$" in str(value)), None
+    )
     if unknown:
-        raise RecipeError(f"{path}:{lines.get(unknown, 1)}: {unknown}: write the value of {found[0][unknown]} here.")
+        raise RecipeError(
+            f"{path}:{lines.get(unknown, 1)}: {unknown}: write the value of {found[0][unknown]} here."
+        )
     return found[0], lines
 
 
@@ -156,7 +188,10 @@ def commands(text: str) -> list[dict[str, Any]]:
         assigned = {name: value.strip("\"'") for name, value in ASSIGNMENT.findall(before)}
         if command:
             launcher = re.findall(r"--(nproc_per_node|nnodes)[= ](\d+)", before)
-            about = {"command": command[1], "ENV": shell | assigned | {key.upper(): value for key, value in launcher}}
+            about = {
+                "command": command[1],
+                "ENV": shell | assigned | {key.upper(): value for key, value in launcher},
+            }
             words = shlex.split(AFTER_COMMAND.sub("", line[command.end() :]))
             found.append(arguments(words) | (about if command[1] else {}))
         elif re.match(r"\s*(export\s+)?\w+=", line):

@@ -17,17 +17,27 @@ from cpt.recipe.schema import Recipe, Source
 from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, write_yaml
 
-NOT_PASSED = MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
+NOT_PASSED = (
+    MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
+)
 MULTIMODAL = "cpt trains on text only; this config is for images, audio or video"
 OWN_TEMPLATE = "the tokenizer's template is used; for another one, save a tokenizer with it and set tokenizer.path"
-PARALLEL = ("sequence_parallel_size", "context_parallel_size", "tensor_parallel_size", "expert_parallel_size", "fp8")
+PARALLEL = (
+    "sequence_parallel_size",
+    "context_parallel_size",
+    "tensor_parallel_size",
+    "expert_parallel_size",
+    "fp8",
+)
 HINTS = {  # common key that is not translated -> replacement
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
     **dict.fromkeys(("chat_template", "template"), OWN_TEMPLATE),
     "columns": "name them in data.sources[].chat, or in text_column",
     **dict.fromkeys(("train_on_inputs", "train_on_prompt"), "stage cpt trains on all tokens"),
     "special_tokens.pad_token": "not needed: padding is masked",
-    **dict.fromkeys(("unfrozen_parameters", "freeze_trainable_layers"), "all are trained; see model.train_only"),
+    **dict.fromkeys(
+        ("unfrozen_parameters", "freeze_trainable_layers"), "all are trained; see model.train_only"
+    ),
     **dict.fromkeys(PARALLEL, "see docs/explanation/planning.md"),
 }
 MODEL = {
@@ -36,7 +46,15 @@ MODEL = {
     "tokenizer_name": "tokenizer.path",
     "resize_vocab": "model.resize_embeddings",
 }
-LORA = ("r", "lora_alpha", "lora_dropout", "target_modules", "modules_to_save", "use_dora", "use_rslora")
+LORA = (
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "modules_to_save",
+    "use_dora",
+    "use_rslora",
+)
 DEFAULTS = {  # defaults of the Trainer that differ in cpt
     "gradient_accumulation_steps": 1,
     "optim": "adamw_torch",
@@ -45,11 +63,18 @@ DEFAULTS = {  # defaults of the Trainer that differ in cpt
     "adam_beta2": 0.999,
 }
 OPTIMIZERS = {
-    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"), "adamw"),
+    **dict.fromkeys(
+        ("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"), "adamw"
+    ),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
     **{name: name for name in ("paged_adamw_8bit", "muon", "sgd")},
 }
-ATTENTION = {"eager": "eager", "disabled": "eager", "sdpa": "sdpa", "flex_attention": "flex_attention"}
+ATTENTION = {
+    "eager": "eager",
+    "disabled": "eager",
+    "sdpa": "sdpa",
+    "flex_attention": "flex_attention",
+}
 # ZeRO stage -> profile without and with offload. ZeRO-2 without offload uses ZeRO-1's.
 PROFILES = {"1": ("zero1", "zero1"), "2": ("zero1", "prototype"), "3": ("production", "8b_24gb")}
 STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
@@ -67,9 +92,15 @@ class Translation:
     lines: Mapping[str, int]  # top-level key -> its line in the config
     gpus: int = 1  # GPUs of the original run, to convert steps
     recipe: dict[str, Any] = field(default_factory=lambda: {"training": {}})
-    comments: dict[str, str] = field(default_factory=dict)  # location in the recipe -> the original key, or a reason
-    dropped: dict[str, tuple[Any, str]] = field(default_factory=dict)  # key not translated -> its value and the reason
-    names: dict[str, str] = field(default_factory=dict)  # key -> its spelling in the config, or `axolotl's default`
+    comments: dict[str, str] = field(
+        default_factory=dict
+    )  # location in the recipe -> the original key, or a reason
+    dropped: dict[str, tuple[Any, str]] = field(
+        default_factory=dict
+    )  # key not translated -> its value and the reason
+    names: dict[str, str] = field(
+        default_factory=dict
+    )  # key -> its spelling in the config, or `axolotl's default`
 
     def rename(self, names: Mapping[str, str]) -> None:
         for old, new in names.items():
@@ -131,14 +162,22 @@ class Translation:
     def drop(self, key: str, value: Any, reason: str) -> None:
         self.dropped[self.names.get(key, key)] = (value, reason)
 
-    def put_data(self, key: str, trained: Sources, held_out: Sources, weights: str, share: str, streams: bool) -> None:
+    def put_data(
+        self, key: str, trained: Sources, held_out: Sources, weights: str, share: str, streams: bool
+    ) -> None:
         """Write the sources; `key`, `weights`, `share`: the tool's keys of datasets, mixture and held-out share."""
         if not trained:
             raise RecipeError(f"{self.path}: `{key}` is missing. Set the data to train on")
         if asked := words_in(self.take(weights, [])):
-            trained = [{**source, "weight": float(word)} for source, word in zip(trained, asked, strict=True)]
+            trained = [
+                {**source, "weight": float(word)}
+                for source, word in zip(trained, asked, strict=True)
+            ]
         if streams:
-            trained = [source | ({"streaming": True} if is_on_the_hub(source["path"]) else {}) for source in trained]
+            trained = [
+                source | ({"streaming": True} if is_on_the_hub(source["path"]) else {})
+                for source in trained
+            ]
         self.put("data.sources", with_names(trained))
         sized = not any("weight" in source or "streaming" in source for source in trained)
         if len(trained) > 1 and sized:
@@ -153,11 +192,16 @@ class Translation:
 
     def put_rewards(self, names: Mapping[str, str]) -> None:
         """Translate a reward model, or `reward_funcs`; `names`: the tool's name of a function -> cpt's."""
-        paths, functions = (words_in(self.take(key, [])) for key in ("reward_model", "reward_funcs"))
+        paths, functions = (
+            words_in(self.take(key, [])) for key in ("reward_model", "reward_funcs")
+        )
         rewards = [{"name": "reward_model", "path": path} for path in paths]
         functions = [names.get(name, ":".join(name.rsplit(".", 1))) for name in functions]
         weights = self.take("reward_weights", [1.0] * len(functions))
-        rewards += [{"name": name, "weight": weight} for name, weight in zip(functions, weights, strict=True)]
+        rewards += [
+            {"name": name, "weight": weight}
+            for name, weight in zip(functions, weights, strict=True)
+        ]
         how = "reward_model, reward_funcs" if rewards else "FILL IN: see docs/reference/training.md"
         self.put("rewards", rewards or [{"name": "exact_match"}], how)
 
@@ -165,7 +209,9 @@ class Translation:
         """`key: value (reason)` for everything in the config that is not in the recipe."""
         values = leaves({self.names.get(key, key): value for key, value in self.values.items()})
         left = {dotted(key): value for key, value in values if value not in (None, [], "", {})}
-        missing = {key: (value, HINTS.get(key, "") if value else "") for key, value in left.items()} | self.dropped
+        missing = {
+            key: (value, HINTS.get(key, "") if value else "") for key, value in left.items()
+        } | self.dropped
         return [
             " ".join(f"{key}: {in_yaml(value)} {f'({reason})' if reason else ''}".split())
             for key, (value, reason) in missing.items()
@@ -175,7 +221,9 @@ class Translation:
         """Return the recipe as YAML, each value with its original key, followed by the untranslated keys."""
         lines = [f"# Translated by `cpt import` from {self.path}, a config of {self.tool}."]
         section = ""
-        for line in write_yaml({key: self.recipe[key] for key in keys_of(Recipe) if key in self.recipe}).splitlines():
+        for line in write_yaml(
+            {key: self.recipe[key] for key in keys_of(Recipe) if key in self.recipe}
+        ).splitlines():
             written = re.match(r"( {2})?(\w+):", line)
             if written and not written[1]:
                 section = written[2]
@@ -189,7 +237,11 @@ class Translation:
 
 def is_on(value: Any) -> bool:
     """Both tools also accept texts such as "true"."""
-    return value.lower() in ("true", "yes", "on", "1", "auto") if isinstance(value, str) else bool(value)
+    return (
+        value.lower() in ("true", "yes", "on", "1", "auto")
+        if isinstance(value, str)
+        else bool(value)
+    )
 
 
 def with_names(sources: Sources) -> Sources:
@@ -215,7 +267,9 @@ def is_on_the_hub(path: str) -> bool:
 def translate_model(config: Translation) -> None:
     """Fill in `model` from the names that transformers and peft use, and `adapter`, the kind of training."""
     config.move(MODEL)
-    if asked := config.take("attn_implementation"):  # `auto` uses FlashAttention if the GPU supports it
+    if asked := config.take(
+        "attn_implementation"
+    ):  # `auto` uses FlashAttention if the GPU supports it
         how = f"{config.names.get('attn_implementation', 'attn_implementation')}: {asked}"
         config.put("model.attention", ATTENTION.get(str(asked), "auto"), how)
     adapter = str(config.take("adapter", "full")).lower()
@@ -224,9 +278,13 @@ def translate_model(config: Translation) -> None:
         config.move({option: f"model.lora.{option}" for option in LORA})
         lora = config.recipe["model"]["lora"]
         for key in ("target_modules", "modules_to_save"):
-            if isinstance(lora.get(key), list) or re.fullmatch(r"[\w.,\s-]+", str(lora.get(key, ""))):
+            if isinstance(lora.get(key), list) or re.fullmatch(
+                r"[\w.,\s-]+", str(lora.get(key, ""))
+            ):
                 names = words_in(lora[key])
-                lora[key] = "all-linear" if names[0].replace("_", "-") in ("all", "all-linear") else names
+                lora[key] = (
+                    "all-linear" if names[0].replace("_", "-") in ("all", "all-linear") else names
+                )
         bits = config.take("quantization_bit")
         if config.take_switch("load_in_4bit") or adapter == "qlora" or bits == 4:
             lora |= {"quantize": "nf4", "double_quantize": True}
@@ -234,7 +292,9 @@ def translate_model(config: Translation) -> None:
             lora["quantize"] = "int8"
     elif adapter in PEFT_METHODS:
         config.put("model.lora", {"method": adapter}, "adapter")
-        options = [key for key in keys_of_config(PEFT_METHODS[adapter]) if key.startswith(f"{adapter}_")]
+        options = [
+            key for key in keys_of_config(PEFT_METHODS[adapter]) if key.startswith(f"{adapter}_")
+        ]
         config.move({key: f"model.lora.{key}" for key in options})
     elif adapter not in ("full", ""):
         config.drop("adapter", adapter, "all parameters are trained; see model.lora")
@@ -272,16 +332,27 @@ def translate_shared_keys(config: Translation) -> None:
         config.put("training.bf16", True, f"bf16: {bf16}" if isinstance(bf16, str) else "")
     if is_pure:
         config.put("model.dtype", "bfloat16", "weights in bfloat16")
-    asked, disabled = config.take("gradient_checkpointing"), config.take_switch("disable_gradient_checkpointing")
+    asked, disabled = (
+        config.take("gradient_checkpointing"),
+        config.take_switch("disable_gradient_checkpointing"),
+    )
     config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
     liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]
-    if liger and config.recipe["stage"] in ("cpt", "pretrain", "sft"):  # other losses never need all logits
+    if liger and config.recipe["stage"] in (
+        "cpt",
+        "pretrain",
+        "sft",
+    ):  # other losses never need all logits
         config.put("training.use_liger_kernel", True, ", ".join(liger))
     translate_engine(config)
     # `training:` receives the remaining keys of the stage's config class.
     known = keys_of_config(STAGE_CONFIGS[config.recipe["stage"]])
     for key, value in [*config.values.items()]:
-        is_fit = key in known and value is not None and any(fits(value, kind) for kind in known[key].kinds)
+        is_fit = (
+            key in known
+            and value is not None
+            and any(fits(value, kind) for kind in known[key].kinds)
+        )
         if is_fit and key not in NOT_PASSED and key not in config.recipe["training"]:
             config.put(f"training.{key}", config.values.pop(key), key)
 
@@ -302,20 +373,34 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     given = config.take("optim")
     asked = "muon" if config.take_switch("use_muon") else str(given).lower()
     if asked not in OPTIMIZERS:
-        config.drop("optim", given, "adamw instead; any class works: optimizer: {name: package.module:Class}")
+        config.drop(
+            "optim",
+            given,
+            "adamw instead; any class works: optimizer: {name: package.module:Class}",
+        )
     name = OPTIMIZERS.get(asked, "adamw")
     config.put("optimizer.name", name, f"{config.names.get('optim', 'optim')}: {asked}")
     rate = config.take_number("learning_rate")
-    config.put("optimizer.learning_rate", rate or 5e-5, "learning_rate" if rate else "FILL IN: not in the config")
+    config.put(
+        "optimizer.learning_rate",
+        rate or 5e-5,
+        "learning_rate" if rate else "FILL IN: not in the config",
+    )
     config.put("optimizer.weight_decay", config.take_number("weight_decay"), "weight_decay")
     if name != "sgd":
         betas = [config.take_number(key) for key in ("adam_beta1", "adam_beta2")]
         config.put("optimizer.betas", betas, "adam_beta1, adam_beta2")
-        config.move({"adam_epsilon": "optimizer.eps", "embedding_lr": "optimizer.embedding_learning_rate"})
+        config.move(
+            {"adam_epsilon": "optimizer.eps", "embedding_lr": "optimizer.embedding_learning_rate"}
+        )
     asked = str(config.take("lr_scheduler_type")).lower()
     name = asked.partition("_with_")[0]  # constant_with_warmup, cosine_with_min_lr
     if name not in ("constant", "cosine", "linear"):
-        config.drop("lr_scheduler_type", asked, "cosine instead; docs/reference/training.md lists the schedules")
+        config.drop(
+            "lr_scheduler_type",
+            asked,
+            "cosine instead; docs/reference/training.md lists the schedules",
+        )
         name = "cosine"
     config.put("schedule.name", name, f"lr_scheduler_type: {asked}")
     if name != "constant":  # their default floor is 0, cpt's is 0.1
@@ -341,7 +426,11 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
     if steps > 0:
         config.put(f"{section}.every_steps", steps, f"{verb}_steps")
     elif times * epochs > 1:
-        config.put(f"{section}.every_steps", round(1 / (times * epochs), 6), f"{times} per epoch, {epochs} epochs")
+        config.put(
+            f"{section}.every_steps",
+            round(1 / (times * epochs), 6),
+            f"{times} per epoch, {epochs} epochs",
+        )
 
 
 def translate_engine(config: Translation) -> None:
@@ -352,9 +441,17 @@ def translate_engine(config: Translation) -> None:
         config.put("training.deepspeed", given)
     elif given and stage:
         profile = PROFILES[stage[1]]["offload" in str(given)]
-        config.put("training.deepspeed", f"deepspeed_configs/ds_config_{profile}.json", f"deepspeed: {given}")
+        config.put(
+            "training.deepspeed",
+            f"deepspeed_configs/ds_config_{profile}.json",
+            f"deepspeed: {given}",
+        )
     elif given:
-        config.drop("deepspeed", given, "file not found; deepspeed_configs/README.md lists the profiles of cpt")
+        config.drop(
+            "deepspeed",
+            given,
+            "file not found; deepspeed_configs/README.md lists the profiles of cpt",
+        )
     options = dict(config.take("fsdp_config", {}))
     if config.take("fsdp") or options:
         offload, recompute = (
@@ -362,7 +459,11 @@ def translate_engine(config: Translation) -> None:
             for key in ("offload_params", "activation_checkpointing")
         )
         config.put("training.fsdp", True, "FSDP2")
-        config.put("training.fsdp_config", {"version": 2} | ({"cpu_offload": True} if offload else {}))
+        config.put(
+            "training.fsdp_config", {"version": 2} | ({"cpu_offload": True} if offload else {})
+        )
         if recompute:
-            config.put("training.gradient_checkpointing", True, "fsdp_config.activation_checkpointing")
+            config.put(
+                "training.gradient_checkpointing", True, "fsdp_config.activation_checkpointing"
+            )
         config.values["fsdp_config"] = options

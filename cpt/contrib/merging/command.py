@@ -53,19 +53,38 @@ def command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="New folder.")] = None,
     method: Annotated[MergeMethod | None, typer.Option(help="Merge method.")] = None,
     models: Annotated[
-        list[Path] | None, typer.Argument(help="lora: BASE ADAPTER. average: two or more. --interpolate: a run.")
+        list[Path] | None,
+        typer.Argument(help="lora: BASE ADAPTER. average: two or more. --interpolate: a run."),
     ] = None,
-    after: Annotated[Path | None, typer.Option(help="task_arithmetic: the continued model, or its run.")] = None,
-    base: Annotated[Path | None, typer.Option(help="task_arithmetic: the base of both, a path or Hub id.")] = None,
-    chat: Annotated[Path | None, typer.Option(help="task_arithmetic: the chat model of the base.")] = None,
+    after: Annotated[
+        Path | None, typer.Option(help="task_arithmetic: the continued model, or its run.")
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="task_arithmetic: the base of both, a path or Hub id.")
+    ] = None,
+    chat: Annotated[
+        Path | None, typer.Option(help="task_arithmetic: the chat model of the base.")
+    ] = None,
     scale: Annotated[float, typer.Option(help="task_arithmetic: factor of (chat - base).")] = 1.0,
     dtype: Annotated[MergedDtype, typer.Option(help="Data type of the weights.")] = "stored",
-    tolerance: Annotated[float | None, typer.Option(min=0, help="lora: allowed difference, as a share.")] = None,
-    interpolate: Annotated[bool, typer.Option("--interpolate", help="Evaluate points between two models.")] = False,
-    points: Annotated[int, typer.Option(min=3, help="--interpolate: points, with both ends.")] = POINTS,
-    point: Annotated[float | None, typer.Option(min=0, max=1, help="--interpolate: point to write.")] = None,
-    recipe: Annotated[Path | None, typer.Option(help="--interpolate: recipe with the held-out sets.")] = None,
-    text: Annotated[list[str] | None, typer.Option(help="--interpolate: a set, name=path. Repeatable.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="lora: allowed difference, as a share.")
+    ] = None,
+    interpolate: Annotated[
+        bool, typer.Option("--interpolate", help="Evaluate points between two models.")
+    ] = False,
+    points: Annotated[
+        int, typer.Option(min=3, help="--interpolate: points, with both ends.")
+    ] = POINTS,
+    point: Annotated[
+        float | None, typer.Option(min=0, max=1, help="--interpolate: point to write.")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="--interpolate: recipe with the held-out sets.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="--interpolate: a set, name=path. Repeatable.")
+    ] = None,
 ) -> None:
     """Merge an adapter into its base, add a chat vector, average checkpoints, or interpolate between two models.
 
@@ -80,7 +99,11 @@ def command(
         raise RecipeError("--after, --base, --chat and --scale need --method task_arithmetic.")
     if method != "lora" and tolerance is not None:
         raise RecipeError("--tolerance needs --method lora: other merges have no reference logits.")
-    of_line = {"--points": points != POINTS, "--point": point is not None, "--recipe": recipe is not None}
+    of_line = {
+        "--points": points != POINTS,
+        "--point": point is not None,
+        "--recipe": recipe is not None,
+    }
     refuse_ignored({} if interpolate else of_line | {"--text": bool(text)}, "without --interpolate")
     refuse_ignored({"--method": method is not None} if interpolate else {}, "with --interpolate")
     of_output = {"--point": point is not None, "--dtype": chosen is not None}
@@ -90,13 +113,17 @@ def command(
     if interpolate:
         lines = walk_line(folders, output, points, point, recipe, text or [], chosen)
     elif output is None or method is None:
-        raise RecipeError("--method or --output is missing: cpt merge --method METHOD ... --output FOLDER")
+        raise RecipeError(
+            "--method or --output is missing: cpt merge --method METHOD ... --output FOLDER"
+        )
     elif method == "lora":
         lines = merge_adapter(folders, output, chosen, tolerance)
     elif method == "average":
         lines = written(output, partial(average, folders, dtype=chosen))
     elif after is None or base is None or chat is None or folders:
-        raise RecipeError("--method task_arithmetic takes --after CPT --base BASE --chat CHAT , and no folders.")
+        raise RecipeError(
+            "--method task_arithmetic takes --after CPT --base BASE --chat CHAT , and no folders."
+        )
     else:
         add = partial(write_chat_vector, scale=scale, dtype=chosen)
         places = [weights_folder(str(result_of_run(str(path)))) for path in (after, base, chat)]
@@ -113,7 +140,9 @@ def merge_adapter(
     base, adapter = folders
     trained = find_trained(adapter)
     if trained.kind != "adapter":
-        raise CheckpointError(f"{adapter} is not a peft adapter. The order is: cpt merge --method lora BASE ADAPTER")
+        raise CheckpointError(
+            f"{adapter} is not a peft adapter. The order is: cpt merge --method lora BASE ADAPTER"
+        )
     wish = ExportOptions(dtype or stored_dtype(weights_folder(str(base))), tolerance=tolerance)
     return export_whole(replace(trained, stated_base=base), output, wish)
 
@@ -131,17 +160,29 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
         path = unfinished / "config.json"
         config = config_json(unfinished)
         config.pop("torch_dtype", None)
-        path.write_text(json.dumps(config | {"dtype": name_of(dtype)}, indent=2, sort_keys=True) + "\n")
+        path.write_text(
+            json.dumps(config | {"dtype": name_of(dtype)}, indent=2, sort_keys=True) + "\n"
+        )
         finish(unfinished)
-        notes = ["NOT LOADED BACK: a tokenizer is missing. Copy one into the folder, then: cpt serve"]
+        notes = [
+            "NOT LOADED BACK: a tokenizer is missing. Copy one into the folder, then: cpt serve"
+        ]
         if any((unfinished / name).is_file() for name in TOKENIZER_FILES):
-            tokenizer, loaded = AutoTokenizer.from_pretrained(unfinished), AutoConfig.from_pretrained(unfinished)
+            tokenizer, loaded = (
+                AutoTokenizer.from_pretrained(unfinished),
+                AutoConfig.from_pretrained(unfinished),
+            )
             vocabulary = check_vocabulary(loaded.vocab_size, tokenizer)
             logits = logits_in_another_process(unfinished, proof_text(tokenizer, loaded), dtype)
             if not logits.isfinite().all():
-                raise CheckpointError("the merged model's logits are not finite. Use --dtype float32.")
+                raise CheckpointError(
+                    "the merged model's logits are not finite. Use --dtype float32."
+                )
             largest = f"largest logit {logits.abs().max():.3g}"
-            notes = [f"Reloaded with plain transformers, in a process without cpt: {largest}.", vocabulary]
+            notes = [
+                f"Reloaded with plain transformers, in a process without cpt: {largest}.",
+                vocabulary,
+            ]
             notes += model_warnings(unfinished, tokenizer)
         shards = len(weight_files(unfinished))
     yield from notes
@@ -165,12 +206,21 @@ def walk_line(
     if len(models) == 1 and own is not None and not own.model.from_scratch:
         models = [Path(str(own.model.path)), *models]
     ends = [model_at(str(path), own.model if own else None) for path in models]
-    held = held_out_sets(own, texts, None, ends, None if recipe else run) if len(ends) == 2 else None
+    held = (
+        held_out_sets(own, texts, None, ends, None if recipe else run) if len(ends) == 2 else None
+    )
     if held is None:
         usage = "cpt merge --interpolate BASE TRAINED --text domain=a.jsonl --text general=b.jsonl"
-        raise RecipeError(f"--interpolate takes a run that has a base, or two models and held-out sets: {usage}")
-    general = {*held.evaluation.retain, *(text.partition("=")[0] for text in texts if text.startswith("general"))}
-    shares = {number / (count - 1) for number in range(count)} | ({share} if share is not None else set())
+        raise RecipeError(
+            f"--interpolate takes a run that has a base, or two models and held-out sets: {usage}"
+        )
+    general = {
+        *held.evaluation.retain,
+        *(text.partition("=")[0] for text in texts if text.startswith("general")),
+    }
+    shares = {number / (count - 1) for number in range(count)} | (
+        {share} if share is not None else set()
+    )
     line = Line(*ends)
     points = compare_points(line.walk(held, sorted(shares), general), general)
     print_points(points)
@@ -183,27 +233,47 @@ def walk_line(
         yield from report
     yield save_points(run or Path(), points)
     if output is not None and share is None:
-        raise CheckpointError(f"{output} is not written: no point is best. Choose one, such as --point 0.5")
+        raise CheckpointError(
+            f"{output} is not written: no point is best. Choose one, such as --point 0.5"
+        )
 
 
 def print_points(points: Sequence[LinePoint]) -> None:
-    titles = ("domain", "against base (95 % interval)", "general", "against base (95 % interval)", "on the frontier")
-    table = Table("point", *(Column(title, justify="right") for title in titles), title="Bits per byte")
+    titles = (
+        "domain",
+        "against base (95 % interval)",
+        "general",
+        "against base (95 % interval)",
+        "on the frontier",
+    )
+    table = Table(
+        "point", *(Column(title, justify="right") for title in titles), title="Bits per byte"
+    )
     for one in points:
         cells = [f"{one.share:g}{' base' * (one.share == 0)}{' trained' * (one.share == 1)}"]
         for kind in (one.domain, one.general):
             change, low, high = kind["base"].percents if kind else (0, 0, 0)
             cells.append(f"{kind['base'].after:.4f}" if kind else "not evaluated")
-            cells.append(f"{change:+.1f} % ({low:+.1f} to {high:+.1f})" if kind and one.share else "")
+            cells.append(
+                f"{change:+.1f} % ({low:+.1f} to {high:+.1f})" if kind and one.share else ""
+            )
         table.add_row(*cells, "yes" * (one.general is not None and one.is_on_frontier(points)))
     open_console().print(table)
 
 
 def save_points(folder: Path, points: Sequence[LinePoint]) -> str:
-    rows = [{**asdict(one), "helps": one.helps, "is_on_frontier": one.is_on_frontier(points)} for one in points]
+    rows = [
+        {**asdict(one), "helps": one.helps, "is_on_frontier": one.is_on_frontier(points)}
+        for one in points
+    ]
     best, content = best_point(points), {"conclusion": conclusion(points), "points": rows}
     write_atomic(folder / "interpolation.json", json.dumps(content, indent=2) + "\n")
-    some = {"points": points, "base": points[:1], "trained": points[-1:], "best": [best] if best else []}
+    some = {
+        "points": points,
+        "base": points[:1],
+        "trained": points[-1:],
+        "best": [best] if best else [],
+    }
     some["on the frontier"] = [one for one in points if one.is_on_frontier(points)]
     lines = []
     for name, shown in some.items():

@@ -38,7 +38,9 @@ class Line:
     """
 
     def __init__(self, base: Model, trained: Model) -> None:
-        dtypes = [stored_dtype(weights_folder(str(end.path), end.revision)) for end in (base, trained)]
+        dtypes = [
+            stored_dtype(weights_folder(str(end.path), end.revision)) for end in (base, trained)
+        ]
         self.trained, self.dtype = trained, torch.promote_types(*dtypes)
         self.tokenizer = load_tokenizer(Tokenizer(), trained)
         refuse_unlike(base, trained)
@@ -54,7 +56,9 @@ class Line:
         for name, tensor in model.state_dict().items():
             base, trained = (end[name] for end in self.ends)
             if trained.dtype.is_floating_point:
-                tensor.copy_(((1 - share) * base.float() + share * trained.float()).to(trained.dtype))
+                tensor.copy_(
+                    ((1 - share) * base.float() + share * trained.float()).to(trained.dtype)
+                )
 
     def walk(
         self, held: EvaluationData, shares: Sequence[float], general: Collection[str]
@@ -62,9 +66,14 @@ class Line:
         """The losses of each point on each held-out set, as `cpt evaluate` measures them; no point is written. Raises
         DataError if all sets are `general`."""
         sets = open_evaluation_sets(fitting(held, self.trained), self.tokenizer)
-        rows = {name: one.rows for name, one in of_texts(sets, EvaluationRequest(is_compared=True)).items()}
+        rows = {
+            name: one.rows
+            for name, one in of_texts(sets, EvaluationRequest(is_compared=True)).items()
+        }
         if not rows.keys() - set(general):
-            raise DataError(f"all held-out sets ({', '.join(rows)}) are general text. Add one of the domain.")
+            raise DataError(
+                f"all held-out sets ({', '.join(rows)}) are general text. Add one of the domain."
+            )
         on_gpu, found = torch.cuda.is_available(), {}
         model = self.load(self.trained, torch.bfloat16 if on_gpu else torch.float32)
         model.to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
@@ -89,15 +98,21 @@ def refuse_unlike(base: Model, trained: Model) -> None:
     facts = list[dict[str, object]]()
     for end in (base, trained):
         config = load_config(end)
-        shapes = {name: list(part.shape) for name, part in build_on_meta(config).state_dict().items()}
+        shapes = {
+            name: list(part.shape) for name, part in build_on_meta(config).state_dict().items()
+        }
         same = {key: config.to_dict().get(key) for key in SAME_IN_BOTH}
-        facts.append({**same, **shapes, "the tokenizer": load_tokenizer(Tokenizer(), end).get_vocab()})
+        facts.append(
+            {**same, **shapes, "the tokenizer": load_tokenizer(Tokenizer(), end).get_vocab()}
+        )
     for name in facts[0] | facts[1]:
         one, other = (known.get(name, "missing") for known in facts)
         if one != other:
             values = "" if isinstance(one, dict) else f": {one} and {other}"
             remedy = "Use the base of the training; if the vocabulary grew, the one that `cpt tokenizer extend` wrote"
-            raise CheckpointError(f"{name} differs between {base.path} and {trained.path}{values}. {remedy}.")
+            raise CheckpointError(
+                f"{name} differs between {base.path} and {trained.path}{values}. {remedy}."
+            )
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,9 @@ class LinePoint:
     def helps(self) -> bool:
         """Whether, for each end, there is a kind of text on which the point is clearly better."""
         kinds = [kind for kind in (self.domain, self.general) if kind is not None]
-        return all(any(kind[end].outcome() == "better" for kind in kinds) for end in ("base", "trained"))
+        return all(
+            any(kind[end].outcome() == "better" for kind in kinds) for end in ("base", "trained")
+        )
 
     def is_on_frontier(self, points: Sequence["LinePoint"]) -> bool:
         """Whether no other point is as good on both kinds of text and better on one."""
@@ -126,23 +143,41 @@ class LinePoint:
         return not any(one[0] <= domain and one[1] <= general for one in others)
 
 
-def compare_points(losses: Mapping[float, Mapping[str, DocumentLosses]], general: Collection[str]) -> list[LinePoint]:
+def compare_points(
+    losses: Mapping[float, Mapping[str, DocumentLosses]], general: Collection[str]
+) -> list[LinePoint]:
     """Compare each point with both ends, the shares 0 and 1."""
-    domain, others = ([name for name in losses[0] if (name in general) == wanted] for wanted in (False, True))
+    domain, others = (
+        [name for name in losses[0] if (name in general) == wanted] for wanted in (False, True)
+    )
 
     def against_ends(share: float, names: list[str]) -> dict[str, Difference]:
         base, point, trained = ([losses[one][name] for name in names] for one in (0, share, 1))
-        return {"base": bits_per_byte_difference(base, point), "trained": bits_per_byte_difference(trained, point)}
+        return {
+            "base": bits_per_byte_difference(base, point),
+            "trained": bits_per_byte_difference(trained, point),
+        }
 
-    return [LinePoint(one, against_ends(one, domain), against_ends(one, others) if others else None) for one in losses]
+    return [
+        LinePoint(one, against_ends(one, domain), against_ends(one, others) if others else None)
+        for one in losses
+    ]
 
 
 def best_point(points: Sequence[LinePoint]) -> LinePoint | None:
     """The point with the lowest loss on general text among those that keep `KEPT_GAIN` of the domain gain, if it
     helps; the last point is the trained model."""
     gain = points[-1].domain["base"].difference
-    kept = [one for one in points[1:-1] if one.helps and one.domain["base"].difference <= KEPT_GAIN * gain]
-    return min(kept, key=lambda one: one.place[1], default=None) if gain < 0 and points[-1].general else None
+    kept = [
+        one
+        for one in points[1:-1]
+        if one.helps and one.domain["base"].difference <= KEPT_GAIN * gain
+    ]
+    return (
+        min(kept, key=lambda one: one.place[1], default=None)
+        if gain < 0 and points[-1].general
+        else None
+    )
 
 
 def conclusion(points: Sequence[LinePoint]) -> str:

@@ -55,17 +55,25 @@ class EvaluationText:
 
 
 def check_quantising(method: QuantizedTo, dtype: torch.dtype) -> None:
-    package, extra = ("bitsandbytes", "bitsandbytes") if method == "nf4" else ("torchao", "quantize")
+    package, extra = (
+        ("bitsandbytes", "bitsandbytes") if method == "nf4" else ("torchao", "quantize")
+    )
     try:
         import_module(package)
     except ImportError as problem:
-        raise ResourceError(f"--quantize {method} needs {package}: {install_line(extra)}") from problem
+        raise ResourceError(
+            f"--quantize {method} needs {package}: {install_line(extra)}"
+        ) from problem
     if method != "int4":
         return
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-        raise ResourceError("--quantize int4 needs a GPU (Ampere or newer), which this machine lacks. Use nf4.")
+        raise ResourceError(
+            "--quantize int4 needs a GPU (Ampere or newer), which this machine lacks. Use nf4."
+        )
     if dtype != torch.bfloat16:
-        raise ResourceError("--quantize int4 computes in bfloat16 only. Remove --dtype, or use --quantize nf4.")
+        raise ResourceError(
+            "--quantize int4 computes in bfloat16 only. Remove --dtype, or use --quantize nf4."
+        )
 
 
 def export_quantised(
@@ -87,10 +95,17 @@ def export_quantised(
             for line in write_quantised(trained, whole, unfinished, options, method, max_rise):
                 yield line
                 report.append(f"- {line}\n")
-            before, after = (sum(file.stat().st_size for file in weight_files(one)) for one in (whole, unfinished))
-            megabytes = f"{before / 1e6:,.1f} MB of {name_of(options.dtype)} -> {after / 1e6:,.1f} MB"
+            before, after = (
+                sum(file.stat().st_size for file in weight_files(one))
+                for one in (whole, unfinished)
+            )
+            megabytes = (
+                f"{before / 1e6:,.1f} MB of {name_of(options.dtype)} -> {after / 1e6:,.1f} MB"
+            )
             sizes = f"{megabytes} ({after / before:.0%})"
-            above, limits, below = (whole / CARD).read_text(encoding="utf-8").partition("## Limits\n")
+            above, limits, below = (
+                (whole / CARD).read_text(encoding="utf-8").partition("## Limits\n")
+            )
             section = f"## Quantised\n\n{''.join(report)}- Size: {sizes}.\n\n"
             write_atomic(unfinished / CARD, f"{above}{section}{limits}{below}")
     finally:
@@ -100,7 +115,12 @@ def export_quantised(
 
 
 def write_quantised(
-    trained: Trained, whole: Path, folder: Path, options: ExportOptions, method: QuantizedTo, max_rise: float
+    trained: Trained,
+    whole: Path,
+    folder: Path,
+    options: ExportOptions,
+    method: QuantizedTo,
+    max_rise: float,
 ) -> Iterator[str]:
     dtype, device = options.dtype, "cuda" if method == "int4" else None
     tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
@@ -125,13 +145,17 @@ def quantisation(
 ) -> TorchAoConfig | BitsAndBytesConfig:
     """The library's config; by its defaults, embeddings, head and norms are not quantised."""
     head = model.get_output_embeddings()
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head]
+    layers = [
+        layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head
+    ]
     widths = sorted({layer.in_features for layer in layers})
     if method == "nf4":
         # On the CPU, bitsandbytes 0.50 returns wrong numbers if a row ends inside a block.
         if odd := [str(width) for width in widths if width % NF4_BLOCK]:
             wide = f"layers are {', '.join(odd)} wide"
-            raise CheckpointError(f"nf4 needs widths divisible by {NF4_BLOCK}, but {wide}. Use --quantize int8.")
+            raise CheckpointError(
+                f"nf4 needs widths divisible by {NF4_BLOCK}, but {wide}. Use --quantize int8."
+            )
         return Quantization("nf4", double=True).config(dtype)
     if method == "int8":
         from torchao.quantization import Int8WeightOnlyConfig
@@ -141,29 +165,42 @@ def quantisation(
     # torchao silently skips layers whose width the group size does not divide.
     size = next((size for size in GROUPS if all(width % size == 0 for width in widths)), None)
     if size is None:
-        raise CheckpointError(f"int4 needs widths divisible by 32, but a layer is {min(widths)} wide. Use int8.")
+        raise CheckpointError(
+            f"int4 needs widths divisible by 32, but a layer is {min(widths)} wide. Use int8."
+        )
     from torchao.quantization import Int4WeightOnlyConfig
 
-    return TorchAoConfig(Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d"))
+    return TorchAoConfig(
+        Int4WeightOnlyConfig(group_size=size, int4_packing_format="tile_packed_to_4d")
+    )
 
 
 def describe_layers(model: PreTrainedModel, method: QuantizedTo) -> str:
     """List the quantised and the other layers; CheckpointError if nothing was quantised."""
     libraries = ("torchao", "bitsandbytes")
-    weights = [name for name, weight in model.named_parameters() if type(weight).__module__.startswith(libraries)]
+    weights = [
+        name
+        for name, weight in model.named_parameters()
+        if type(weight).__module__.startswith(libraries)
+    ]
     quantised = {name.rpartition(".")[0] for name in weights}
     if not quantised:
         known = f"{type(model).__name__} has no layer supported by --quantize {method}"
         raise CheckpointError(
             f"{known}. Export it unquantised, and quantise it with llama.cpp (docs/howto/exporting.md)."
         )
-    others = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] not in quantised]
+    others = [
+        name for name, _ in model.named_parameters() if name.rpartition(".")[0] not in quantised
+    ]
     skipped = ", ".join(dict.fromkeys(re.sub(r"\.\d+|\.weight$", "", name) for name in others))
     return f"Quantised to {method}: {len(quantised)} linear layers. Unchanged: {skipped}."
 
 
 def evaluation_text(
-    trained: Trained, tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, file: Path | None
+    trained: Trained,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    file: Path | None,
 ) -> EvaluationText:
     """The user's file (`--text`), else the documents that the run held out, else our passage."""
     if file is not None:
@@ -171,15 +208,27 @@ def evaluation_text(
     if trained.run is not None and trained.recipe is not None:
         with suppress(CptError):  # the data may be missing here; the report names the text used
             sets = open_evaluation_sets(data_of_recipe(trained.recipe), tokenizer).values()
-            in_turn = zip_longest(*(of_set.texts() for of_set in sets))  # alternate, so that each set counts
-            documents = (document.text for row in in_turn for document in row if document is not None)
-            return in_windows(f"documents that the run `{trained.recipe.name}` held out", documents, tokenizer, config)
+            in_turn = zip_longest(
+                *(of_set.texts() for of_set in sets)
+            )  # alternate, so that each set counts
+            documents = (
+                document.text for row in in_turn for document in row if document is not None
+            )
+            return in_windows(
+                f"documents that the run `{trained.recipe.name}` held out",
+                documents,
+                tokenizer,
+                config,
+            )
     passage = "our short passage (--text FILE uses a text of your domain)"
     return in_windows(passage, [TEXT], tokenizer, config)
 
 
 def in_windows(
-    where: str, documents: Iterable[str], tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig
+    where: str,
+    documents: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
 ) -> EvaluationText:
     """The beginnings of documents, in windows of tokens, until there are enough."""
     length = min(WINDOW, value_of(config, "max_position_embeddings") or WINDOW)
@@ -204,7 +253,10 @@ def in_windows(
 def bits_per_byte(logits: Iterable[torch.Tensor], text: EvaluationText) -> float:
     """Of a model's logits, [T, V] per window."""
     pairs = zip(logits, text.windows, strict=True)
-    nats = sum(F.cross_entropy(one[:-1], torch.tensor(window[1:]), reduction="sum").item() for one, window in pairs)
+    nats = sum(
+        F.cross_entropy(one[:-1], torch.tensor(window[1:]), reduction="sum").item()
+        for one, window in pairs
+    )
     return nats / math.log(2) / text.num_bytes
 
 
@@ -214,5 +266,7 @@ def report_cost(before: float, after: float, method: str, max_rise: float) -> st
     found = f"{before:.4f} -> {after:.4f} bits per byte ({rise:+.2%})"
     if not rise <= max_rise:  # also catches NaN
         limit = f"{method} exceeds --max-rise {max_rise:g}"
-        raise CheckpointError(f"{limit}: {found}. Use --quantize int8, --text FILE, or a higher limit.")
+        raise CheckpointError(
+            f"{limit}: {found}. Use --quantize int8, --text FILE, or a higher limit."
+        )
     return f"Loss from {method}: {found}."

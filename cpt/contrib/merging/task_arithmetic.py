@@ -54,7 +54,10 @@ def write_chat_vector(
         return one.float() + scale * (three.float() - two.float())
 
     shapes = {
-        name: ((rows.total, *shape[1:]) if name in names else shape, written_dtype(trained.tensors, name, dtype))
+        name: (
+            (rows.total, *shape[1:]) if name in names else shape,
+            written_dtype(trained.tensors, name, dtype),
+        )
         for name, shape in trained.tensors.shapes.items()
     }
     output.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,9 @@ def write_chat_vector(
     tokenizer = add_tokens(trained.tokenizer, speaker.tokenizer, rows)
     tokenizer.save_pretrained(output)
     write_configs(output, speaker, chat_tokens, tokenizer.get_vocab(), rows.total)
-    names_added = f" ({', '.join(rows.added[:4])}{', ...' if rows.added[4:] else ''})" if rows.added else ""
+    names_added = (
+        f" ({', '.join(rows.added[:4])}{', ...' if rows.added[4:] else ''})" if rows.added else ""
+    )
     kept = f"tokens of {after} with unchanged rows: {rows.kept:,}"
     return [f"Tokens added from {chat}: {len(rows.added):,}{names_added}; {kept}."]
 
@@ -73,28 +78,40 @@ def open_source(folder: Path) -> InputModel:
     tensors = open_model(folder)
     config = saved_config(folder)
     if config.model_type in FAMILIES:
-        raise CheckpointError(f"{folder} is a `{config.model_type}`. Export it first: cpt export {folder} -o FOLDER")
+        raise CheckpointError(
+            f"{folder} is a `{config.model_type}`. Export it first: cpt export {folder} -o FOLDER"
+        )
     return InputModel(tensors, config, from_folder_or_hub(str(folder), None, False))
 
 
-def write_configs(output: Path, chat: InputModel, chat_tokens: dict[int, str], ids: dict[str, int], rows: int) -> None:
+def write_configs(
+    output: Path, chat: InputModel, chat_tokens: dict[int, str], ids: dict[str, int], rows: int
+) -> None:
     """The trained model's shape, and the chat model's special tokens and sampling, in ids of the merged vocabulary."""
 
     def new_id(old: Any) -> Any:
         if isinstance(old, list):
             return [ids[chat_tokens[one]] for one in old if one in chat_tokens]
-        return ids[chat_tokens[old]] if old in chat_tokens else None  # some configs pad with -1, not a token
+        return (
+            ids[chat_tokens[old]] if old in chat_tokens else None
+        )  # some configs pad with -1, not a token
 
     def translated(values: dict[str, Any]) -> dict[str, Any]:
-        return {key: new_id(values.get(key)) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        return {
+            key: new_id(values.get(key)) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        }
 
     path = output / "config.json"
     config = json.loads(path.read_text()) | {"vocab_size": rows}
-    path.write_text(json.dumps(config | translated(chat.config.to_dict()), indent=2, sort_keys=True) + "\n")
+    path.write_text(
+        json.dumps(config | translated(chat.config.to_dict()), indent=2, sort_keys=True) + "\n"
+    )
     theirs = chat.tensors.folder / "generation_config.json"
     if theirs.is_file():
         generation = json.loads(theirs.read_text())
-        (output / theirs.name).write_text(json.dumps(generation | translated(generation), indent=2) + "\n")
+        (output / theirs.name).write_text(
+            json.dumps(generation | translated(generation), indent=2) + "\n"
+        )
 
 
 @dataclass(frozen=True)
@@ -110,13 +127,22 @@ class SharedRowIds:
 
 
 def match_rows(
-    after: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase, chat: PreTrainedTokenizerBase, rows: Sequence[int]
+    after: PreTrainedTokenizerBase,
+    base: PreTrainedTokenizerBase,
+    chat: PreTrainedTokenizerBase,
+    rows: Sequence[int],
 ) -> SharedRowIds:
     """Match token ids; those of `after` are kept. CheckpointError for tokenizers of different origin."""
-    vocabularies = after_ids, base_ids, chat_ids = after.get_vocab(), base.get_vocab(), chat.get_vocab()
+    vocabularies = after_ids, base_ids, chat_ids = (
+        after.get_vocab(),
+        base.get_vocab(),
+        chat.get_vocab(),
+    )
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         if (needed := max(ids.values()) + 1) > count:
-            raise CheckpointError(f"{what} has {needed:,} tokens, but {count:,} rows. Copy its tokenizer there.")
+            raise CheckpointError(
+                f"{what} has {needed:,} tokens, but {count:,} rows. Copy its tokenizer there."
+            )
     if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
         every = torch.arange(rows[0])
         return SharedRowIds(rows[0], every, every, every, [], rows[0], every[:0], kept=0)
@@ -124,13 +150,21 @@ def match_rows(
     learned = base_ids.keys() - base.added_tokens_encoder.keys()
     for ids, what in ((after_ids, "--after"), (chat_ids, "--chat")):
         if lacking := learned - ids.keys():
-            missing = f"{len(lacking):,} of the {len(learned):,} tokens of --base ({shown(lacking)})"
-            raise CheckpointError(f"the tokenizer of {what} lacks {missing}. All three models must share one base.")
+            missing = (
+                f"{len(lacking):,} of the {len(learned):,} tokens of --base ({shown(lacking)})"
+            )
+            raise CheckpointError(
+                f"the tokenizer of {what} lacks {missing}. All three models must share one base."
+            )
     if own := chat_ids.keys() - after_ids.keys() - chat.added_tokens_encoder.keys():
         pieces = f"{len(own):,} vocabulary entries ({shown(own)}) that --after lacks"
-        raise CheckpointError(f"the tokenizer of --chat has {pieces}. Use a chat model with the base's tokenizer.")
+        raise CheckpointError(
+            f"the tokenizer of --chat has {pieces}. Use a chat model with the base's tokenizer."
+        )
     shared = [token for token in after_ids if token in base_ids and token in chat_ids]
-    added = sorted((token for token in chat_ids if token not in after_ids), key=lambda token: chat_ids[token])
+    added = sorted(
+        (token for token in chat_ids if token not in after_ids), key=lambda token: chat_ids[token]
+    )
     first_added = max(after_ids.values()) + 1
     return SharedRowIds(
         total=max(rows[0], first_added + len(added)),
@@ -166,8 +200,12 @@ def add_tokens(
     by_name = {str(token): token for token in chat.added_tokens_decoder.values()}
     after.add_tokens([by_name[token] for token in rows.added])
     ids = after.get_vocab()
-    if misplaced := [token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number]:
-        raise CheckpointError(f"--after's tokenizer has gaps in its ids, at {shown(misplaced)}. Use another.")
+    if misplaced := [
+        token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number
+    ]:
+        raise CheckpointError(
+            f"--after's tokenizer has gaps in its ids, at {shown(misplaced)}. Use another."
+        )
     after.chat_template = chat.chat_template
     for name in ("bos_token", "eos_token", "pad_token"):
         if (token := getattr(chat, name)) is not None:
@@ -178,7 +216,19 @@ def add_tokens(
 def vocabulary_tensors(config: PreTrainedConfig, stored: Iterable[str]) -> set[str]:
     """Stored names of the tensors with one row per token: embeddings and head."""
     model = build_on_meta(config)
-    parts = [part for part in (model.get_input_embeddings(), model.get_output_embeddings()) if part is not None]
+    parts = [
+        part
+        for part in (model.get_input_embeddings(), model.get_output_embeddings())
+        if part is not None
+    ]
     ours = {id(parameter) for part in parts for parameter in part.parameters()}
-    names = [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in ours]
-    return {name for name in stored if any(known == name or known.endswith(f".{name}") for known in names)}
+    names = [
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if id(parameter) in ours
+    ]
+    return {
+        name
+        for name in stored
+        if any(known == name or known.endswith(f".{name}") for known in names)
+    }

@@ -15,7 +15,9 @@ CLOSE_TAG = re.compile(rf"(?<![`'\"“«])(?:</{TAG}>|\[/THINK\])(?![`'\"”»])
 CHANNEL = re.compile(r"\A\s*(?:<\|start\|>assistant)?<\|channel\|?>")
 FINAL = re.compile(r"<\|channel\|>final[^<]*<\|message\|>|<channel\|>")
 END = re.compile(r"<\|(?:end|return)\|>.*\Z", re.DOTALL)
-PLAIN_CHANNELS = re.compile(r"\Aanalysis(?=\S).*?assistantfinal", re.DOTALL)  # without its special tokens
+PLAIN_CHANNELS = re.compile(
+    r"\Aanalysis(?=\S).*?assistantfinal", re.DOTALL
+)  # without its special tokens
 FENCE = re.compile(r"\A```(?:markdown|md|text|txt|plaintext)?[ \t]*\n(.*)\n```\Z", re.DOTALL)
 
 SURE = (
@@ -36,7 +38,9 @@ REWORDED = (
     r"|переписанн|переформулированн|改写|重写|書き直|書き換え)"
 )
 OPENINGS = [
-    re.compile(rf"\A{SURE}[!.,:！。，]?[ \t]*(?:\n|{HERE}[^\n:：]{{0,160}}[:：])\s*", re.IGNORECASE),
+    re.compile(
+        rf"\A{SURE}[!.,:！。，]?[ \t]*(?:\n|{HERE}[^\n:：]{{0,160}}[:：])\s*", re.IGNORECASE
+    ),
     re.compile(rf"\A{HERE}(?=[^\n:：]{{0,160}}{REWORDED})[^\n:：]{{0,200}}[:：]\s*", re.IGNORECASE),
 ]
 CLOSING = re.compile(
@@ -69,7 +73,9 @@ REFUSALS = [
         rf"{CANNOT} (?:\w+ )?{HELP_VERBS}",
         re.IGNORECASE,
     ),
-    re.compile(r"\A[^.!?\n]{0,60}\bas an ai\b(?: language)?(?: model| assistant)?,? i\b", re.IGNORECASE),
+    re.compile(
+        r"\A[^.!?\n]{0,60}\bas an ai\b(?: language)?(?: model| assistant)?,? i\b", re.IGNORECASE
+    ),
     re.compile(
         r"\A(?:(?:es )?tut mir (?:sehr )?leid|entschuldigung)\b[^.!?\n]{0,20}ich (?:kann|darf)"
         r"[^.!?\n]*\bnicht\b[^.!?\n]*"
@@ -91,7 +97,9 @@ REFUSALS = [
         r"[^.!?\n]*(?:помочь|выполнить|переписать)",
         re.I,
     ),
-    re.compile(r"\A(?:很?抱歉|对不起)[^。\n]{0,12}(?:无法|不能)[^。\n]*(?:帮助|提供|改写|满足|处理|协助)"),
+    re.compile(
+        r"\A(?:很?抱歉|对不起)[^。\n]{0,12}(?:无法|不能)[^。\n]*(?:帮助|提供|改写|满足|处理|协助)"
+    ),
     re.compile(r"\A申し訳(?:ありません|ございません)[^。\n]*(?:できません|できかねます|お手伝い)"),
 ]
 APOLOGY = re.compile(
@@ -113,7 +121,9 @@ def clean(answer: Answer, source: str) -> Answer:
     if framed != text:
         removed += ("framing sentences",)
     plain = plain_apostrophes(framed)
-    if (not framed and text) or (SPEECH.match(plain) and not SPEECH.search(plain_apostrophes(source))):
+    if (not framed and text) or (
+        SPEECH.match(plain) and not SPEECH.search(plain_apostrophes(source))
+    ):
         return replace(answer, text="", flaw="framing sentences without a text")
     return replace(answer, text=framed, removed=answer.removed + removed)
 
@@ -141,7 +151,9 @@ def without_thoughts(text: str) -> tuple[str, tuple[str, ...]]:
             break
         remaining = remaining[: opened.start()] + remaining[closed.end() :]
     closed = CLOSE_TAG.search(remaining)
-    if closed is not None and not re.search(rf"<{TAG}>|\[THINK\]", remaining[: closed.start()], re.IGNORECASE):
+    if closed is not None and not re.search(
+        rf"<{TAG}>|\[THINK\]", remaining[: closed.start()], re.IGNORECASE
+    ):
         # The chat template has opened it.
         remaining = remaining[closed.end() :]
     if remaining == text:

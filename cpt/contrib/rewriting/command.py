@@ -29,39 +29,77 @@ REMEDY = (
 
 
 def command(
-    source: Annotated[str, typer.Argument(help="Like `path` in a recipe: files, a folder, a URL, a dataset's id.")],
-    model: Annotated[
-        str, typer.Option(help="Folder or Hub id of the model that rewrites; or its name at --endpoint.")
+    source: Annotated[
+        str, typer.Argument(help="Like `path` in a recipe: files, a folder, a URL, a dataset's id.")
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; finished texts are not repeated.")],
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Folder or Hub id of the model that rewrites; or its name at --endpoint."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option(help="Folder for the jsonl files; finished texts are not repeated.")
+    ],
     styles: Annotated[
         str, typer.Option(help=f"{', '.join(NAMES)}; or a file with {{text}}. Several: a,b.")
     ] = "clear_prose",
-    endpoint: Annotated[str | None, typer.Option(help="OpenAI-compatible server: http://localhost:8000/v1.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Calls at a time to --endpoint.")] = CONCURRENCY,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds before a call to --endpoint is repeated.")] = TIMEOUT,
+    endpoint: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible server: http://localhost:8000/v1.")
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Calls at a time to --endpoint.")
+    ] = CONCURRENCY,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds before a call to --endpoint is repeated.")
+    ] = TIMEOUT,
     repeats: Annotated[int, typer.Option(min=1, help="Texts of each style.")] = 1,
     further_calls: Annotated[
-        int, typer.Option(min=1, help="active_reading, entigraph: most calls for a text after the first one.")
+        int,
+        typer.Option(
+            min=1, help="active_reading, entigraph: most calls for a text after the first one."
+        ),
     ] = 8,
-    only_estimate: Annotated[bool, typer.Option("--estimate", help="Print calls and tokens, and stop.")] = False,
-    price: Annotated[str | None, typer.Option(help="IN,OUT of a million tokens, for the estimate: 0.15,0.6.")] = None,
+    only_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Print calls and tokens, and stop.")
+    ] = False,
+    price: Annotated[
+        str | None, typer.Option(help="IN,OUT of a million tokens, for the estimate: 0.15,0.6.")
+    ] = None,
     text_column: Annotated[str, typer.Option(help="Column or JSON key with the text.")] = "text",
-    max_documents: Annotated[int | None, typer.Option(min=1, help="Rewrite at most this many documents.")] = None,
-    revision: Annotated[str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")] = None,
-    max_input_tokens: Annotated[int, typer.Option(min=8, help="Split longer documents at paragraphs.")] = WRAP_TOKENS,
+    max_documents: Annotated[
+        int | None, typer.Option(min=1, help="Rewrite at most this many documents.")
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="The model's commit, tag or branch on the Hub.")
+    ] = None,
+    max_input_tokens: Annotated[
+        int, typer.Option(min=8, help="Split longer documents at paragraphs.")
+    ] = WRAP_TOKENS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in an answer.")] = 512,
     temperature: Annotated[float, typer.Option(min=0, help="0: greedy decoding.")] = 0.7,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = TOP_P,
-    seed: Annotated[int, typer.Option(min=0, help="Each text's seed derives from this one and the text.")] = SEED,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch; does not change answers in float32.")] = 8,
-    cut_off: Annotated[Literal["drop", "keep"], typer.Option(help="Answers cut off at --max-new-tokens.")] = "drop",
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")
+    ] = TOP_P,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Each text's seed derives from this one and the text.")
+    ] = SEED,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Texts per batch; does not change answers in float32.")
+    ] = 8,
+    cut_off: Annotated[
+        Literal["drop", "keep"], typer.Option(help="Answers cut off at --max-new-tokens.")
+    ] = "drop",
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter answers.")] = 40,
     decontaminate_against: Annotated[
-        list[str] | None, typer.Option(help="Evaluation files; texts and answers that contain them are dropped.")
+        list[str] | None,
+        typer.Option(help="Evaluation files; texts and answers that contain them are dropped."),
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model's code; --revision must be a commit.")
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="Run the model's code; --revision must be a commit."
+        ),
     ] = False,
 ) -> None:
     """Rewrite documents with a model, local or behind a server, and record their provenance: source, model, prompt,
@@ -74,7 +112,9 @@ def command(
     """
     show_log()
     refuse_ignored(
-        {"--top-p": top_p != TOP_P, "--seed": seed != SEED, "--repeats": repeats > 1} if temperature == 0 else {},
+        {"--top-p": top_p != TOP_P, "--seed": seed != SEED, "--repeats": repeats > 1}
+        if temperature == 0
+        else {},
         "with --temperature 0, which draws nothing",
     )
     in_folder = Path(model).expanduser().is_dir()
@@ -82,11 +122,15 @@ def command(
     of_local = {"--batch-size": batch_size != 8, "--trust-remote-code": trust_remote_code}
     if endpoint is None:
         refuse_ignored(of_server, "without --endpoint")
-        refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
+        refuse_ignored(
+            {"--revision": revision is not None and in_folder}, "with a model in a folder"
+        )
     else:
         refuse_ignored({**of_local, "--revision": revision is not None}, "with --endpoint")
         if not endpoint.startswith(("http://", "https://")):
-            raise RecipeError(f"--endpoint {endpoint}: expected a URL such as http://localhost:8000/v1.")
+            raise RecipeError(
+                f"--endpoint {endpoint}: expected a URL such as http://localhost:8000/v1."
+            )
     chosen = find_styles(styles)
     refuse_ignored(
         {"--further-calls": further_calls != 8 and not any(style.then for style in chosen)},
@@ -142,7 +186,9 @@ def progress_of(most_calls: int) -> Callable[[Rewritten], None]:
             return
         last, speed = now, done.calls / (now - begin)
         left = timedelta(seconds=round((most_calls - done.calls_settled) / speed))
-        calls = f"{done.calls_settled:,} of {most_calls:,} calls, {speed:,.1f} per second, {left} left"
+        calls = (
+            f"{done.calls_settled:,} of {most_calls:,} calls, {speed:,.1f} per second, {left} left"
+        )
         typer.echo(f"{calls}; {done.texts:,} texts written, {done.dropped.total():,} dropped")
 
     return report
@@ -157,9 +203,15 @@ def show_rewritten(done: Rewritten, output: Path) -> None:
     asked = f"{done.documents:,} documents, {done.pieces:,} texts sent to the model"
     console.print(f"{asked}; {done.groups_done_before:,} group(s) were finished before.")
     if done.removed:
-        listed = ", ".join(f"{reason} from {count:,}" for reason, count in done.removed.most_common())
+        listed = ", ".join(
+            f"{reason} from {count:,}" for reason, count in done.removed.most_common()
+        )
         console.print(f"Removed from answers: {listed}.", markup=False)
     if not done.texts:
-        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in done.dropped.most_common(3))
-        raise DataError(f"{output}: no text was kept of {done.pieces:,}. Dropped: {reasons or 'nothing'}. {REMEDY}")
+        reasons = ", ".join(
+            f"{reason} ({count:,})" for reason, count in done.dropped.most_common(3)
+        )
+        raise DataError(
+            f"{output}: no text was kept of {done.pieces:,}. Dropped: {reasons or 'nothing'}. {REMEDY}"
+        )
     console.print(f"A recipe reads them: data.sources: [{{path: {output}}}]", markup=False)

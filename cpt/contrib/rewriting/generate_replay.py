@@ -63,13 +63,25 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
     room = (window or sys.maxsize) - max(map(len, beginnings))
     new = task.max_new_tokens or max(1, min(LONGEST, room))
     if new > room:
-        what = f"{task.model.path}: its window of {window:,} tokens has {max(0, room):,} for new ones"
+        what = (
+            f"{task.model.path}: its window of {window:,} tokens has {max(0, room):,} for new ones"
+        )
         raise RecipeError(f"{what}. Lower --max-new-tokens, or shorten the --prompts.")
-    sampling, hash_of_prompts = Sampling(new, task.temperature, task.top_p), rewrite.sha256("\n".join(task.prompts))
+    sampling, hash_of_prompts = (
+        Sampling(new, task.temperature, task.top_p),
+        rewrite.sha256("\n".join(task.prompts)),
+    )
     writer = Answerer(model, tokenizer, sampling, task.batch_size)
     writer.continues = True
-    provenance = {**rewrite.describe_model(task.model), "sampling": asdict(sampling), "run_seed": task.seed}
-    provenance |= {"prompts_sha256": hash_of_prompts if task.prompts else None, "cpt_version": version(DISTRIBUTION)}
+    provenance = {
+        **rewrite.describe_model(task.model),
+        "sampling": asdict(sampling),
+        "run_seed": task.seed,
+    }
+    provenance |= {
+        "prompts_sha256": hash_of_prompts if task.prompts else None,
+        "cpt_version": version(DISTRIBUTION),
+    }
 
     def write(numbers: range, wanted: int) -> tuple[list[Mapping[str, object]], Counter[str]]:
         """Write texts until they have the wanted tokens."""
@@ -77,8 +89,13 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
         for first in range(0, len(numbers), task.batch_size):
             batch = numbers[first : first + task.batch_size]
             # a text's seed: 64 bits of a hash
-            seeds = [int(rewrite.sha256(f"{task.seed} {hash_of_prompts} {number}")[:16], 16) for number in batch]
-            answers = writer.answer([beginnings[number % len(beginnings)] for number in batch], seeds)
+            seeds = [
+                int(rewrite.sha256(f"{task.seed} {hash_of_prompts} {number}")[:16], 16)
+                for number in batch
+            ]
+            answers = writer.answer(
+                [beginnings[number % len(beginnings)] for number in batch], seeds
+            )
             for number, seed, answer in zip(batch, seeds, answers, strict=True):
                 text = answer.text.rstrip("\ufffd")  # the last character may be cut off
                 counts["written"] += 1
@@ -97,14 +114,21 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
     with output_locked(output, output / rewrite.OWN_FOLDER / "lock", "cpt data generate-replay"):
         rewrite.refuse_another_task(output, {**provenance, "min_characters": task.min_characters})
         while (wanted := tokens - done["tokens"]) > 0:
-            files = output / f"replay-{group:05}.jsonl", output / rewrite.OWN_FOLDER / f"{group:05}.json"
+            files = (
+                output / f"replay-{group:05}.jsonl",
+                output / rewrite.OWN_FOLDER / f"{group:05}.json",
+            )
             known: Any = rewrite.read_counts(*files, str(group))
             # the last group may have fewer texts, if fewer tokens were wanted
             if known is None or known["written"] < rewrite.GROUP and known["tokens"] < wanted:
-                rows, counts = write(range(group * rewrite.GROUP, (group + 1) * rewrite.GROUP), wanted)
+                rows, counts = write(
+                    range(group * rewrite.GROUP, (group + 1) * rewrite.GROUP), wanted
+                )
                 if not rows:
                     what = f"{task.model.path}: all {rewrite.GROUP} texts of a group were dropped: {dict(counts)}"
-                    raise DataError(f"{what}. Lower --min-characters, or write beginnings of texts for --prompts.")
+                    raise DataError(
+                        f"{what}. Lower --min-characters, or write beginnings of texts for --prompts."
+                    )
                 known = {"asked_sha256": str(group), **counts}
                 rewrite.write_group(*files, rows, known)
             done.update({name: count for name, count in known.items() if isinstance(count, int)})
@@ -113,16 +137,32 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="Folder or Hub id of the base that will be trained.")],
+    model: Annotated[
+        str, typer.Argument(help="Folder or Hub id of the base that will be trained.")
+    ],
     tokens: Annotated[str, typer.Option(help="Tokens of all texts that are kept: 5M, 500_000.")],
-    output: Annotated[Path, typer.Option(help="Folder for the jsonl files; finished texts are not repeated.")],
-    prompts: Annotated[str | None, typer.Option(help="File with a beginning of a text in each line.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.01, help="1: the model's own probabilities.")] = 1.0,
-    top_p: Annotated[float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")] = 1.0,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help=f"Length of a text; {LONGEST} by default.")] = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for the jsonl files; finished texts are not repeated.")
+    ],
+    prompts: Annotated[
+        str | None, typer.Option(help="File with a beginning of a text in each line.")
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, help="1: the model's own probabilities.")
+    ] = 1.0,
+    top_p: Annotated[
+        float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")
+    ] = 1.0,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help=f"Length of a text; {LONGEST} by default.")
+    ] = None,
     min_characters: Annotated[int, typer.Option(min=1, help="Drop shorter texts.")] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Each text's seed derives from it and the text's number.")] = 42,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch; does not change texts in float32.")] = 8,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Each text's seed derives from it and the text's number.")
+    ] = 42,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Texts per batch; does not change texts in float32.")
+    ] = 8,
 ) -> None:
     """Let a base write texts, for replay if its own training data are not public. The same command resumes.
 
@@ -134,13 +174,28 @@ def command(
     try:
         wanted = TypeAdapter(Tokens).validate_python(resolve_scalar(tokens), strict=True)
     except ValueError as problem:
-        raise RecipeError(f"--tokens {tokens}: expected a number of tokens such as 20M or 500_000.") from problem
-    lines = [] if prompts is None else open_source(DocumentSource(path=prompts, text_documents="line"), "--prompts")
+        raise RecipeError(
+            f"--tokens {tokens}: expected a number of tokens such as 20M or 500_000."
+        ) from problem
+    lines = (
+        []
+        if prompts is None
+        else open_source(DocumentSource(path=prompts, text_documents="line"), "--prompts")
+    )
     beginnings = [line.text.strip() for line in lines if line.text.strip()]
     if prompts is not None and not beginnings:
-        raise RecipeError(f"--prompts {prompts}: no text. Write a beginning of a text in each line.")
+        raise RecipeError(
+            f"--prompts {prompts}: no text. Write a beginning of a text in each line."
+        )
     task = ReplayTask(
-        Model(path=model), beginnings, max_new_tokens, temperature, top_p, seed, min_characters, batch_size
+        Model(path=model),
+        beginnings,
+        max_new_tokens,
+        temperature,
+        top_p,
+        seed,
+        min_characters,
+        batch_size,
     )
     done = Counter[str]()
     for done in generate_replay(task, wanted, output):

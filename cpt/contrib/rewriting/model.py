@@ -37,7 +37,9 @@ KEYS = ("CPT_API_KEY", "OPENAI_API_KEY")  # of the environment
 # doubles up to the longest one.
 PATIENCE_SECONDS, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 600.0, 1.0, 60.0
 TRANSIENT = (408, 409, 429)
-UNREADABLE_IN_A_ROW = 5  # answers that cannot be read; so many end the run, because the server is paid for each
+UNREADABLE_IN_A_ROW = (
+    5  # answers that cannot be read; so many end the run, because the server is paid for each
+)
 UNREADABLE_OF_A_CALL = 3  # so many drop a text, if other answers can be read
 NOT_ACCEPTED = re.compile(
     r"unsupported|not support|not permitted|not allowed|unrecognized|unknown|unexpected|deprecated|only the default"
@@ -68,9 +70,18 @@ class Answerer:
     continues = False  # whether an answer's text begins with its question
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, batch_size: int
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        batch_size: int,
     ) -> None:
-        self.model, self.tokenizer, self.sampling, self.batch_size = model.eval(), tokenizer, sampling, batch_size
+        self.model, self.tokenizer, self.sampling, self.batch_size = (
+            model.eval(),
+            tokenizer,
+            sampling,
+            batch_size,
+        )
         # An answer ends with the tokenizer's EOS, or with those of the model's generation config (end of turn).
         own = None if model.generation_config is None else model.generation_config.eos_token_id
         listed = own if isinstance(own, list) else [] if own is None else [own]
@@ -95,14 +106,22 @@ class Answerer:
             # Padded on the left; `generate` derives positions from the mask.
             rows = [torch.tensor(questions[number], device=self.model.device) for number in batch]
             ids = pad_sequence(rows, batch_first=True, padding_value=self.pad, padding_side="left")
-            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+            mask = pad_sequence(
+                [torch.ones_like(row) for row in rows], batch_first=True, padding_side="left"
+            )
             processors = LogitsProcessorList()
             if self.sampling.temperature > 0:
-                narrowed = [TopPLogitsWarper(self.sampling.top_p)] if self.sampling.top_p < 1 else []
-                drawn = SeededDraws([seeds[number] for number in batch], length, self.sampling.max_new_tokens)
+                narrowed = (
+                    [TopPLogitsWarper(self.sampling.top_p)] if self.sampling.top_p < 1 else []
+                )
+                drawn = SeededDraws(
+                    [seeds[number] for number in batch], length, self.sampling.max_new_tokens
+                )
                 processors += [TemperatureLogitsWarper(self.sampling.temperature), *narrowed, drawn]
             try:
-                written = self.model.generate(input_ids=ids, attention_mask=mask, logits_processor=processors)
+                written = self.model.generate(
+                    input_ids=ids, attention_mask=mask, logits_processor=processors
+                )
             except torch.OutOfMemoryError as problem:
                 what = f"out of GPU memory with {len(batch)} texts"
                 raise ResourceError(f"{what}. Lower --batch-size.") from problem
@@ -119,8 +138,12 @@ class SeededDraws(LogitsProcessor):
     whole batch, so a text's answer would depend on the other texts."""
 
     def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int) -> None:
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]  # on the CPU: the same on any device
-        numbers = [torch.rand(max_new_tokens, generator=one, dtype=torch.float64) for one in generators]
+        generators = [
+            torch.Generator().manual_seed(seed) for seed in seeds
+        ]  # on the CPU: the same on any device
+        numbers = [
+            torch.rand(max_new_tokens, generator=one, dtype=torch.float64) for one in generators
+        ]
         self.numbers = torch.stack(numbers)
         self.prompt_length = prompt_length
 
@@ -155,7 +178,9 @@ class Endpoint:
             # It takes a second.
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as problem:
-            raise ResourceError(f"--endpoint needs the package openai: {install_line('rewriting')}") from problem
+            raise ResourceError(
+                f"--endpoint needs the package openai: {install_line('rewriting')}"
+            ) from problem
         key = next((os.environ[name] for name in KEYS if os.environ.get(name)), "no-key")
         # We repeat calls and follow no redirects, so that each request is counted.
         http = DefaultAsyncHttpxClient(follow_redirects=False)
@@ -172,12 +197,17 @@ class UnreadableAnswerError(Exception):
 class Connection:
     """A run's connection to a server: the number of calls, their pace, and the parameters that the server takes."""
 
-    def __init__(self, endpoint: Endpoint, client: Any, sampling: Sampling, most_calls: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, client: Any, sampling: Sampling, most_calls: int
+    ) -> None:
         self.endpoint = endpoint
         self.client = client
         self.slots = asyncio.Semaphore(endpoint.concurrency)
         self.calls, self.most_calls = 0, most_calls
-        self.parameters: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+        self.parameters: dict[str, Any] = {
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+        }
         if sampling.temperature > 0:
             self.parameters["top_p"] = sampling.top_p
         self.changed: tuple[str, ...] = ()
@@ -191,7 +221,9 @@ class Connection:
         self.gap_changed = 0.0
         self.failures_in_a_row = 0
 
-    async def ask(self, questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:
+    async def ask(
+        self, questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]
+    ) -> None:
         async def ask_one(number: int) -> None:
             async with self.slots:
                 take(number, await self.answer(*questions[number]))
@@ -237,12 +269,17 @@ class Connection:
                 log.info(f"{self.endpoint.url}: {problem}; trying again")
             except APIStatusError as problem:
                 if problem.status_code < 500 and problem.status_code not in TRANSIENT:
-                    if "content_filter" in problem.response.text or "content management policy" in str(problem):
+                    if (
+                        "content_filter" in problem.response.text
+                        or "content management policy" in str(problem)
+                    ):
                         return Answer("", False, flaw="refusal", changed=self.changed)
                     if not self.change_parameter(problem) and self.changed == changed_before:
                         remedy = f"Correct --endpoint, --model, the key in {' or '.join(KEYS)}, or --max-input-tokens."
                         reason = self.quote(problem)
-                        raise LaunchError(f"{self.endpoint.url} refuses a call: {reason} {remedy}") from problem
+                        raise LaunchError(
+                            f"{self.endpoint.url} refuses a call: {reason} {remedy}"
+                        ) from problem
                     continue
                 self.slow_down(sent, wished_pause(problem.response.headers.get("Retry-After")))
                 self.check_patience(problem)
@@ -303,7 +340,9 @@ class Connection:
         if not NOT_ACCEPTED.search(reason):
             return False
         for name in ("top_p", "temperature", "seed"):
-            is_named = problem.param == name or (problem.param is None and re.search(rf"\b{name}\b", reason))
+            is_named = problem.param == name or (
+                problem.param is None and re.search(rf"\b{name}\b", reason)
+            )
             if is_named and f"without {name}" not in self.changed:
                 self.parameters.pop(name, None)
                 self.report_change(f"without {name}")
@@ -319,7 +358,9 @@ class Connection:
         self.failures_in_a_row += 1
         now = monotonic()
         if self.failures_in_a_row > 1 and sent > self.gap_changed:
-            self.gap_seconds = min(max(2 * self.gap_seconds, PAUSE_SECONDS / 20), LONGEST_PAUSE_SECONDS)
+            self.gap_seconds = min(
+                max(2 * self.gap_seconds, PAUSE_SECONDS / 20), LONGEST_PAUSE_SECONDS
+            )
             self.gap_changed = now
         self.next_call = max(self.next_call, now + min(wished_seconds, LONGEST_PAUSE_SECONDS))
 
@@ -327,7 +368,9 @@ class Connection:
         reason = self.quote(problem) or "no answer within --timeout"
         if monotonic() - self.last_answer > PATIENCE_SECONDS:
             again = "Finished answers are kept: repeat the command to resume."
-            raise Interrupted(f"{self.endpoint.url}: no call was answered for minutes: {reason} {again}") from problem
+            raise Interrupted(
+                f"{self.endpoint.url}: no call was answered for minutes: {reason} {again}"
+            ) from problem
         log.info(f"{self.endpoint.url}: {reason}; trying again")
 
     def quote(self, problem: Exception) -> str:
@@ -354,7 +397,9 @@ def read_answer(body: str) -> Answer:
         raise UnreadableAnswerError(f"the server ended an answer with `{reason}`.")
     message = choice.get("message")
     if not isinstance(message, dict):
-        raise UnreadableAnswerError(f"expected `choices[0].message` with an object; {begin_of(body)}")
+        raise UnreadableAnswerError(
+            f"expected `choices[0].message` with an object; {begin_of(body)}"
+        )
     answer = Answer("", reason == "length", model)
     content = message.get("content")
     has_refusal = isinstance(message.get("refusal"), str) and message["refusal"]
@@ -368,9 +413,13 @@ def read_answer(body: str) -> Answer:
             return replace(answer, flaw="refusal")
         content = join_parts(content)
         if content is None and not thoughts:
-            raise UnreadableAnswerError(f"`choices[0].message.content` is a list without text; {begin_of(body)}")
+            raise UnreadableAnswerError(
+                f"`choices[0].message.content` is a list without text; {begin_of(body)}"
+            )
     if content is None and not thoughts:
-        raise UnreadableAnswerError(f"`choices[0].message.content` is null (finish_reason: {reason}).")
+        raise UnreadableAnswerError(
+            f"`choices[0].message.content` is null (finish_reason: {reason})."
+        )
     if not isinstance(content, str | None):
         kind = type(content).__name__
         raise UnreadableAnswerError(
@@ -431,21 +480,33 @@ class RewriteQuestion:
             before, place, after = str(chat).partition(PLACE)
             if not place:
                 name = tokenizer.name_or_path
-                raise RecipeError(f"the chat template of `{name}` omits the user's message. Choose another --model.")
-            self.head, self.tail = (encode(tokenizer, part, as_text=False) for part in (before, after))
+                raise RecipeError(
+                    f"the chat template of `{name}` omits the user's message. Choose another --model."
+                )
+            self.head, self.tail = (
+                encode(tokenizer, part, as_text=False) for part in (before, after)
+            )
         elif adds_bos(tokenizer) and tokenizer.bos_token_id is not None:
             self.head = [int(tokenizer.bos_token_id)]
 
     def ids(self, question: str) -> list[int]:
-        return [*self.head, *encode(self.tokenizer, question.strip() if self.is_chat else question), *self.tail]
+        return [
+            *self.head,
+            *encode(self.tokenizer, question.strip() if self.is_chat else question),
+            *self.tail,
+        ]
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, as_text: bool = True) -> list[int]:
     """Encode a text. With `as_text`, special tokens in it are encoded as plain text."""
-    return list(tokenizer(text, add_special_tokens=False, split_special_tokens=as_text)["input_ids"])
+    return list(
+        tokenizer(text, add_special_tokens=False, split_special_tokens=as_text)["input_ids"]
+    )
 
 
-def cut(text: str, max_tokens: int, count: Callable[[str], int], separators: Sequence[str] = SEPARATORS) -> list[str]:
+def cut(
+    text: str, max_tokens: int, count: Callable[[str], int], separators: Sequence[str] = SEPARATORS
+) -> list[str]:
     """Cut a text into pieces of at most `max_tokens` tokens, as `count` counts them: at ends of paragraphs, or lines,
     sentences, words."""
     if count(text) <= max_tokens:

@@ -26,7 +26,16 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cpt.contrib.rewriting.answers import clean
-from cpt.contrib.rewriting.model import Answer, Answerer, Ask, Endpoint, RewriteQuestion, Sampling, cut, encode
+from cpt.contrib.rewriting.model import (
+    Answer,
+    Answerer,
+    Ask,
+    Endpoint,
+    RewriteQuestion,
+    Sampling,
+    cut,
+    encode,
+)
 from cpt.contrib.rewriting.styles import Style, fill
 from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files, words_of
 from cpt.data.readers.documents import Document
@@ -41,7 +50,9 @@ from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
 
 GROUP = 256
-GROUPS_AT_ONCE = 2  # of a server: while the last answers of a group are written, the next one is sent
+GROUPS_AT_ONCE = (
+    2  # of a server: while the last answers of a group are written, the next one is sent
+)
 WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: models omit parts of longer texts
 BYTES_PER_TOKEN = 4  # of English text; a server's tokenizer is not known here
 KEY = "source"  # for messages: `source.path`
@@ -52,7 +63,14 @@ LIKENESS = 0.8  # share of a text's runs of 8 words that are in another text, of
 REPETITION = partial(gopher_repetition, max_top_n_grams=(), max_duplicate_n_grams=(0.5,) * 6)
 EQUAL = "equal to the answer to another text"
 FOCUS_TOKENS = 400  # at most, about, of what a further call is about
-RULES = "max_input_tokens", "repeats", "further_calls", "against", "cut_off", "min_characters"  # of `Task`
+RULES = (
+    "max_input_tokens",
+    "repeats",
+    "further_calls",
+    "against",
+    "cut_off",
+    "min_characters",
+)  # of `Task`
 
 
 @dataclass(frozen=True)
@@ -74,7 +92,11 @@ class Task:
     batch_size: int = 8
 
     def most_calls(self, texts: int = 1) -> int:
-        return texts * self.repeats * sum(1 + self.further_calls * bool(style.then) for style in self.styles)
+        return (
+            texts
+            * self.repeats
+            * sum(1 + self.further_calls * bool(style.then) for style in self.styles)
+        )
 
 
 @dataclass
@@ -85,7 +107,9 @@ class Rewritten:
     pieces: int = 0  # texts given to the model: documents, split if long
     texts: int = 0  # rewritten texts
     dropped: Counter[str] = field(default_factory=Counter)
-    removed: Counter[str] = field(default_factory=Counter)  # from answers of this run, such as thoughts
+    removed: Counter[str] = field(
+        default_factory=Counter
+    )  # from answers of this run, such as thoughts
     groups_done_before: int = 0
     calls: int = 0  # answered in this run
     calls_settled: int = 0  # of `Task.most_calls`: answered, now or before, or not needed
@@ -114,7 +138,9 @@ class Call:
 
     @property
     def prompt(self) -> str:
-        return fill(self.style.then if self.focus else self.style.prompt, self.piece.text, self.focus)
+        return fill(
+            self.style.then if self.focus else self.style.prompt, self.piece.text, self.focus
+        )
 
     @cached_property
     def key(self) -> str:
@@ -138,10 +164,20 @@ def estimate(task: Task) -> Estimate:
     """Read the source, and count what its rewriting will cost."""
     count, documents, texts, tokens = token_counter(task), 0, 0, 0
     for piece in cut_all(open_source(task.source, KEY), task.max_input_tokens, count):
-        documents, texts, tokens = documents + (piece.number == 0), texts + 1, tokens + count(piece.text)
+        documents, texts, tokens = (
+            documents + (piece.number == 0),
+            texts + 1,
+            tokens + count(piece.text),
+        )
     longest = max(count(prompt) for style in task.styles for prompt in (style.prompt, style.then))
     calls, calls_times_text = task.most_calls(texts), task.most_calls(tokens)
-    return Estimate(documents, texts, calls, calls_times_text + calls * longest, calls * task.sampling.max_new_tokens)
+    return Estimate(
+        documents,
+        texts,
+        calls,
+        calls_times_text + calls * longest,
+        calls * task.sampling.max_new_tokens,
+    )
 
 
 def token_counter(task: Task) -> Callable[[str], int]:
@@ -227,10 +263,14 @@ class Rewriting:
                 for number, pieces in groups:
                     await self.rewrite_group(number, pieces, ask)
 
-            await asyncio.gather(*(work() for _ in range(GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1)))
+            await asyncio.gather(
+                *(work() for _ in range(GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1))
+            )
         drop_equal_answers(self.output, self.done)
         number = -(-self.done.pieces // GROUP)
-        while any(file.exists() for file in files_of_group(self.output, number)):  # the source was longer before
+        while any(
+            file.exists() for file in files_of_group(self.output, number)
+        ):  # the source was longer before
             for file in files_of_group(self.output, number):
                 file.unlink(missing_ok=True)
             number += 1
@@ -262,7 +302,9 @@ class Rewriting:
                 dropped[f"the text itself is {reason}"] += 1
                 self.done.calls_settled += task.most_calls()
                 continue
-            calls += [Call(task, piece, style, n) for style in task.styles for n in range(task.repeats)]
+            calls += [
+                Call(task, piece, style, n) for style in task.styles for n in range(task.repeats)
+            ]
         answers = read_journal(journal)
         await self.ask_missing(calls, answers, journal, ask)
         asked = list[Call]()
@@ -293,7 +335,9 @@ class Rewriting:
             rows.append(row_of(call, answer, self.provenance))
         return rows, +dropped
 
-    async def ask_missing(self, calls: Sequence[Call], answers: dict[str, Answer], journal: Path, ask: Ask) -> None:
+    async def ask_missing(
+        self, calls: Sequence[Call], answers: dict[str, Answer], journal: Path, ask: Ask
+    ) -> None:
         """Add the answers that are missing, and append each to the journal when it arrives."""
         missing = list({call.key: call for call in calls if call.key not in answers}.values())
         self.done.calls_settled += len(calls) - len(missing)
@@ -302,7 +346,10 @@ class Rewriting:
             key = missing[number].key
             append(journal, orjson.dumps({"key": key, **vars(answer)}).decode() + "\n")
             answers[key] = answer
-            self.done.calls, self.done.calls_settled = self.done.calls + 1, self.done.calls_settled + 1
+            self.done.calls, self.done.calls_settled = (
+                self.done.calls + 1,
+                self.done.calls_settled + 1,
+            )
             self.report(self.done)
 
         await ask([(call.prompt, call.seed) for call in missing], take)
@@ -317,7 +364,12 @@ async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
     new = task.sampling.max_new_tokens
     prompts = [prompt for style in task.styles for prompt in (style.prompt, style.then)]
     of_lists = FOCUS_TOKENS * any(style.then for style in task.styles)
-    needed = max(len(question.ids(prompt)) for prompt in prompts) + of_lists + task.max_input_tokens + new
+    needed = (
+        max(len(question.ids(prompt)) for prompt in prompts)
+        + of_lists
+        + task.max_input_tokens
+        + new
+    )
     if window is not None and needed > window:
         raise RecipeError(
             f"{chosen.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
@@ -325,22 +377,30 @@ async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
         )
     answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
 
-    async def ask(questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]) -> None:
+    async def ask(
+        questions: Sequence[tuple[str, int]], take: Callable[[int, Answer], None]
+    ) -> None:
         order = sorted(range(len(questions)), key=lambda number: len(questions[number][0]))
         for start in range(0, len(order), task.batch_size):
             batch = order[start : start + task.batch_size]
             ids = [question.ids(questions[number][0]) for number in batch]
-            for number, answer in zip(batch, answerer.answer(ids, [questions[n][1] for n in batch]), strict=True):
+            for number, answer in zip(
+                batch, answerer.answer(ids, [questions[n][1] for n in batch]), strict=True
+            ):
                 take(number, answer)
             await asyncio.sleep(0)  # here Ctrl-C takes effect
 
     yield ask
 
 
-def load_to_generate(chosen: Model, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, int | None]:
+def load_to_generate(
+    chosen: Model, tokenizer: PreTrainedTokenizerBase
+) -> tuple[PreTrainedModel, int | None]:
     """Load the model, on the GPU in bfloat16 if there is one, else in float32; with its window in tokens, if known."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build_model(chosen, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32)
+    model = build_model(
+        chosen, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32
+    )
     assert isinstance(model, PreTrainedModel), "no adapters were requested"
     config = model.config.get_text_config()
     model.config.use_cache = True  # off in training
@@ -348,7 +408,9 @@ def load_to_generate(chosen: Model, tokenizer: PreTrainedTokenizerBase) -> tuple
     return model, vars(config).get("max_position_embeddings") or vars(config).get("n_positions")
 
 
-def cut_all(documents: Iterable[Document], max_tokens: int, count: Callable[[str], int]) -> Iterator[TextPiece]:
+def cut_all(
+    documents: Iterable[Document], max_tokens: int, count: Callable[[str], int]
+) -> Iterator[TextPiece]:
     for document in documents:
         texts = [text for text in cut(document.text, max_tokens, count) if text.strip()]
         for number, text in enumerate(texts):
@@ -365,7 +427,9 @@ def read_journal(journal: Path) -> dict[str, Answer]:
             continue
         answer = Answer(**{name: value for name, value in line.items() if name != "key"})
         # JSON has no tuples.
-        answers[line["key"]] = replace(answer, removed=tuple(answer.removed), changed=tuple(answer.changed))
+        answers[line["key"]] = replace(
+            answer, removed=tuple(answer.removed), changed=tuple(answer.changed)
+        )
     return answers
 
 
@@ -407,10 +471,16 @@ def row_of(call: Call, answer: Answer, provenance: Mapping[str, object]) -> dict
         "repeat": call.repeat,
         "seed": call.seed,
     }
-    more: dict[str, object] = {"focus": call.focus, "endpoint_model": answer.model, "cut_off": answer.is_cut_off}
+    more: dict[str, object] = {
+        "focus": call.focus,
+        "endpoint_model": answer.model,
+        "cut_off": answer.is_cut_off,
+    }
     if answer.changed:
         more["changed_parameters"] = list(answer.changed)
-        left_out = {"temperature", "top_p"} & {change.removeprefix("without ") for change in answer.changed}
+        left_out = {"temperature", "top_p"} & {
+            change.removeprefix("without ") for change in answer.changed
+        }
         row["sampling"] = {**cast(dict[str, Any], row["sampling"]), **dict.fromkeys(left_out)}
     return row | {name: value for name, value in more.items() if value}
 
@@ -437,7 +507,10 @@ def is_near_copy(text: str, other: str) -> bool:
     if " ".join(text.casefold().split()) in " ".join(other.casefold().split()):
         return True
     words, known = words_of(text), words_of(other)
-    return min(len(words), len(known)) >= WORDS and np.isin(runs_of(words), runs_of(known)).mean() >= LIKENESS
+    return (
+        min(len(words), len(known)) >= WORDS
+        and np.isin(runs_of(words), runs_of(known)).mean() >= LIKENESS
+    )
 
 
 def view(text: str) -> dict[str, str]:
@@ -454,16 +527,24 @@ def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
     now = orjson.loads(orjson.dumps(task))
     has_answers = any(file.parent.glob("[0-9]*"))  # not if the server refused the first call
     before = orjson.loads(file.read_bytes()) if has_answers and file.exists() else now
-    if differing := sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key)):
+    if differing := sorted(
+        key for key in now.keys() | before.keys() if now.get(key) != before.get(key)
+    ):
         names = ", ".join(differing)
-        raise RecipeError(f"{folder} has texts of another task ({names} differ). Choose another --output.")
+        raise RecipeError(
+            f"{folder} has texts of another task ({names} differ). Choose another --output."
+        )
     write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
 
 
 def files_of_group(folder: Path, number: int) -> tuple[Path, Path, Path]:
     """The files of a group: its texts; its counts, which mark the group as finished; its answers until then."""
     own = folder / OWN_FOLDER
-    return folder / f"rewritten-{number:05}.jsonl", own / f"{number:05}.json", own / f"{number:05}.answers.jsonl"
+    return (
+        folder / f"rewritten-{number:05}.jsonl",
+        own / f"{number:05}.json",
+        own / f"{number:05}.answers.jsonl",
+    )
 
 
 def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:
@@ -472,10 +553,14 @@ def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = orjson.loads(counts.read_bytes())
     # An empty group has no file, because sources refuse empty files.
-    return found if found["asked_sha256"] == asked and texts.exists() == (found["texts"] > 0) else None
+    return (
+        found if found["asked_sha256"] == asked and texts.exists() == (found["texts"] > 0) else None
+    )
 
 
-def write_group(texts: Path, counts: Path, rows: Sequence[Mapping[str, object]], content: Mapping[str, Any]) -> None:
+def write_group(
+    texts: Path, counts: Path, rows: Sequence[Mapping[str, object]], content: Mapping[str, Any]
+) -> None:
     counts.unlink(missing_ok=True)
     texts.unlink(missing_ok=True)
     if rows:

@@ -31,14 +31,24 @@ class Style:
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256("\0".join((self.prompt, self.then, str(self.sizes))).encode()).hexdigest()
+        return hashlib.sha256(
+            "\0".join((self.prompt, self.then, str(self.sizes))).encode()
+        ).hexdigest()
 
     def foci(self, listed: str, most: int, seed: int) -> list[str]:
         """Return the topic of each further call: all combinations of items, or a sample of `most`."""
         lines = (BULLET.sub("", line).strip(" \t*") for line in listed.splitlines())
         # A line with a colon at its end introduces the list.
-        items = list(dict.fromkeys(line[:ITEM_CHARACTERS] for line in lines if line and not line.endswith(":")))
-        found = [combination for size in self.sizes for combination in combinations(items[:MOST_ITEMS], size)]
+        items = list(
+            dict.fromkeys(
+                line[:ITEM_CHARACTERS] for line in lines if line and not line.endswith(":")
+            )
+        )
+        found = [
+            combination
+            for size in self.sizes
+            for combination in combinations(items[:MOST_ITEMS], size)
+        ]
         drawn = found if len(found) <= most else random.Random(seed).sample(found, most)
         return ["; ".join(combination) for combination in drawn]
 
@@ -136,7 +146,10 @@ TWO_CALLS = {  # name -> both for the first call, both for further calls, items 
         (2, 3),
     ),
 }
-FAMILIES = {"wrap": list(ONE_CALL)[:4], "spa": [name for name in ONE_CALL if name.startswith("spa_")]}
+FAMILIES = {
+    "wrap": list(ONE_CALL)[:4],
+    "spa": [name for name in ONE_CALL if name.startswith("spa_")],
+}
 NAMES = [*ONE_CALL, *TWO_CALLS, *FAMILIES]
 
 
@@ -148,7 +161,9 @@ def find_styles(names: str) -> list[Style]:
     """Return styles by their names, separated by commas: a style, a family of styles, or a file that contains
     `{text}`; RecipeError if one is not found."""
     given = [name.strip() for name in names.split(",")]
-    return list(dict.fromkeys(find_style(one) for name in given for one in FAMILIES.get(name, [name])))
+    return list(
+        dict.fromkeys(find_style(one) for name in given for one in FAMILIES.get(name, [name]))
+    )
 
 
 def find_style(name: str) -> Style:
@@ -167,5 +182,7 @@ def find_style(name: str) -> Style:
         reason = f"the file is not UTF-8 (byte {problem.start:,}). Save it as UTF-8."
         raise RecipeError(f"--styles {name}: {reason}") from problem
     if TEXT not in template:
-        raise RecipeError(f"--styles {name}: {TEXT} is missing. Insert it at the place of the text.")
+        raise RecipeError(
+            f"--styles {name}: {TEXT} is missing. Insert it at the place of the text."
+        )
     return Style(path.name, template)

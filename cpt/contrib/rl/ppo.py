@@ -53,7 +53,9 @@ class PPOTrainer(RewardedTrainer):
         with self.head.listening() as heard:
             found = forward()
         if heard:
-            self.values = torch.cat(heard)[:, -kept - 1 : -1]  # the state before a token predicts its value
+            self.values = torch.cat(heard)[
+                :, -kept - 1 : -1
+            ]  # the state before a token predicts its value
         return found
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +65,9 @@ class PPOTrainer(RewardedTrainer):
         values, mask = self.values.float(), made["completion_mask"].float()
         rewards = self.part_of_process(self.rewards_of_all)
         applies = ~rewards.isnan()
-        advantages = estimate_advantages(rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam)
+        advantages = estimate_advantages(
+            rewards.nan_to_num(), values, mask, gamma=config.gamma, lam=config.lam
+        )
         advantages = advantages * applies[:, None]
         returns = values + advantages
         # Explained variance of the returns by the values: 1 is all, 0 none.
@@ -75,19 +79,30 @@ class PPOTrainer(RewardedTrainer):
             self.add_metric("value/explained_variance", 1 - (missed / spread).square().item())
         if config.whiten_advantages:
             mean, deviation = self.moments(advantages, mask * applies[:, None])
-            advantages = (advantages - mean) / deviation.clamp(min=config.least_deviation) * mask * applies[:, None]
+            advantages = (
+                (advantages - mean)
+                / deviation.clamp(min=config.least_deviation)
+                * mask
+                * applies[:, None]
+            )
         return {"advantages": advantages, "values": values, "returns": returns}
 
-    def moments(self, numbers: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def moments(
+        self, numbers: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and standard deviation of unmasked numbers, over all processes."""
         sums = torch.stack(((numbers * mask).sum(), (numbers.square() * mask).sum(), mask.sum()))
         total, squares, count = self.accelerator.reduce(sums, reduction="sum")
         mean = total / count.clamp(min=1)
         return mean, (squares / count.clamp(min=1) - mean.square()).clamp(min=0).sqrt()
 
-    def loss_of_completions(self, policy_loss: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
+    def loss_of_completions(
+        self, policy_loss: torch.Tensor, inputs: dict[str, Any]
+    ) -> torch.Tensor:
         config = self.args
-        losses = clipped_value_loss(self.values.float(), inputs["values"], inputs["returns"], config.value_clip)
+        losses = clipped_value_loss(
+            self.values.float(), inputs["values"], inputs["returns"], config.value_clip
+        )
         # Tokens of the whole generation, which spans several steps.
         tokens = inputs["num_items_in_batch"].clamp(min=1) / config.world_size
         share = tokens * self.current_gradient_accumulation_steps / config.steps_per_generation
@@ -111,7 +126,9 @@ class ValueHead(nn.Linear):
     `speed` times as fast.
     """
 
-    def __init__(self, width: int, *, speed: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, width: int, *, speed: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__(width, 1, dtype=dtype, device=device)
         nn.init.zeros_(self.weight)  # values start at 0: the first advantages are the rewards
         nn.init.zeros_(self.bias)
@@ -127,7 +144,12 @@ class ValueHead(nn.Linear):
         """Attach a value head to a model, in the dtype of trained weights."""
         whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-        head = cls(whole.config.get_text_config().hidden_size, speed=speed, dtype=trained.dtype, device=trained.device)
+        head = cls(
+            whole.config.get_text_config().hidden_size,
+            speed=speed,
+            dtype=trained.dtype,
+            device=trained.device,
+        )
         setattr(model, NAME, head)
         leave_out_of_saves(model, {f"{NAME}.{name}" for name in head.state_dict()})
         whole.base_model.register_forward_hook(head.listen)
@@ -175,7 +197,9 @@ def estimate_advantages(
     return advantages
 
 
-def clipped_value_loss(values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float) -> torch.Tensor:
+def clipped_value_loss(
+    values: torch.Tensor, before: torch.Tensor, returns: torch.Tensor, clip: float
+) -> torch.Tensor:
     """Half the squared error of each value; beyond a change of `clip`, the gradient is zero."""
     moved = before + (values - before).clamp(-clip, clip)
     return 0.5 * torch.maximum((values - returns).square(), (moved - returns).square())

@@ -38,7 +38,9 @@ class SPOConfig(SingleAnswers):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.rho_min <= self.rho_max < 1:
-            raise ValueError(f"expected 0 < rho_min <= rho_max < 1, got {self.rho_min} and {self.rho_max}")
+            raise ValueError(
+                f"expected 0 < rho_min <= rho_max < 1, got {self.rho_min} and {self.rho_max}"
+            )
         if self.half_life <= 0:
             raise ValueError(f"half_life must be more than 0, got {self.half_life}")
 
@@ -46,7 +48,9 @@ class SPOConfig(SingleAnswers):
 class SPOTrainer(RewardedTrainer):
     """GRPO's loop with a value for each prompt."""
 
-    def __init__(self, recipe: Recipe, model: nn.Module, arguments: SPOConfig, **options: Any) -> None:
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, arguments: SPOConfig, **options: Any
+    ) -> None:
         self.tracker = ValueTracker(
             half_life=arguments.half_life, rho_min=arguments.rho_min, rho_max=arguments.rho_max
         )
@@ -54,7 +58,9 @@ class SPOTrainer(RewardedTrainer):
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """Return rewards minus previously tracked values, normalized over all processes; then update the tracker."""
-        if self.last is not None:  # missing after a resume: the drift of one generation is not counted
+        if (
+            self.last is not None
+        ):  # missing after a resume: the drift of one generation is not counted
             # Drift of the policy since the last generation, measured on that generation's completions: the mean over
             # tokens of exp(d) - d - 1, with d the change of a token's log-probability. It is never negative; its
             # expectation is the KL divergence of the present policy from the sampling one.
@@ -70,17 +76,25 @@ class SPOTrainer(RewardedTrainer):
         config = self.args
         rewards = self.rewards_of_all
         answered = [row["prompt"] for row in self.prompts for _ in range(config.num_generations)]
-        before = torch.tensor(self.tracker.values(answered), device=rewards.device, dtype=rewards.dtype)
+        before = torch.tensor(
+            self.tracker.values(answered), device=rewards.device, dtype=rewards.dtype
+        )
         rho = self.tracker.learn(answered, rewards.tolist())
         surprise = rewards - before
         known = surprise[~surprise.isnan()]
-        metrics = {"value/mean": before.mean().item(), "value/drift": self.tracker.drift, "value/rho": rho}
+        metrics = {
+            "value/mean": before.mean().item(),
+            "value/drift": self.tracker.drift,
+            "value/rho": rho,
+        }
         if len(known):
             metrics["value/error"] = known.abs().mean().item()
         for name, value in metrics.items():
             self.add_metric(name, value)
         if len(known) > 1:
-            surprise = (surprise - known.mean()) / known.std(correction=0).clamp(min=config.least_deviation)
+            surprise = (surprise - known.mean()) / known.std(correction=0).clamp(
+                min=config.least_deviation
+            )
         return {"advantages": self.part_of_process(surprise.nan_to_num(0.0))}
 
     def own_state(self) -> dict[str, Any]:
@@ -118,10 +132,17 @@ class ValueTracker:
 
     def values(self, prompts: Sequence[Any]) -> list[float]:
         prior = self.prior()
-        return [self.prompts[key].value if key in self.prompts else prior for key in map(key_of, prompts)]
+        return [
+            self.prompts[key].value if key in self.prompts else prior
+            for key in map(key_of, prompts)
+        ]
 
     def prior(self) -> float:
-        return float(np.mean([known.value for known in self.prompts.values()])) if self.prompts else NOTHING_KNOWN
+        return (
+            float(np.mean([known.value for known in self.prompts.values()]))
+            if self.prompts
+            else NOTHING_KNOWN
+        )
 
     def learn(self, prompts: Sequence[Any], rewards: Sequence[float]) -> float:
         """Update values with rewards, NaN if no reward applied; return the mean of rho."""
@@ -130,7 +151,10 @@ class ValueTracker:
             if np.isnan(reward):
                 continue
             known = self.prompts.setdefault(key, Tracked(prior, 1 / (1 - self.rho_min), self.drift))
-            rho = min(max(2 ** (-(self.drift - known.seen_at) / self.half_life), self.rho_min), self.rho_max)
+            rho = min(
+                max(2 ** (-(self.drift - known.seen_at) / self.half_life), self.rho_min),
+                self.rho_max,
+            )
             known.count = rho * known.count + 1
             known.value += (reward - known.value) / known.count
             known.seen_at = self.drift
@@ -138,7 +162,9 @@ class ValueTracker:
         return float(np.mean(rhos)) if rhos else 1.0
 
     def state(self) -> dict[str, Any]:
-        known = [(tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()]
+        known = [
+            (tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()
+        ]
         metrics = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
         return {
             "prompts": torch.tensor(list(self.prompts), dtype=torch.int64),

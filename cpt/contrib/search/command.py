@@ -28,17 +28,30 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def command(
     recipe: RecipePath,
     overrides: Overrides = None,
-    space: Annotated[Path | None, typer.Option(help="YAML file: keys with their ranges, and `search:`.")] = None,
-    learning_rates: Annotated[
-        tuple[float, float] | None, typer.Option(help="LOW HIGH: one run with a growing learning rate.")
+    space: Annotated[
+        Path | None, typer.Option(help="YAML file: keys with their ranges, and `search:`.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=20, help="With --learning-rates: length of that run.")] = STEPS,
-    parallel: Annotated[int, typer.Option(min=1, help="Trials at a time; each gets its share of the GPUs.")] = 1,
+    learning_rates: Annotated[
+        tuple[float, float] | None,
+        typer.Option(help="LOW HIGH: one run with a growing learning rate."),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=20, help="With --learning-rates: length of that run.")
+    ] = STEPS,
+    parallel: Annotated[
+        int, typer.Option(min=1, help="Trials at a time; each gets its share of the GPUs.")
+    ] = 1,
     processes: Processes = 1,
     launcher: Launcher = None,
-    storage: Annotated[str | None, typer.Option(help="URL of Optuna's storage, for several machines.")] = None,
-    new: Annotated[bool, typer.Option("--new", help="Start another search of the same name (appends -2).")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the space and its recipes.")] = False,
+    storage: Annotated[
+        str | None, typer.Option(help="URL of Optuna's storage, for several machines.")
+    ] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="Start another search of the same name (appends -2).")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the space and its recipes.")
+    ] = False,
 ) -> None:
     """Search for better values of a recipe's keys; each trial is a run.
 
@@ -50,7 +63,11 @@ def command(
     refuse_launcher("search", sets_processes=processes > 1, launcher=launcher)
     options = options_of_train(processes, launcher)
     if learning_rates is not None and space is None:
-        ignored = {"--parallel": parallel > 1, "--storage": storage is not None, "--dry-run": dry_run}
+        ignored = {
+            "--parallel": parallel > 1,
+            "--storage": storage is not None,
+            "--dry-run": dry_run,
+        }
         refuse_ignored(ignored, "with --learning-rates, because it is one run")
         range_test(recipe, overrides or (), *learning_rates, steps=steps, options=options, new=new)
         return
@@ -65,9 +82,13 @@ def command(
         return
     folder = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search")
     folder = free_name(folder) if new else folder
-    if (folder / SEARCHED).exists() and (changes := differing_keys(load_recipe(folder / SEARCHED), loaded)):
+    if (folder / SEARCHED).exists() and (
+        changes := differing_keys(load_recipe(folder / SEARCHED), loaded)
+    ):
         text = f"{folder} is a search with another recipe. Differences (there -> here):"
-        raise RecipeError("\n".join([text, *changes, "Undo the change, or start a new search: --new."]))
+        raise RecipeError(
+            "\n".join([text, *changes, "Undo the change, or start a new search: --new."])
+        )
     environments = environments_of(parallel, processes)
     lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
     with locked(lock, f"another process searches in {folder}. Wait for it, stop it, or use --new."):
@@ -88,8 +109,12 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
     """RecipeError if no run of the recipe logs the metric. Stages of examples log TRL's metrics."""
     metric, evaluation = space.settings.metric, recipe.evaluation
     sets = [*(recipe.data.sources if evaluation.held_out_share else ()), *evaluation.perplexity]
-    known = [f"eval_{reported_name(one)}_{metric}" for one in sets for metric in OF_SETS] + list(OF_TRAINING)
-    if metric not in known and (recipe.stage in TEXT_STAGES or metric.startswith("eval_") and not sets):
+    known = [f"eval_{reported_name(one)}_{metric}" for one in sets for metric in OF_SETS] + list(
+        OF_TRAINING
+    )
+    if metric not in known and (
+        recipe.stage in TEXT_STAGES or metric.startswith("eval_") and not sets
+    ):
         raise RecipeError(
             f"{space.place}: `search.metric`: no run of this recipe logs `{metric}`.{did_you_mean(metric, known)} It"
             f" logs: {', '.join(known)}. Held-out sets: `evaluation.held_out_share` or `evaluation.perplexity`."
@@ -103,6 +128,10 @@ def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
     if parallel == 1 or not gpus:
         return [{}] * parallel
     if len(gpus) < parallel * processes:
-        raise ResourceError(f"--parallel {parallel} needs {parallel * processes} GPUs; this machine has {len(gpus)}.")
+        raise ResourceError(
+            f"--parallel {parallel} needs {parallel * processes} GPUs; this machine has {len(gpus)}."
+        )
     share = len(gpus) // parallel
-    return [{VISIBLE: ",".join(gpus[slot * share : (slot + 1) * share])} for slot in range(parallel)]
+    return [
+        {VISIBLE: ",".join(gpus[slot * share : (slot + 1) * share])} for slot in range(parallel)
+    ]

@@ -64,7 +64,9 @@ class Search:
     space: Space
     study: Any
     options: Sequence[str] = ()  # of `cpt train`
-    environments: Sequence[Mapping[str, str]] = ({},)  # environment variables of each parallel trial
+    environments: Sequence[Mapping[str, str]] = (
+        {},
+    )  # environment variables of each parallel trial
     running: dict[int, Trial] = field(default_factory=dict)
     failures: int = 0
 
@@ -102,13 +104,20 @@ class Search:
 
     def start(self, drawn: Any, environment: Mapping[str, str]) -> Trial:
         overrides = overrides_of(drawn.params)
-        print_once(f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}")
-        run, log = Run(self.folder / name_of(drawn.number)), self.folder / LOGS / f"{name_of(drawn.number)}.log"
+        print_once(
+            f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}"
+        )
+        run, log = (
+            Run(self.folder / name_of(drawn.number)),
+            self.folder / LOGS / f"{name_of(drawn.number)}.log",
+        )
         if run.folder.is_dir() and (lock := hold(run.folder, SECONDS_TO_END)) is not None:
             lock.close()  # it was held while a process of an earlier search was saving
         # Tasks would evaluate the base in each trial again; only the run of the best recipe has them.
         evaluation = self.recipe.evaluation
-        has_questions = self.recipe.stage in TEXT_STAGES and (evaluation.held_out_share or evaluation.perplexity)
+        has_questions = self.recipe.stage in TEXT_STAGES and (
+            evaluation.held_out_share or evaluation.perplexity
+        )
         tasks = f"evaluation.tasks=[{'{name: domain_test, questions: 0}' if has_questions else ''}]"
         own = [f"name={run.folder.name}", f"output_dir={self.folder}", tasks]
         own += ["evaluation.tasks_every_tokens=null", "evaluation.tasks_device=auto"]
@@ -125,13 +134,23 @@ class Search:
         points = [(int(line["tokens"]), float(line[metric])) for line in lines if metric in line]
         reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
         cell = max(1, (self.recipe.budget.tokens or 0) // CELLS)
-        new = {tokens // cell * cell: value for tokens, value in reversed(points) if math.isfinite(value)}
+        new = {
+            tokens // cell * cell: value
+            for tokens, value in reversed(points)
+            if math.isfinite(value)
+        }
         for step in sorted(new.keys() - reported.keys()):
             trial.drawn.report(new[step], step)
         if has_ended:
             self.end(trial, points[-1][1] if points else None)
-        elif trial.signalled_at is None and new.keys() - reported.keys() and trial.drawn.should_prune():
-            print_once(f"{trial.run.folder.name} is pruned at {points[-1][0]:,} tokens: {points[-1][1]:.5g}")
+        elif (
+            trial.signalled_at is None
+            and new.keys() - reported.keys()
+            and trial.drawn.should_prune()
+        ):
+            print_once(
+                f"{trial.run.folder.name} is pruned at {points[-1][0]:,} tokens: {points[-1][1]:.5g}"
+            )
             trial.is_pruned = True
             trial.signal(signal.SIGTERM)
         elif trial.is_pruned and time.monotonic() - (trial.signalled_at or 0) > SECONDS_TO_END:
@@ -149,13 +168,19 @@ class Search:
         elif trial.is_pruned:
             trial.run.write_status("pruned", message="not among the better trials", exit_code=0)
             self.study.tell(number, state=states.PRUNED)
-        elif not is_finished and (trial.signalled_at or trial.child.returncode == Interrupted.exit_code):
+        elif not is_finished and (
+            trial.signalled_at or trial.child.returncode == Interrupted.exit_code
+        ):
             print_once(f"{name} was stopped; the next search resumes it")
             return
         else:
             metric = self.space.settings.metric
             if is_finished:
-                reason = f"no `{metric}` in {METRICS}" if last is None else f"the last `{metric}` is {last}"
+                reason = (
+                    f"no `{metric}` in {METRICS}"
+                    if last is None
+                    else f"the last `{metric}` is {last}"
+                )
             elif status.get("state") == "failed":
                 reason = f"{status.get('error')}: {status.get('message')}"
             else:
@@ -164,7 +189,9 @@ class Search:
             trial.drawn.set_user_attr(REASON, reason)
             self.study.tell(number, state=states.FAIL)
             print_once(f"{name} failed: {reason}")
-            has_diverged = status.get("error") == TrainingError.__name__ or is_finished and last is not None
+            has_diverged = (
+                status.get("error") == TrainingError.__name__ or is_finished and last is not None
+            )
             self.failures = 0 if has_diverged else before + 1
         self.write_results()
         if self.failures >= MOST_FAILURES:
@@ -176,7 +203,11 @@ class Search:
         for trial in self.study.get_trials(deepcopy=False):
             last = max(trial.intermediate_values, default=None)
             is_complete = trial.state.name == "COMPLETE"
-            entry = {"number": trial.number, "run": name_of(trial.number), "state": trial.state.name.lower()}
+            entry = {
+                "number": trial.number,
+                "run": name_of(trial.number),
+                "state": trial.state.name.lower(),
+            }
             entry["value"] = trial.value if is_complete else trial.intermediate_values.get(last)
             entry |= {"tokens": None if is_complete else last, "values": trial.params}
             found.append(entry | {"reason": trial.user_attrs.get(REASON, "")})
@@ -188,7 +219,11 @@ class Search:
         """Write results.json and the best recipe; return the recipe's path, or None if no trial is complete."""
         settings, results = self.space.settings, self.results()
         best = next((one for one in results if one["state"] == "complete"), None)
-        content = {"metric": settings.metric, "direction": settings.direction, "best": best and best["number"]}
+        content = {
+            "metric": settings.metric,
+            "direction": settings.direction,
+            "best": best and best["number"],
+        }
         write_json(self.folder / RESULTS, content | {"trials": results})
         if best is None:
             return None
@@ -205,12 +240,16 @@ class Search:
 
     def show_results(self) -> None:
         results, best = self.results(), self.write_results()
-        table = Table("trial", "state", self.space.settings.metric, *self.space.distributions, "reason")
+        table = Table(
+            "trial", "state", self.space.settings.metric, *self.space.distributions, "reason"
+        )
         for one in results:
             at = "" if one["tokens"] is None else f" at {one['tokens']:,}"
             value = "" if one["value"] is None else f"{one['value']:.5g}{at}"
             drawn = [override.partition("=")[2] for override in overrides_of(one["values"])]
-            table.add_row(one["run"], one["state"], value, *map(shortened, drawn), shortened(one["reason"]))
+            table.add_row(
+                one["run"], one["state"], value, *map(shortened, drawn), shortened(one["reason"])
+            )
         open_console().print(table, markup=False)
         if best is None:
             print_once("No trial is complete yet.")
@@ -234,22 +273,35 @@ WINDOW = 1 / 20  # of the test, over which losses are smoothed
 RISE = 1.1  # times the lowest smoothed loss: diverged
 
 
-def exponential(tokens: float, total_tokens: float, *, lowest: float, highest: float = 1.0) -> float:
+def exponential(
+    tokens: float, total_tokens: float, *, lowest: float, highest: float = 1.0
+) -> float:
     """The schedule: grow exponentially, from `lowest` to `highest` times the recipe's rate."""
     return float(highest * (lowest / highest) ** (1 - min(1.0, tokens / total_tokens)))
 
 
 def range_test(
-    recipe: Path, overrides: Sequence[str], low: float, high: float, *, steps: int, options: Sequence[str], new: bool
+    recipe: Path,
+    overrides: Sequence[str],
+    low: float,
+    high: float,
+    *,
+    steps: int,
+    options: Sequence[str],
+    new: bool,
 ) -> None:
     """Learning-rate range test (arXiv 1506.01186): one short run whose learning rate grows until the loss diverges.
     Suggest a tenth of the rate at the lowest smoothed loss, the rule of fastai's lr_find (arXiv 2002.04688)."""
     if not 0 < low < high < math.inf:
-        raise RecipeError(f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first.")
+        raise RecipeError(
+            f"--learning-rates {low:g} {high:g}: expected two numbers above 0, the lower one first."
+        )
     loaded = load_recipe(recipe, overrides)
     batch = loaded.budget.global_batch_tokens
     if batch is None:
-        raise RecipeError("a range test needs `budget.global_batch_tokens`: add it, such as 65_536.")
+        raise RecipeError(
+            "a range test needs `budget.global_batch_tokens`: add it, such as 65_536."
+        )
     folder = loaded.output_dir / f"{loaded.name}-learning-rates"
     run = Run(free_name(folder) if new else folder)
     rate = min(high, 1.0)  # a recipe's limit; the schedule's factor may exceed it
@@ -270,19 +322,31 @@ def range_test(
     print_once(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
     code, signalled = Child([*TRAIN, str(recipe), *words, *options]).wait_for_end()
     if signalled:
-        raise Interrupted(f"{signal.Signals(signalled).name}. Repeat the command to restart the range test.")
-    logged = [(line["tokens"], line["loss"]) for line in read_objects(run.folder / METRICS) if "loss" in line]
+        raise Interrupted(
+            f"{signal.Signals(signalled).name}. Repeat the command to restart the range test."
+        )
+    logged = [
+        (line["tokens"], line["loss"])
+        for line in read_objects(run.folder / METRICS)
+        if "loss" in line
+    ]
     points = [(tokens, loss) for tokens, loss in logged if math.isfinite(loss)]
     if len(points) < FEWEST:
-        raise TrainingError(f"the range test ended with code {code} after {len(points)} steps with a loss.")
+        raise TrainingError(
+            f"the range test ended with code {code} after {len(points)} steps with a loss."
+        )
     remove_weights(run.folder)  # of a diverged model
     rates = [rate * exponential(tokens, steps * batch, **ends) for tokens, _ in points]
     decay, mean, losses = 1 - 1 / max(2.0, WINDOW * steps), 0.0, []
-    for number, (_, loss) in enumerate(points, start=1):  # an exponential moving average with bias correction
+    for number, (_, loss) in enumerate(
+        points, start=1
+    ):  # an exponential moving average with bias correction
         mean = decay * mean + (1 - decay) * loss
         losses.append(mean / (1 - decay**number))
     lowest = min(range(len(losses)), key=losses.__getitem__)
-    above = next((at for at in range(lowest, len(losses)) if losses[at] > RISE * losses[lowest]), None)
+    above = next(
+        (at for at in range(lowest, len(losses)) if losses[at] > RISE * losses[lowest]), None
+    )
     print_once(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {losses[lowest]:.4g}")
     if above is not None:
         print_once(f"It exceeds that by a tenth at {rates[above]:.1e}")
@@ -292,4 +356,6 @@ def range_test(
         )
     else:
         suggested = in_yaml(float(f"{rates[lowest] / 10:.1e}"))
-        print_once(f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss.")
+        print_once(
+            f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss."
+        )

@@ -25,7 +25,9 @@ SET_BY_SEARCH = ("name", "output_dir")
 OF_A_RANGE = ("low", "high", "log", "step")
 EXAMPLE = "{low: 1e-6, high: 1e-3, log: true}"
 
-Named = Annotated[Component, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)]
+Named = Annotated[
+    Component, BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+]
 """`sampler: tpe` is short for `sampler: {name: tpe}`."""
 
 
@@ -60,7 +62,11 @@ class Axis:
     @property
     def ends(self) -> tuple[Any, ...]:
         """The values to check before the search: if both ends of a range are valid, so are those between."""
-        return tuple(self.distribution.choices) if self.is_list else (self.distribution.low, self.distribution.high)
+        return (
+            tuple(self.distribution.choices)
+            if self.is_list
+            else (self.distribution.low, self.distribution.high)
+        )
 
     @property
     def is_list(self) -> bool:
@@ -81,7 +87,10 @@ class Space:
         """The trials of `sampler: grid`; empty for other samplers."""
         if self.settings.sampler.name != GRID:
             return []
-        found = [dict(zip(self.distributions, one, strict=True)) for one in product(*(a.ends for a in self.axes))]
+        found = [
+            dict(zip(self.distributions, one, strict=True))
+            for one in product(*(a.ends for a in self.axes))
+        ]
         return found[: self.settings.trials]
 
 
@@ -90,7 +99,9 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError as problem:
-        raise ResourceError(f"`cpt search` needs Optuna. Install it: {install_line('search')}") from problem
+        raise ResourceError(
+            f"`cpt search` needs Optuna. Install it: {install_line('search')}"
+        ) from problem
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -107,8 +118,14 @@ def load_space(path: Path) -> Space:
     except ValidationError as refused:
         for problem in refused.errors(include_url=False):
             name = ".".join(map(str, problem["loc"]))
-            hint = did_you_mean(name, Settings.model_fields) if problem["type"] == "extra_forbidden" else ""
-            mistakes.add(place_of(section, problem["loc"]), f"`search.{name}`: {problem['msg']}.{hint}")
+            hint = (
+                did_you_mean(name, Settings.model_fields)
+                if problem["type"] == "extra_forbidden"
+                else ""
+            )
+            mistakes.add(
+                place_of(section, problem["loc"]), f"`search.{name}`: {problem['msg']}.{hint}"
+            )
     axes = []
     for key, node in entries.items():
         if key != SEARCH:
@@ -117,10 +134,15 @@ def load_space(path: Path) -> Space:
             except (ValueError, TypeError) as reason:
                 mistakes.add(node.place, f"`{key}`: {reason}")
     if entries.keys() <= {SEARCH}:
-        mistakes.add(root.place, f"no key to search: add one, such as `optimizer.learning_rate: {EXAMPLE}`")
+        mistakes.add(
+            root.place, f"no key to search: add one, such as `optimizer.learning_rate: {EXAMPLE}`"
+        )
     for axis, above in permutations(axes, 2):
         if steps_of(axis.key)[: len(steps_of(above.key))] == steps_of(above.key):
-            mistakes.add(axis.place, f"`{axis.key}` is part of `{above.key}` (line {above.place.line}): remove one")
+            mistakes.add(
+                axis.place,
+                f"`{axis.key}` is part of `{above.key}` (line {above.place.line}): remove one",
+            )
     for axis in axes:
         if settings is not None and settings.sampler.name == GRID and not axis.is_list:
             mistakes.add(axis.place, f"`{axis.key}`: `sampler: grid` needs a list of values")
@@ -138,19 +160,28 @@ def distribution_of(key: str, value: Any) -> Any:
     if isinstance(value, list):
         return distributions.CategoricalDistribution([in_yaml(one) for one in value])
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys():
-        raise ValueError(f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}")
+        raise ValueError(
+            f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}"
+        )
     for name in value.keys() - OF_A_RANGE:
         raise ValueError(f"unknown key `{name}` of a range.{did_you_mean(name, OF_A_RANGE)}")
     numbers = {name: whole_number(number) for name, number in value.items() if name != "log"}
     wanted = without_none(annotation_at(steps_of(key)))
     # `{low: 0, high: 1}` for a key with any number, such as a weight, includes the numbers between.
-    is_whole = wanted is int or wanted is not float and all(isinstance(value[name], int) for name in numbers)
+    is_whole = (
+        wanted is int
+        or wanted is not float
+        and all(isinstance(value[name], int) for name in numbers)
+    )
     kind = distributions.IntDistribution if is_whole else distributions.FloatDistribution
     return kind(**numbers, log=bool(value.get("log", False)))
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key}={float(f'{one:.6g}') if isinstance(one, float) else one}" for key, one in values.items()]
+    return [
+        f"{key}={float(f'{one:.6g}') if isinstance(one, float) else one}"
+        for key, one in values.items()
+    ]
 
 
 def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Recipe]:
@@ -177,11 +208,19 @@ def open_study(url: str, name: str, space: Space) -> Any:
     optuna, settings = import_optuna(), space.settings
     build_sampler(space, 0)
     kinds = optuna.pruners
-    pruners = {"median": kinds.MedianPruner, "hyperband": kinds.HyperbandPruner, "none": kinds.NopPruner}
+    pruners = {
+        "median": kinds.MedianPruner,
+        "hyperband": kinds.HyperbandPruner,
+        "none": kinds.NopPruner,
+    }
     pruner = build("pruner", settings.pruner, pruners, space)
     with storage_errors(url, RuntimeError):  # from Optuna: another version has written it
         study = optuna.create_study(
-            storage=url, study_name=name, direction=settings.direction, pruner=pruner, load_if_exists=True
+            storage=url,
+            study_name=name,
+            direction=settings.direction,
+            pruner=pruner,
+            load_if_exists=True,
         )
         for values in space.combinations():
             study.enqueue_trial(values, skip_if_exists=True)
@@ -193,11 +232,21 @@ def build_sampler(space: Space, number: int) -> Any:
     resumed search sample the same values: samplers' only other state is the study."""
     samplers = import_optuna().samplers
     seed = int(np.random.SeedSequence([space.settings.seed, number]).generate_state(1)[0])
-    known = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, GRID: samplers.RandomSampler}
+    known = {
+        "tpe": samplers.TPESampler,
+        "random": samplers.RandomSampler,
+        GRID: samplers.RandomSampler,
+    }
     return build("sampler", space.settings.sampler, known, space, seed=seed)
 
 
-def build(kind: str, section: Component, known: Mapping[str, Callable[..., Any]], space: Space, **given: Any) -> Any:
+def build(
+    kind: str,
+    section: Component,
+    known: Mapping[str, Callable[..., Any]],
+    space: Space,
+    **given: Any,
+) -> Any:
     try:
         return find(kind, section.name, known)(**given, **section.options)
     except (TypeError, ValueError, RecipeError) as problem:
@@ -234,6 +283,12 @@ def storage_errors(url: str, *further: type[Exception]) -> Iterator[None]:
 
     try:
         yield
-    except (import_optuna().exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError, *further) as problem:
+    except (
+        import_optuna().exceptions.StorageInternalError,
+        sqlalchemy.exc.SQLAlchemyError,
+        *further,
+    ) as problem:
         reason = str(problem.__cause__ or problem).partition("\n")[0]
-        raise ResourceError(f"the study {url} is unusable: {reason}. Repair it, or use --new.") from problem
+        raise ResourceError(
+            f"the study {url} is unusable: {reason}. Repair it, or use --new."
+        ) from problem

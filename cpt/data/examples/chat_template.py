@@ -12,13 +12,28 @@ from cpt.errors import RecipeError
 
 # Some templates write the current date. Stored tokens must not change from day to day, so these templates always get
 # 26 July 2024, the fallback date of Llama 3's template.
-DATE = {"%Y": "2024", "%y": "24", "%m": "07", "%d": "26", "%B": "July", "%b": "Jul", "%A": "Friday", "%a": "Fri"}
+DATE = {
+    "%Y": "2024",
+    "%y": "24",
+    "%m": "07",
+    "%d": "26",
+    "%B": "July",
+    "%b": "Jul",
+    "%A": "Friday",
+    "%a": "Fri",
+}
 DATE |= {"%H": "00", "%M": "00"}
 FILLED_IN = "".join(f"|replace('{code}','{text}')" for code, text in DATE.items())
-SAME_DAY = f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
+SAME_DAY = (
+    f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
+)
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 ASSISTANT, TOOL = "assistant", "tool"
-ASKED, ANSWERED, PROBE = "qqq", "zzz", "qqqzzzqqq"  # message contents that do not occur in templates
+ASKED, ANSWERED, PROBE = (
+    "qqq",
+    "zzz",
+    "qqqzzzqqq",
+)  # message contents that do not occur in templates
 Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
 REMEMBERED = 4096  # texts: filters check a batch of documents before it is encoded
@@ -37,11 +52,19 @@ class Frame(NamedTuple):
 class ChatTemplate:
     """A tokenizer's chat template; control tokens in the text of messages are escaped by NOT_TOKEN."""
 
-    def __init__(self, template: str, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]) -> None:
-        self.template, self.named_tokens, self.control = template, named_tokens, control_pattern(control_tokens)
+    def __init__(
+        self, template: str, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]
+    ) -> None:
+        self.template, self.named_tokens, self.control = (
+            template,
+            named_tokens,
+            control_pattern(control_tokens),
+        )
         self.tells_generated = GENERATION.search(template) is not None
 
-    def write(self, messages: Sequence[Message], tools: Tools = None, *, prompt: bool = False) -> str:
+    def write(
+        self, messages: Sequence[Message], tools: Tools = None, *, prompt: bool = False
+    ) -> str:
         return self._render(messages, tools, add_generation_prompt=prompt)[0]
 
     def opening(self, messages: Sequence[Message], tools: Tools) -> str:
@@ -52,14 +75,20 @@ class ChatTemplate:
     def generated(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
         return self._render(messages, tools, return_assistant_tokens_mask=True)
 
-    def _render(self, messages: Sequence[Message], tools: Tools, **options: bool) -> tuple[str, list[Span]]:
+    def _render(
+        self, messages: Sequence[Message], tools: Tools, **options: bool
+    ) -> tuple[str, list[Span]]:
         # Imported here, as it takes a second and only chats need it.
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        render: Any = partial(render_jinja_template, chat_template=self.template)  # its type hints are too narrow
+        render: Any = partial(
+            render_jinja_template, chat_template=self.template
+        )  # its type hints are too narrow
         try:
-            (text,), spans = render([list(messages)], list(tools) if tools else None, **options, **self.named_tokens)
+            (text,), spans = render(
+                [list(messages)], list(tools) if tools else None, **options, **self.named_tokens
+            )
         except (TemplateError, TypeError, ValueError) as problem:
             raise Refused(f"the chat template raised: {first_line(problem)}") from problem
         return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
@@ -71,19 +100,31 @@ class ChatTemplate:
         spans = self._turns(messages, tools, text)
         if any(message["role"] == TOOL for message in messages):
             # Gemma 4 writes some tool results inside the assistant's turn.
-            probe = [{**message, "content": PROBE} if message["role"] == TOOL else message for message in messages]
+            probe = [
+                {**message, "content": PROBE} if message["role"] == TOOL else message
+                for message in messages
+            ]
             written = self.write(probe, tools)
-            if any(PROBE in written[start:end] for start, end in self._turns(probe, tools, written)):
-                raise Refused("the chat template writes a tool's result inside the assistant's turn")
+            if any(
+                PROBE in written[start:end] for start, end in self._turns(probe, tools, written)
+            ):
+                raise Refused(
+                    "the chat template writes a tool's result inside the assistant's turn"
+                )
         return spans
 
     def _turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
-        numbers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+        numbers = [
+            number for number, message in enumerate(messages) if message["role"] == ASSISTANT
+        ]
         if framed := self._framed_turns(text, len(numbers)):
             return framed
         spans, at = list[Span](), 0
         for number in numbers:
-            opening, upto = self.opening(messages[:number], tools), self.write(messages[: number + 1], tools).rstrip()
+            opening, upto = (
+                self.opening(messages[:number], tools),
+                self.write(messages[: number + 1], tools).rstrip(),
+            )
             start, end = self._behind_header(text, len(opening)), len(upto)
             if not (text.startswith(opening) and text.startswith(upto) and at <= start < end):
                 start, end = self._found(messages[number], text, opening, upto, at)
@@ -94,14 +135,25 @@ class ChatTemplate:
     @cached_property
     def frame(self) -> Frame | None:
         """The text around the assistant's words; None if the template rejects a small chat."""
-        asked, answered = {"role": "user", "content": ASKED}, {"role": ASSISTANT, "content": ANSWERED}
+        asked, answered = (
+            {"role": "user", "content": ASKED},
+            {"role": ASSISTANT, "content": ANSWERED},
+        )
         try:
             first, second = self.write([asked]), self.write([asked, answered, asked])
-            prompted, whole = self.write([asked], prompt=True), self.write([asked, answered, asked, answered])
+            prompted, whole = (
+                self.write([asked], prompt=True),
+                self.write([asked, answered, asked, answered]),
+            )
         except Refused:
             return None
         at, last = whole.find(ANSWERED), whole.rfind(ANSWERED)
-        if at == last or not whole.startswith(first) or not prompted.startswith(first) or not whole.startswith(second):
+        if (
+            at == last
+            or not whole.startswith(first)
+            or not prompted.startswith(first)
+            or not whole.startswith(second)
+        ):
             return None
         is_prompted = len(prompted) > len(first)
         befores = [whole[len(first) : at], whole[len(second) : last]]
@@ -129,7 +181,11 @@ class ChatTemplate:
     def _behind_header(self, text: str, start: int) -> int:
         """Skip text that some templates write before the assistant's words after tools, but not in the prompt."""
         before = self.frame.before if self.frame is not None else ""
-        return start + len(before) if self.control.search(before) and text.startswith(before, start) else start
+        return (
+            start + len(before)
+            if self.control.search(before) and text.startswith(before, start)
+            else start
+        )
 
     def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
         """The content of a message that a template renders differently when others follow. It ends with the text that
@@ -140,18 +196,26 @@ class ChatTemplate:
         begin = self._behind_header(text, len(opening)) if is_opened else at
         start = text.find(content, begin) if content else -1
         if start < 0 or not is_opened and text.find(content, start + 1) >= 0:
-            raise Refused("the assistant's words cannot be found in the output of the chat template")
+            raise Refused(
+                "the assistant's words cannot be found in the output of the chat template"
+            )
         end = start + len(content)
-        end += len(commonprefix([blanks, text[end:]]))  # most templates strip the content; phi and gpt-oss do not
+        end += len(
+            commonprefix([blanks, text[end:]])
+        )  # most templates strip the content; phi and gpt-oss do not
         after = upto[upto.rfind(content) + len(content) :]
         token = self.control.match(text, end)
         ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)]
-        return begin if is_opened else start, end + (ends[0] if ends else len(token[0]) if token else 0)
+        return begin if is_opened else start, end + (
+            ends[0] if ends else len(token[0]) if token else 0
+        )
 
 
 def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     """Match control tokens, longer ones first, but not escaped ones."""
-    return re.compile(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})")
+    return re.compile(
+        f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})"
+    )
 
 
 class Written(NamedTuple):
@@ -164,15 +228,23 @@ class Written(NamedTuple):
 
 class ExampleWriter:
     def __init__(
-        self, form: str, template: str | None, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]
+        self,
+        form: str,
+        template: str | None,
+        named_tokens: Mapping[str, Any],
+        control_tokens: Sequence[str],
     ) -> None:
-        self.template = None if template is None else ChatTemplate(template, named_tokens, control_tokens)
+        self.template = (
+            None if template is None else ChatTemplate(template, named_tokens, control_tokens)
+        )
         self.form, self.control = form, control_pattern(control_tokens)
         self.write = lru_cache(REMEMBERED)(self._write)
 
     def _write(self, text: str) -> list[Written]:
         """The texts of an example: the chosen and the rejected one, or the only one."""
-        example = example_of(self.control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text))
+        example = example_of(
+            self.control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text)
+        )
         if example is None:
             raise Refused("not an example any more: a transform changed its parts")
         messages, prompt = example.messages, example.prompt
@@ -183,11 +255,15 @@ class ExampleWriter:
         if self.form == "prompt":
             if prompt is None:
                 raise Refused("not a prompt: a plain text or a chat, not a row with columns")
-            opening = prompt if isinstance(prompt, str) else self.chats().opening(prompt, example.tools)
+            opening = (
+                prompt if isinstance(prompt, str) else self.chats().opening(prompt, example.tools)
+            )
             return [Written(opening, is_chat=isinstance(prompt, list), spans=[], learns_end=False)]
         if self.form == "document":
             if not isinstance(messages, list):
-                raise Refused("not a chat: a file without columns, or a transform changed its lines")
+                raise Refused(
+                    "not a chat: a file without columns, or a transform changed its lines"
+                )
             return [Written(self.chats().write(messages, example.tools), is_chat=True, spans=[])]
         # Learn the assistant's words of a conversation, a completion, or all of a plain text.
         if isinstance(messages, str):
@@ -198,21 +274,35 @@ class ExampleWriter:
 
     def preference(self, example: Example) -> list[Written]:
         chosen, rejected, prompt = example.chosen, example.rejected, example.prompt
-        if prompt is None and chosen is not None and rejected is not None and type(chosen) is type(rejected):
+        if (
+            prompt is None
+            and chosen is not None
+            and rejected is not None
+            and type(chosen) is type(rejected)
+        ):
             most = max(0, min(len(chosen), len(rejected)) - 1)  # keep something of both
             same = next((at for at in range(most) if chosen[at] != rejected[at]), most)
             # Most tokenizers encode a blank together with the next word.
             same -= isinstance(chosen, str) and chosen[:same].endswith(" ")
             prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
         example = example._replace(prompt=prompt)
-        return [self.pair(example, completion, only_assistant=False) for completion in (chosen, rejected)]
+        return [
+            self.pair(example, completion, only_assistant=False)
+            for completion in (chosen, rejected)
+        ]
 
     def pair(self, example: Example, completion: Words | None, *, only_assistant: bool) -> Written:
         prompt, tools = example.prompt, example.tools
         if isinstance(prompt, str) and isinstance(completion, str):
-            return Written(prompt + completion, is_chat=False, spans=[(len(prompt), len(prompt) + len(completion))])
+            return Written(
+                prompt + completion,
+                is_chat=False,
+                spans=[(len(prompt), len(prompt) + len(completion))],
+            )
         if not isinstance(prompt, list) or not isinstance(completion, list):
-            raise Refused("not the parts of an example: a plain text or a chat, not a row with columns")
+            raise Refused(
+                "not the parts of an example: a plain text or a chat, not a row with columns"
+            )
         if only_assistant:
             return self.chat(prompt + completion, tools, len(prompt))
         chats = self.chats()
@@ -240,8 +330,13 @@ class ExampleWriter:
             spans = chats.turns(messages, tools, text)[before:]
             ends = {found.end() for found in self.control.finditer(text, *spans[-1])}
             if learns_end and spans[-1][1] not in ends:
-                spans[-1] = (spans[-1][0], len(text))  # include blanks, so that everything before the EOS is learned
-        return Written(text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=learns_end)
+                spans[-1] = (
+                    spans[-1][0],
+                    len(text),
+                )  # include blanks, so that everything before the EOS is learned
+        return Written(
+            text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=learns_end
+        )
 
     def chats(self) -> ChatTemplate:
         if self.template is None:

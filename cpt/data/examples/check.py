@@ -103,7 +103,9 @@ class Inspector:
                     found.find(kind, places[number])
         return found
 
-    def examples(self, documents: Iterator[Document], found: ExampleReport) -> Iterator[tuple[str, Document]]:
+    def examples(
+        self, documents: Iterator[Document], found: ExampleReport
+    ) -> Iterator[tuple[str, Document]]:
         """The texts that a run would train on; examples rejected by the template are counted."""
         functions = self.sieve.functions()
         for document in documents:
@@ -119,7 +121,11 @@ class Inspector:
 def missing_tokens(encoder: ExampleEncoder) -> list[str]:
     """Strings that look like control tokens in the chat template, but are not tokens of the tokenizer."""
     written = dict.fromkeys(CONTROL_LIKE.findall(encoder.template or ""))
-    return [token for token in written if token not in encoder.control_tokens and encoder.id_of(token) is None]
+    return [
+        token
+        for token in written
+        if token not in encoder.control_tokens and encoder.id_of(token) is None
+    ]
 
 
 def faults_of_words(example: Example | None) -> Iterator[str]:
@@ -132,7 +138,11 @@ def faults_of_words(example: Example | None) -> Iterator[str]:
         yield ECHO
     if example.chosen is not None and example.chosen == example.rejected:
         yield SAME
-    if example.columns is not None and isinstance(example.prompt, str) and not example.prompt.strip():
+    if (
+        example.columns is not None
+        and isinstance(example.prompt, str)
+        and not example.prompt.strip()
+    ):
         yield "empty prompt"
 
 
@@ -171,18 +181,27 @@ def unended(lengths: Int64, segments: Segments, is_control: Mask) -> list[int]:
     return sorted({int(np.searchsorted(bounds, place, "right")) for place in at[~ended].tolist()})
 
 
-def faults_of_length(lengths: Int64, segments: Segments, form: str, sequence_length: int) -> dict[str, list[int]]:
+def faults_of_length(
+    lengths: Int64, segments: Segments, form: str, sequence_length: int
+) -> dict[str, list[int]]:
     begins = lengths.cumsum() - lengths
     kinds_of_ids = (segments == kind for kind in (CONTEXT, LEARNED, UNWANTED))
-    context, learned, unwanted = (np.add.reduceat(one, begins, dtype=np.int64) for one in kinds_of_ids)
+    context, learned, unwanted = (
+        np.add.reduceat(one, begins, dtype=np.int64) for one in kinds_of_ids
+    )
     if form == "conversation":
         bounds = zip(begins, begins + lengths, strict=True)
-        first = np.array([np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds])
+        first = np.array(
+            [np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds]
+        )
         learned -= segments[begins] == LEARNED  # the first token is never predicted
         lost = (learned > 0) & (first >= sequence_length)
         is_cut = (lengths > sequence_length) & ~lost & (learned > 0)
         kinds = {MASKED: learned == 0, NOTHING_LEARNED: lost, TRUNCATED: is_cut}
     else:
         lost = context > sequence_length if form == "prompt" else context >= sequence_length
-        kinds = {LONG_PROMPT: lost, TRUNCATED: (context + np.maximum(learned, unwanted) > sequence_length) & ~lost}
+        kinds = {
+            LONG_PROMPT: lost,
+            TRUNCATED: (context + np.maximum(learned, unwanted) > sequence_length) & ~lost,
+        }
     return {kind: np.flatnonzero(which).tolist() for kind, which in kinds.items()}

@@ -38,10 +38,15 @@ def fitting(
     parts = [part for part in documents.parts if part.description.documents]
     if form == "conversation":
         cut = np.minimum(lengths, sequence_length)
-        learns = np.concatenate([np.empty(0, bool), *(learns_of(part, sequence_length) for part in parts)])
+        learns = np.concatenate(
+            [np.empty(0, bool), *(learns_of(part, sequence_length) for part in parts)]
+        )
         fits, reason, tokens = learns[chosen], NOTHING_LEARNED, cut
     else:
-        counts = [np.add.reduceat(part.segments == CONTEXT, part.offsets[:-1], dtype=np.int64) for part in parts]
+        counts = [
+            np.add.reduceat(part.segments == CONTEXT, part.offsets[:-1], dtype=np.int64)
+            for part in parts
+        ]
         prompts = np.concatenate([np.empty(0, np.int64), *counts])[chosen]
         fits, reason = prompts < sequence_length + (form == "prompt"), LONG_PROMPT
         cut, tokens = lengths, prompts if form == "prompt" else lengths
@@ -73,7 +78,9 @@ class ExampleEncoder(DocumentEncoder):
         vars(self).update(vars(encoder))
         if encoder.slow_tokenizer is not None:
             slow = f"the tokenizer `{encoder.name}` is a slow (Python) tokenizer, which lacks character offsets"
-            raise RecipeError(f"`{key}`: {slow}. Set `tokenizer.path` to a tokenizer with a tokenizer.json.")
+            raise RecipeError(
+                f"`{key}`: {slow}. Set `tokenizer.path` to a tokenizer with a tokenizer.json."
+            )
         self.form = form_of_source(source)
         self.template = encoder.chat_template
         if self.template is not None and "strftime_now" in self.template:
@@ -84,12 +91,20 @@ class ExampleEncoder(DocumentEncoder):
                 f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to that of"
                 " the model's chat version, or write the chat as text into a column: `text_column`."
             )
-        what = [encoder.fingerprint, self.form, self.template, sorted(self.named_tokens.items()), VERSION]
+        what = [
+            encoder.fingerprint,
+            self.form,
+            self.template,
+            sorted(self.named_tokens.items()),
+            VERSION,
+        ]
         self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
 
     def __getstate__(self) -> dict[str, Any]:
         made_again = ("whole_tokenizer", "writer")
-        return {name: value for name, value in super().__getstate__().items() if name not in made_again}
+        return {
+            name: value for name, value in super().__getstate__().items() if name not in made_again
+        }
 
     @cached_property
     def writer(self) -> ExampleWriter:
@@ -113,9 +128,15 @@ class ExampleEncoder(DocumentEncoder):
         written = [self.write(text) for text in texts]
         tokens = iter(self.tokenize([one for some in written for one in some]))
         pairs = zip(texts, written, strict=True)
-        parts = [self.example_ids(text, [(one, next(tokens)) for one in some]) for text, some in pairs]
-        ids = np.concatenate([np.empty(0, self.dtype), *(ids for ids, _ in parts)], dtype=self.dtype)
-        segments = np.concatenate([np.empty(0, np.uint8), *(segments for _, segments in parts)], dtype=np.uint8)
+        parts = [
+            self.example_ids(text, [(one, next(tokens)) for one in some]) for text, some in pairs
+        ]
+        ids = np.concatenate(
+            [np.empty(0, self.dtype), *(ids for ids, _ in parts)], dtype=self.dtype
+        )
+        segments = np.concatenate(
+            [np.empty(0, np.uint8), *(segments for _, segments in parts)], dtype=np.uint8
+        )
         return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
@@ -125,17 +146,25 @@ class ExampleEncoder(DocumentEncoder):
         counts = []
         for (one,) in map(self.write, texts):
             learned = [one.text[start:end] for start, end in one.spans]
-            learned = [self.writer.control.sub("", text) if one.is_chat else text for text in learned]
-            counts.append(max(1, sum(len(text.replace(NOT_TOKEN, "").encode()) for text in learned)))
+            learned = [
+                self.writer.control.sub("", text) if one.is_chat else text for text in learned
+            ]
+            counts.append(
+                max(1, sum(len(text.replace(NOT_TOKEN, "").encode()) for text in learned))
+            )
         return np.array(counts, np.int64)
 
     def write(self, text: str) -> list[Written]:
         try:
             return self.writer.write(text)
         except Refused as problem:
-            raise DataError(f"an example cannot be rendered: {problem}. It begins: {text[:80]!r}") from problem
+            raise DataError(
+                f"an example cannot be rendered: {problem}. It begins: {text[:80]!r}"
+            ) from problem
 
-    def example_ids(self, text: str, sequences: Sequence[tuple[Written, Tokens]]) -> tuple[Ids, Segments]:
+    def example_ids(
+        self, text: str, sequences: Sequence[tuple[Written, Tokens]]
+    ) -> tuple[Ids, Segments]:
         framed = [self.with_bos_and_eos(written, tokens) for written, tokens in sequences]
         if self.form == "preference":
             # The prompt once, as far as both share ids, then the chosen and the rejected completion.
@@ -143,7 +172,13 @@ class ExampleEncoder(DocumentEncoder):
             shortest = min(len(chosen), len(rejected))
             differ = np.flatnonzero(chosen[:shortest] != rejected[:shortest])
             same = int(differ[0]) if len(differ) else shortest - 1
-            prompt = min(same, *(int(np.argmax(learned)) if learned.any() else len(learned) for _, learned in framed))
+            prompt = min(
+                same,
+                *(
+                    int(np.argmax(learned)) if learned.any() else len(learned)
+                    for _, learned in framed
+                ),
+            )
             parts = [chosen[:prompt], chosen[prompt:], rejected[prompt:]]
             segments = np.array([CONTEXT, LEARNED, UNWANTED], np.uint8)
             return np.concatenate(parts), np.repeat(segments, [len(part) for part in parts])
@@ -155,27 +190,44 @@ class ExampleEncoder(DocumentEncoder):
         example = example_of(text)
         assert example is not None
         if self.form == "unpaired":
-            return ids, np.where(learned, LEARNED if example.label else UNWANTED, CONTEXT).astype(np.uint8)
-        row = json.dumps({"prompt": example.prompt, **(example.columns or {})}, ensure_ascii=False).encode()
+            return ids, np.where(learned, LEARNED if example.label else UNWANTED, CONTEXT).astype(
+                np.uint8
+            )
+        row = json.dumps(
+            {"prompt": example.prompt, **(example.columns or {})}, ensure_ascii=False
+        ).encode()
         both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])
         return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
 
     def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, Mask]:
         """Add BOS and EOS, unless they are there; also return whether each token is learned."""
         ids, learned = tokens.ids, learned_tokens(tokens, written)
-        before = [] if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos] else [self.bos]
+        before = (
+            []
+            if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos]
+            else [self.bos]
+        )
         has_eos = written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"])
         after = [self.eos] if self.form != "prompt" and not has_eos else []
         return (
             np.concatenate([np.array(before, self.dtype), ids, np.array(after, self.dtype)]),
-            np.concatenate([np.zeros(len(before), bool), learned, np.full(len(after), written.learns_end)]),
+            np.concatenate(
+                [np.zeros(len(before), bool), learned, np.full(len(after), written.learns_end)]
+            ),
         )
 
     def tokenize(self, written: Sequence[Written]) -> list[Tokens]:
-        whole = [number for number, one in enumerate(written) if one.is_chat and NOT_TOKEN not in one.text]
+        whole = [
+            number
+            for number, one in enumerate(written)
+            if one.is_chat and NOT_TOKEN not in one.text
+        ]
         texts = [written[number].text for number in whole]
         encodings = self.whole_tokenizer.encode_batch(texts, add_special_tokens=False)
-        found = {number: self.as_tokens(encoding, 0) for number, encoding in zip(whole, encodings, strict=True)}
+        found = {
+            number: self.as_tokens(encoding, 0)
+            for number, encoding in zip(whole, encodings, strict=True)
+        }
         # Alternating: text, control token, text, ..., text; without a template it is one text.
         pieces: dict[int, list[str]] = {}
         for number, one in enumerate(written):
@@ -197,7 +249,9 @@ class ExampleEncoder(DocumentEncoder):
         return [found[number] for number in range(len(written))]
 
     def as_tokens(self, encoding: tokenizers.Encoding, at: int) -> Tokens:
-        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding.ids)) + at
+        offsets = (
+            np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding.ids)) + at
+        )
         return Tokens(np.array(encoding.ids, self.dtype), offsets[::2], offsets[1::2])
 
     def without_special(self, tokens: Tokens) -> Tokens:
@@ -205,7 +259,9 @@ class ExampleEncoder(DocumentEncoder):
         found = np.flatnonzero(self.is_special[tokens.ids])
         if not len(found):
             return tokens
-        spelled = {at: self.spelling_of(self.special_tokens[int(tokens.ids[at])]) for at in found.tolist()}
+        spelled = {
+            at: self.spelling_of(self.special_tokens[int(tokens.ids[at])]) for at in found.tolist()
+        }
         ids = [spelled.get(at, [number]) for at, number in enumerate(tokens.ids.tolist())]
         counts = [len(some) for some in ids]
         flat = np.array(list(chain.from_iterable(ids)), self.dtype)
@@ -231,8 +287,14 @@ def learned_tokens(tokens: Tokens, written: Written) -> Mask:
     span = np.searchsorted(starts, tokens.starts, "right") - 1
     begins = (span >= 0) & (tokens.starts < ends[span])
     text = written.text.replace(NOT_TOKEN, "")
-    for start, token in zip(starts.tolist(), (np.searchsorted(tokens.starts, starts) - 1).tolist(), strict=True):
-        if token >= 0 and tokens.ends[token] > start and text[tokens.starts[token] : start].isspace():
+    for start, token in zip(
+        starts.tolist(), (np.searchsorted(tokens.starts, starts) - 1).tolist(), strict=True
+    ):
+        if (
+            token >= 0
+            and tokens.ends[token] > start
+            and text[tokens.starts[token] : start].isspace()
+        ):
             begins[token] = True
     return begins
 
@@ -253,22 +315,31 @@ class MiddleEncoder(DocumentEncoder):
         vars(self).update(vars(encoder))
         self.options = {"rate": 0.5, "suffix_first_rate": 0.5, **options}
         ids = [[encoder.id_of(mark) for mark in marks] for marks in MARKS]
-        self.marks = next(([id_ for id_ in found if id_ is not None] for found in ids if None not in found), [])
+        self.marks = next(
+            ([id_ for id_ in found if id_ is not None] for found in ids if None not in found), []
+        )
         if not self.marks:
             known = "; ".join(" ".join(marks) for marks in MARKS)
             raise RecipeError(
                 f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` lacks the tokens for it (known: {known})."
                 " Remove the key, or add such tokens to the tokenizer."
             )
-        self.fingerprint = xxh3_128_hexdigest(f"{encoder.fingerprint} {self.marks} {self.options}".encode())
+        self.fingerprint = xxh3_128_hexdigest(
+            f"{encoder.fingerprint} {self.marks} {self.options}".encode()
+        )
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
         parts = [self.parts_of(text) for text in texts]
         ids, lengths = self.text_ids([part for some in parts for part in some])
         each = iter(np.split(ids, lengths.cumsum()[:-1]))
-        documents = [self.joined([next(each) for _ in some], text) for some, text in zip(parts, texts, strict=True)]
+        documents = [
+            self.joined([next(each) for _ in some], text)
+            for some, text in zip(parts, texts, strict=True)
+        ]
         lengths = np.array([len(ids) for ids in documents], np.int64)
-        return self.between_bos_and_eos(np.concatenate([np.empty(0, self.dtype), *documents]), lengths)
+        return self.between_bos_and_eos(
+            np.concatenate([np.empty(0, self.dtype), *documents]), lengths
+        )
 
     def parts_of(self, text: str) -> list[str]:
         if drawn(text, "rate") >= self.options["rate"]:

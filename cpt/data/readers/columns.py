@@ -22,18 +22,30 @@ FORMS: dict[tuple[str, ...], str] = {
     ("prompt", "completion", "label"): "unpaired",
     ("prompt",): "prompt",
 }
-NAMED: dict[str, tuple[tuple[str, ...], ...]] = {  # what `chat` names; `user` and `assistant` are one message each
+NAMED: dict[
+    str, tuple[tuple[str, ...], ...]
+] = {  # what `chat` names; `user` and `assistant` are one message each
     "document": (("messages",), ("user", "assistant")),
     "conversation": (("messages",), ("prompt", "completion"), ("user", "assistant")),
-    "preference": (("prompt", "chosen", "rejected"), ("chosen", "rejected"), ("user", "chosen", "rejected")),
-    "unpaired": (("prompt", "completion", "label"), ("user", "assistant", "label"), ("messages", "label")),
+    "preference": (
+        ("prompt", "chosen", "rejected"),
+        ("chosen", "rejected"),
+        ("user", "chosen", "rejected"),
+    ),
+    "unpaired": (
+        ("prompt", "completion", "label"),
+        ("user", "assistant", "label"),
+        ("messages", "label"),
+    ),
     "prompt": (("prompt",), ("user",)),
 }
 # Columns that `chat` may name in every form: they come before the messages of an example, and a row may lack them.
 BEFORE = ("system", "history")
 BESIDE = ("tools", *BEFORE)
 ALPACA = "{instruction}\n{input}"
-ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {  # ShareGPT and Alpaca columns, tried after NAMED
+ELSEWHERE: dict[
+    str, tuple[dict[str, str], ...]
+] = {  # ShareGPT and Alpaca columns, tried after NAMED
     "conversation": ({"messages": "conversations"}, {"user": ALPACA, "assistant": "output"}),
     "preference": (
         {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
@@ -49,21 +61,28 @@ def form_of(columns: Sequence[str]) -> str:
         return "document"
     if tuple(columns) not in FORMS:
         known = "; ".join(", ".join(columns) for columns in FORMS)
-        raise RecipeError(f"a stage's COLUMNS are {', '.join(columns) or 'none'}, expected those of: {known}.")
+        raise RecipeError(
+            f"a stage's COLUMNS are {', '.join(columns) or 'none'}, expected those of: {known}."
+        )
     return FORMS[tuple(columns)]
 
 
 def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
     """Held-out plain texts (txt and md files, sources with a `template` or a `text_column`) stay documents in every
     form, so the whole text is evaluated, in bits per byte comparable to runs on documents."""
-    sources = [source_with_form(source, form, f"data.sources[{number}]") for number, source in enumerate(data.sources)]
+    sources = [
+        source_with_form(source, form, f"data.sources[{number}]")
+        for number, source in enumerate(data.sources)
+    ]
     held_out = []
     for number, source in enumerate(evaluation.perplexity):
         is_text_file = document_suffix(source.path) in TEXT_FILES
         has_text = is_text_file or source.template is not None or source.text_column != "text"
         own = "document" if source.chat is None and has_text else form
         held_out.append(source_with_form(source, own, f"evaluation.perplexity[{number}]"))
-    return data.model_copy(update={"sources": sources}), evaluation.model_copy(update={"perplexity": held_out})
+    return data.model_copy(update={"sources": sources}), evaluation.model_copy(
+        update={"perplexity": held_out}
+    )
 
 
 def source_with_form(source: Kind, form: str, key: str) -> Kind:
@@ -76,9 +95,15 @@ def source_with_form(source: Kind, form: str, key: str) -> Kind:
             chat = {"messages" if form == "conversation" else "prompt": chat}
         source = source.model_copy(update={"chat": {**(chat or {}), FORM: form}})
     named = [name for name in columns_named(source) if name not in BESIDE]
-    if source.chat is not None and (named or form == "document") and set(named) not in map(set, NAMED[form]):
+    if (
+        source.chat is not None
+        and (named or form == "document")
+        and set(named) not in map(set, NAMED[form])
+    ):
         given = ", ".join(named) or "none"
-        raise RecipeError(f"`{key}.chat` names the columns of {given}, but this stage learns from {wanted(form)}.")
+        raise RecipeError(
+            f"`{key}.chat` names the columns of {given}, but this stage learns from {wanted(form)}."
+        )
     return source
 
 
@@ -103,20 +128,38 @@ def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
         return
     needs = f"this stage learns from rows with the columns {wanted(form)}"
     remedy = f"Name such files, for example {source.path}/*.jsonl. Stages cpt and sft train on plain text."
-    raise DataError(f"`{key}.path`: {source.path} has {suffix} files, which are plain text, but {needs}. {remedy}")
+    raise DataError(
+        f"`{key}.path`: {source.path} has {suffix} files, which are plain text, but {needs}. {remedy}"
+    )
 
 
 def refuse_layout(data: Data, form: str) -> None:
     if form == "document":
         return
-    fitting = ("best_fit", "none", "token_budget") if form == "conversation" else ("best_fit", "none")
+    fitting = (
+        ("best_fit", "none", "token_budget") if form == "conversation" else ("best_fit", "none")
+    )
     if data.packing not in fitting:
-        why = "one example is one row" if form in ONE_A_ROW else "an example is never cut into pieces"
-        raise RecipeError(f"`data.packing: {data.packing}` is for documents: {why}. Write {' or '.join(fitting)}.")
-    keys = [f"data.phases[{n}].context_length" for n, one in enumerate(data.phases) if one.context_length is not None]
-    keys += [f"data.sources[{n}].fill_in_the_middle" for n, one in enumerate(data.sources) if one.fill_in_the_middle]
+        why = (
+            "one example is one row" if form in ONE_A_ROW else "an example is never cut into pieces"
+        )
+        raise RecipeError(
+            f"`data.packing: {data.packing}` is for documents: {why}. Write {' or '.join(fitting)}."
+        )
+    keys = [
+        f"data.phases[{n}].context_length"
+        for n, one in enumerate(data.phases)
+        if one.context_length is not None
+    ]
+    keys += [
+        f"data.sources[{n}].fill_in_the_middle"
+        for n, one in enumerate(data.sources)
+        if one.fill_in_the_middle
+    ]
     if keys:
-        raise RecipeError(f"`{keys[0]}` is for documents: examples are not cut into pieces. Remove it.")
+        raise RecipeError(
+            f"`{keys[0]}` is for documents: examples are not cut into pieces. Remove it."
+        )
 
 
 def form_of_stage(stage: str) -> str:
@@ -139,7 +182,9 @@ def template_columns(template: str) -> tuple[str, ...]:
     names = [name for _, name, _, _ in parts if name is not None]
     odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
     if odd or not names or any(form or conversion for _, _, form, conversion in parts):
-        raise RecipeError(f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces.")
+        raise RecipeError(
+            f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces."
+        )
     return tuple(dict.fromkeys(names))
 
 
@@ -149,7 +194,9 @@ def columns_in(written: str) -> tuple[str, ...]:
 
 
 def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(column for written in named.values() for column in columns_in(written)))
+    return tuple(
+        dict.fromkeys(column for written in named.values() for column in columns_in(written))
+    )
 
 
 def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
@@ -217,20 +264,28 @@ def text_columns(source: DocumentSource) -> tuple[str, ...]:
 
 def needed_columns(source: DocumentSource) -> tuple[str, ...]:
     """The columns that the recipe names for examples, without the optional ones."""
-    return columns_of_turns({name: written for name, written in columns_named(source).items() if name not in BEFORE})
+    return columns_of_turns(
+        {name: written for name, written in columns_named(source).items() if name not in BEFORE}
+    )
 
 
 def check_columns(found: Sequence[str], source: DocumentSource) -> None:
     needed = columns_of(source)
     if form_of_source(source) != "document":
-        needed = text_columns(source) if "text" in example_columns(source, found) else needed_columns(source)
+        needed = (
+            text_columns(source)
+            if "text" in example_columns(source, found)
+            else needed_columns(source)
+        )
     for column in needed:
         if column not in found:
             raise missing_column(found, column)
 
 
 def missing_column(found: Sequence[str], column: str) -> BadValue:
-    return BadValue("missing column", f"no column `{column}`. Found: {', '.join(map(str, found)) or 'none'}")
+    return BadValue(
+        "missing column", f"no column `{column}`. Found: {', '.join(map(str, found)) or 'none'}"
+    )
 
 
 def value_of(row: Mapping[str, object], column: str) -> object:

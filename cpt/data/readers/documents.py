@@ -37,8 +37,12 @@ class File(NamedTuple):
     version: str  # modification time or ETag: equal versions, equal content
 
 
-COUNTABLE_BYTES = 2**30  # largest file whose lines are counted to locate a row; takes at most a second
-COUNTED: dict[str, tuple[int, int]] = {}  # file -> (byte, lines before it), as pieces are mostly read in order
+COUNTABLE_BYTES = (
+    2**30
+)  # largest file whose lines are counted to locate a row; takes at most a second
+COUNTED: dict[
+    str, tuple[int, int]
+] = {}  # file -> (byte, lines before it), as pieces are mostly read in order
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,13 @@ class BadValue(Exception):  # noqa: N818 -- always caught and turned into a BadR
 
     def at(self, origin: Origin, number: int, byte: int | None = None) -> BadRow:
         """The bad row that begins at `byte`, or at this error's own byte, which may be later in the row."""
-        return BadRow(self.reason, self.detail, origin, number, byte if byte is None else byte + (self.byte or 0))
+        return BadRow(
+            self.reason,
+            self.detail,
+            origin,
+            number,
+            byte if byte is None else byte + (self.byte or 0),
+        )
 
 
 def hub_address(path: str) -> str:
@@ -129,7 +139,8 @@ REMEDIES = {
     "missing column": "Set `{key}.text_column`.",
     "missing columns": "Write it in `{key}`.",
     **dict.fromkeys(
-        ("null", "wrong type", "texts and messages", "no value", "wrong value", "not a chat"), OTHER_COLUMNS
+        ("null", "wrong type", "texts and messages", "no value", "wrong value", "not a chat"),
+        OTHER_COLUMNS,
     ),
     **dict.fromkeys(("invalid UTF-8", "UTF-16"), CONVERT),
 }
@@ -154,7 +165,13 @@ def complaint(bad: BadRow, key: str) -> str:
 
 
 def listed(bad: BadRow) -> Listed:
-    return {"where": bad.where, "byte": bad.byte, "reason": bad.reason, "detail": bad.detail, "rows": bad.num_rows}
+    return {
+        "where": bad.where,
+        "byte": bad.byte,
+        "reason": bad.reason,
+        "detail": bad.detail,
+        "rows": bad.num_rows,
+    }
 
 
 def refuse_too_many(
@@ -183,7 +200,9 @@ def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
         (folder / FILE_NAME).write_text(lines, encoding="utf-8")
 
 
-def absurd_share(name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens") -> str | None:
+def absurd_share(
+    name: str, where: str, size: int, total: int, num_documents: int, unit: str = "tokens"
+) -> str | None:
     """A warning if one document is an absurdly large part of a source with more than a few; sizes are in `unit`."""
     if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
         return None
@@ -197,7 +216,9 @@ def clean(text: object, column: str) -> str:
         reason = "null" if text is None else "wrong type"
         raise BadValue(reason, f"`{column}` is {kind_of_value(text)}, expected a string")
     if "\0" in text:
-        raise BadValue("NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: not a text")
+        raise BadValue(
+            "NUL byte", f"a NUL byte at character {text.index(chr(0))} of `{column}`: not a text"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as problem:  # only Python functions can produce half a character
@@ -220,7 +241,14 @@ def decode(raw: bytes) -> str:
 
 
 def kind_of_value(value: object) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object", str: "a string"}
+    names = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        str: "a string",
+    }
     return "null" if value is None else names.get(type(value), f"of type {type(value).__name__}")
 
 

@@ -17,19 +17,29 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from cpt.data.readers.columns import columns_in, form_of_source, row_columns, template_columns, value_of
+from cpt.data.readers.columns import (
+    columns_in,
+    form_of_source,
+    row_columns,
+    template_columns,
+    value_of,
+)
 from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, clean, kind_of_value
 from cpt.recipe.schema import DocumentSource
 
 
-def item_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document | BadRow:
+def item_of(
+    row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int
+) -> Document | BadRow:
     try:
         return document_of(row, source, origin, number)
     except BadValue as bad:
         return bad.at(origin, number)
 
 
-def document_of(row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int) -> Document:
+def document_of(
+    row: Mapping[str, object], source: DocumentSource, origin: Origin, number: int
+) -> Document:
     return Document(text_of(row, source), origin, number)
 
 
@@ -40,17 +50,26 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
     if source.template is None:
         text = clean(value_of(row, source.text_column), source.text_column)
     else:
-        values = {column: filled_in(value_of(row, column), column) for column in template_columns(source.template)}
+        values = {
+            column: filled_in(value_of(row, column), column)
+            for column in template_columns(source.template)
+        }
         text = clean(source.template.format(**values), "the template's text")
-    if source.chat is not None and text.startswith(CONTROL):  # a plain text among examples must not look like one
-        raise BadValue("control character", f"it begins with the control character U+{ord(text[0]):04X}")
+    if source.chat is not None and text.startswith(
+        CONTROL
+    ):  # a plain text among examples must not look like one
+        raise BadValue(
+            "control character", f"it begins with the control character U+{ord(text[0]):04X}"
+        )
     return text
 
 
 def filled_in(value: object, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         reason = "null" if value is None else "wrong type"
-        raise BadValue(reason, f"`{column}` is {kind_of_value(value)}, expected a string or a number")
+        raise BadValue(
+            reason, f"`{column}` is {kind_of_value(value)}, expected a string or a number"
+        )
     return str(value)
 
 
@@ -58,13 +77,21 @@ def filled_in(value: object, column: str) -> str:
 
 
 # Role in `from` -> role in chat templates.
-ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "observation": "tool", "function_response": "tool"}
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "observation": "tool",
+    "function_response": "tool",
+}
 CALLS = "function_call"
 PART = "\x1d"
 MARK = "\x1e"
 NOT_TOKEN = "\x1f"  # splits special tokens in a message's text until it is encoded
 CONTROL = (PART, MARK, NOT_TOKEN)
-CONTROL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u(001[def])")  # escaped, after an even number of backslashes
+CONTROL_IN_JSON = re.compile(
+    r"(?<!\\)(?:\\\\)*\\u(001[def])"
+)  # escaped, after an even number of backslashes
 Message = dict[str, Any]
 
 
@@ -81,10 +108,15 @@ def usual_message(message: object) -> object:
     try:
         calls = json.loads(value) if isinstance(value, str) else value
     except ValueError as problem:
-        raise BadValue("not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected JSON: {problem}") from problem
+        raise BadValue(
+            "not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected JSON: {problem}"
+        ) from problem
     calls = calls if isinstance(calls, list) else [calls]
     if not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
-        raise BadValue("not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected {{name: ..., arguments: {{...}}}}")
+        raise BadValue(
+            "not a chat",
+            f"a {CALLS} is {str(value)[:80]!r}, expected {{name: ..., arguments: {{...}}}}",
+        )
     calls = [{"type": "function", "function": dict(call)} for call in calls]
     return {"role": "assistant", "content": None, "tool_calls": calls, **more}
 
@@ -105,7 +137,12 @@ def transcript(chat: object, column: str) -> str:
             content = text_of_parts(content, column)
         if content is None and "tool_calls" in more:
             content, more = "", {"content": None, **more}
-        is_role = isinstance(role, str) and role.strip() and len(role.splitlines()) == 1 and " {" not in role
+        is_role = (
+            isinstance(role, str)
+            and role.strip()
+            and len(role.splitlines()) == 1
+            and " {" not in role
+        )
         if not is_role or not isinstance(content, str):
             raise not_a_chat(f"`{column}` contains {shown(message)}")
         refuse_control(f"{role}{content}", f"a message of `{column}`")
@@ -161,11 +198,16 @@ def as_text(value: object) -> str:
 def refuse_control(text: str, where: str) -> None:
     for mark in CONTROL:
         if mark in text:
-            raise BadValue("control character", f"U+{ord(mark):04X} in {where}: control characters are not allowed")
+            raise BadValue(
+                "control character",
+                f"U+{ord(mark):04X} in {where}: control characters are not allowed",
+            )
 
 
 def not_a_chat(what: str) -> BadValue:
-    return BadValue("not a chat", f"{what}, expected a list of messages: {{role: WORD, content: TEXT}}")
+    return BadValue(
+        "not a chat", f"{what}, expected a list of messages: {{role: WORD, content: TEXT}}"
+    )
 
 
 def shown(value: object) -> str:
@@ -187,7 +229,9 @@ def filled_lines(template: str, row: Mapping[str, object]) -> str:
         names = {name for _, name, _, _ in string.Formatter().parse(part) if name is not None}
         return not names or columns[0] in names or any(values[name] for name in names)
 
-    paragraphs = [filter(has_value, part.split("\n")) for part in template.split("\n\n") if has_value(part)]
+    paragraphs = [
+        filter(has_value, part.split("\n")) for part in template.split("\n\n") if has_value(part)
+    ]
     return "\n\n".join(map("\n".join, paragraphs)).format(**values)
 
 
@@ -201,34 +245,59 @@ def with_turns(
     """The parts of an example, with turns as lists of messages, and the column of each. If `whole`, a question and its
     answer form one conversation."""
     system, history = values.pop("system", None), values.pop("history", None)
-    values = {name: [value] if isinstance(value, dict) else value for name, value in values.items()}  # a message alone
+    values = {
+        name: [value] if isinstance(value, dict) else value for name, value in values.items()
+    }  # a message alone
     named = dict(columns)
     if "user" in values:
         for name, value in values.items():
             if name in SIDES and isinstance(value, str):
-                values[name] = [{"role": "user" if name == "user" else "assistant", "content": value}]
+                values[name] = [
+                    {"role": "user" if name == "user" else "assistant", "content": value}
+                ]
         values = {SIDES.get(name, name): value for name, value in values.items()}
         named = {SIDES.get(name, name): column for name, column in columns.items()}
-    elif "label" in values and isinstance(values.get("messages"), list):  # the label applies to the last turn
+    elif "label" in values and isinstance(
+        values.get("messages"), list
+    ):  # the label applies to the last turn
         talk = values.pop("messages")
         values |= {"prompt": talk[:-1], "completion": talk[-1:]}
         named |= dict.fromkeys(("prompt", "completion"), columns["messages"])
     is_text = isinstance(values.get("prompt"), str) or "user" in columns
-    if is_text and all(first_role(values.get(side)) not in (None, "assistant") for side in ("chosen", "rejected")):
+    if is_text and all(
+        first_role(values.get(side)) not in (None, "assistant") for side in ("chosen", "rejected")
+    ):
         del values["prompt"]  # the conversations contain it
-    if whole and "user" in columns and all(isinstance(values[side], list) for side in ("prompt", "completion")):
+    if (
+        whole
+        and "user" in columns
+        and all(isinstance(values[side], list) for side in ("prompt", "completion"))
+    ):
         values = {"messages": [*values["prompt"], *values["completion"]]}
         named["messages"] = named["prompt"]
     # The system prompt, unless the messages have one, and earlier turns come before the messages.
-    before = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    before = (
+        [{"role": "system", "content": system}]
+        if isinstance(system, str) and system.strip()
+        else []
+    )
     pairs = history or []
     if not isinstance(pairs, list) or not all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(isinstance(text, str) for text in pair)
         for pair in pairs
     ):
-        raise BadValue("not a chat", f"`{named['history']}` is {shown(pairs)}, expected a list of [question, answer]")
+        raise BadValue(
+            "not a chat",
+            f"`{named['history']}` is {shown(pairs)}, expected a list of [question, answer]",
+        )
     roles = ("user", "assistant")
-    turns = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
+    turns = [
+        {"role": role, "content": text}
+        for pair in pairs
+        for role, text in zip(roles, pair, strict=True)
+    ]
     if not before and not turns:
         return values, named
     first = next(name for name in ("messages", "prompt", "chosen") if name in values)
@@ -236,7 +305,10 @@ def with_turns(
         talk = values[side]
         if not isinstance(talk, list):
             what = "can follow a system prompt or earlier turns"
-            raise BadValue("texts and messages", f"`{named[side]}` must be a list of messages: only those {what}")
+            raise BadValue(
+                "texts and messages",
+                f"`{named[side]}` must be a list of messages: only those {what}",
+            )
         own = talk[: first_role(talk) == "system"]  # overrides the system prompt of the source
         values[side] = [*(own or before), *turns, *talk[len(own) :]]
     return values, named
@@ -276,9 +348,14 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
             with suppress(ValueError):
                 tools = json.loads(tools)
         if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-            raise BadValue("wrong value", f"`{column}` is {shown(tools)}, expected a list of tools, each an object")
+            raise BadValue(
+                "wrong value",
+                f"`{column}` is {shown(tools)}, expected a list of tools, each an object",
+            )
         parts["tools"] = as_json(tools, f"`{column}`")
-    values, columns = with_turns(values, columns, whole=form_of_source(source) in ("document", "conversation"))
+    values, columns = with_turns(
+        values, columns, whole=form_of_source(source) in ("document", "conversation")
+    )
     if "messages" in values:
         talk = transcript(values["messages"], columns["messages"])
         return joined({**parts, "messages": talk}) if parts else talk
@@ -288,13 +365,19 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         wanted = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
         if wanted is None:
             reason = "no value" if value is None else "wrong value"
-            raise BadValue(reason, f"`{columns['label']}` is {shown(value)}, expected true or false")
+            raise BadValue(
+                reason, f"`{columns['label']}` is {shown(value)}, expected true or false"
+            )
         label = {"label": str(wanted).lower()}
     words = {name: words_of(value, columns[name]) for name, value in values.items()}
-    kinds = {name: "messages" if text.startswith(MARK) else "a text" for name, text in words.items()}
+    kinds = {
+        name: "messages" if text.startswith(MARK) else "a text" for name, text in words.items()
+    }
     if len(set(kinds.values())) > 1:
         listing = ", ".join(f"`{columns[name]}` is {kind}" for name, kind in kinds.items())
-        raise BadValue("texts and messages", f"{listing}: all must be texts, or all lists of messages")
+        raise BadValue(
+            "texts and messages", f"{listing}: all must be texts, or all lists of messages"
+        )
     parts |= words | label
     if form_of_source(source) == "prompt":
         own = ("prompt", *columns_in(columns["prompt"]))
@@ -313,7 +396,9 @@ def unpacked(value: object) -> object:
         messages = json.loads(value)
     except ValueError:
         return value
-    are_messages = all(isinstance(message, Mapping) and {"role", "from"} & set(message) for message in messages)
+    are_messages = all(
+        isinstance(message, Mapping) and {"role", "from"} & set(message) for message in messages
+    )
     return messages if are_messages else value
 
 

@@ -11,22 +11,43 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cpt.data.readers.columns import check_columns, columns_of
-from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, Piece, decode, first_line, kind_of_value
+from cpt.data.readers.documents import (
+    BadRow,
+    BadValue,
+    Document,
+    Origin,
+    Piece,
+    decode,
+    first_line,
+    kind_of_value,
+)
 from cpt.data.readers.example import document_of, item_of
-from cpt.data.readers.opening import BOM, BUFFER, REMOTE_BUFFER, format_of, is_url, open_file, open_random
+from cpt.data.readers.opening import (
+    BOM,
+    BUFFER,
+    REMOTE_BUFFER,
+    format_of,
+    is_url,
+    open_file,
+    open_random,
+)
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20
 LONGEST_RECORD = 64 * 2**20  # an unclosed quote turns the rest of the file into one record
 BATCH = 1000
 MAGIC = b"ARROW1"
-Lines = Iterator[tuple[int, int, bytes]]  # number from the origin; first byte; the line with its line end
+Lines = Iterator[
+    tuple[int, int, bytes]
+]  # number from the origin; first byte; the line with its line end
 TOO_LONG = b"..."  # placeholder, compared by identity, for a document that is too long
 
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
     """The lines whose first byte is in the piece, without a byte order mark."""
-    before = max(0, piece.start - 1)  # the end of a line, or the middle of one from the piece before
+    before = max(
+        0, piece.start - 1
+    )  # the end of a line, or the middle of one from the piece before
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
@@ -57,7 +78,9 @@ def pass_over(file: BinaryIO, at: int, stop: int) -> int:
 
 def refuse_long(raw: bytes) -> None:
     if raw is TOO_LONG:
-        raise BadValue("too long", f"longer than the limit of {LONGEST_LINE:,} bytes for one document")
+        raise BadValue(
+            "too long", f"longer than the limit of {LONGEST_LINE:,} bytes for one document"
+        )
 
 
 def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -91,7 +114,11 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
 
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the first byte and the content of each part, without a byte order mark; one part at a time in memory."""
-    held, at, dropped = b"", 0, 0  # the part so far; its first byte; bytes of it that were discarded
+    held, at, dropped = (
+        b"",
+        0,
+        0,
+    )  # the part so far; its first byte; bytes of it that were discarded
     while block := file.read(BUFFER):
         *parts, held = (held + block).split(separator)
         for part in parts:
@@ -133,7 +160,9 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
 
 def not_an_object(row: object, source: DocumentSource) -> BadValue:
     key = columns_of(source)[0]
-    return BadValue("not an object", f"{kind_of_value(row)}, expected a JSON object with the key `{key}`")
+    return BadValue(
+        "not an object", f"{kind_of_value(row)}, expected a JSON object with the key `{key}`"
+    )
 
 
 def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
@@ -193,18 +222,26 @@ class Records:
                 self.number, self.byte = number, byte
             self.num_lines += 1
             if byte + len(line) - self.byte > LONGEST_RECORD:
-                what = f"a record of more than {LONGEST_RECORD:,} bytes; check for an unclosed quote"
+                what = (
+                    f"a record of more than {LONGEST_RECORD:,} bytes; check for an unclosed quote"
+                )
                 raise BadValue("not valid CSV", f"not valid CSV ({what})")
             try:
                 refuse_long(line)
                 yield decode(line)
             except BadValue as bad:
-                self.problem = self.problem or BadValue(bad.reason, bad.detail, byte + (bad.byte or 0))
-                yield "\n" if bad.byte is None else line.replace(b"\0", b"?").decode(errors="replace")
+                self.problem = self.problem or BadValue(
+                    bad.reason, bad.detail, byte + (bad.byte or 0)
+                )
+                yield (
+                    "\n" if bad.byte is None else line.replace(b"\0", b"?").decode(errors="replace")
+                )
 
     def next(self) -> list[str] | None:
         self.num_lines, self.problem = 0, None
-        self._reader = self._reader or csv.reader(self._text(), delimiter=self._delimiter, strict=True)
+        self._reader = self._reader or csv.reader(
+            self._text(), delimiter=self._delimiter, strict=True
+        )
         try:
             record = next(self._reader, None)
         except BadValue:
@@ -229,7 +266,9 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
         columns = records.next() or []
         check_columns(columns, source)
     except BadValue as bad:
-        yield replace(records.bad(bad), num_rows=max(1, sum(1 for _ in records.lines)))  # all following lines are lost
+        yield replace(
+            records.bad(bad), num_rows=max(1, sum(1 for _ in records.lines))
+        )  # all following lines are lost
         return
     places = [columns.index(column) for column in columns_of(source, columns)]
     while True:
@@ -255,11 +294,18 @@ def read_batch(
     try:
         columns: list[list[object]] = [batch.column(name).to_pylist() for name in names]
     except UnicodeDecodeError:  # arrow does not validate UTF-8 earlier
-        is_utf8, columns = False, [[as_python(value) for value in batch.column(name)] for name in names]
+        is_utf8, columns = (
+            False,
+            [[as_python(value) for value in batch.column(name)] for name in names],
+        )
     if source.chat is not None:
         columns = [[without_nulls(value) for value in column] for column in columns]
     for number, values in enumerate(zip(*columns, strict=True), start=rows_before + 1):
-        bad = None if is_utf8 else next((value for value in values if isinstance(value, BadValue)), None)
+        bad = (
+            None
+            if is_utf8
+            else next((value for value in values if isinstance(value, BadValue)), None)
+        )
         row = dict(zip(names, values, strict=True))
         yield item_of(row, source, origin, number) if bad is None else bad.at(origin, number)
 
@@ -288,7 +334,9 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
         buffer = REMOTE_BUFFER if is_url(piece.path) else BUFFER
         with pq.ParquetFile(open_random(piece.path), pre_buffer=False, buffer_size=buffer) as file:
             groups = groups_of(piece, file.metadata)
-            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            sizes = [
+                file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)
+            ]
             first, num_rows = sum(sizes[: groups.start]), sum(sizes[group] for group in groups)
             if not num_rows:
                 return
@@ -309,7 +357,9 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
 def is_damage(problem: Exception, path: str) -> bool:
     """True if the file's content is damaged, False if the file cannot be reached."""
     return (
-        isinstance(problem, pa.ArrowException) or isinstance(problem, OSError) and not (problem.errno or is_url(path))
+        isinstance(problem, pa.ArrowException)
+        or isinstance(problem, OSError)
+        and not (problem.errno or is_url(path))
     )
 
 
@@ -319,11 +369,15 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
         group = metadata.row_group(number)
         if group.num_columns:
             column = group.column(0)
-            first_byte = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+            first_byte = min(
+                column.data_page_offset, column.dictionary_page_offset or column.data_page_offset
+            )
             at = max(at, first_byte)  # in row order, wherever the writer put them
         begins.append(at)
     stop = sys.maxsize if piece.stop is None else piece.stop
-    return range(sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins))
+    return range(
+        sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins)
+    )
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:

@@ -32,7 +32,11 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 SPLIT = re.compile(r"[\w.-]+")
 NO_OPTIONS = {"name", "version", "data_dir", "data_files", "description"}  # not options for reading
 STARTED = time.time()
-OF_DATASETS: tuple[type[Exception], ...] = (FileNotFoundError, ValueError, RuntimeError)  # or its Hub library
+OF_DATASETS: tuple[type[Exception], ...] = (
+    FileNotFoundError,
+    ValueError,
+    RuntimeError,
+)  # or its Hub library
 WAIT_SECONDS = (1, 2, 4, 8)  # between retries while the Hub is down
 
 
@@ -56,7 +60,9 @@ def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
     if isinstance(meant, CptError):
         return meant
     if isinstance(problem, OSError) and problem.errno:
-        return ResourceError(f"{path}: cannot be saved ({problem.strerror}). Set HF_HOME to another disk.")
+        return ResourceError(
+            f"{path}: cannot be saved ({problem.strerror}). Set HF_HOME to another disk."
+        )
     return ResourceError(
         f"{path}: not in the Hub's cache, and the Hub cannot be reached ({meant or first_line(problem)}). With network"
         f" access, run: hf download {dataset} {file} --repo-type dataset --revision {commit}"
@@ -65,18 +71,24 @@ def cannot_fetch(path: str, problem: BaseException, key: str) -> CptError:
 
 def cannot_reach(dataset: str, problem: str, key: str) -> ResourceError:
     remedy = f"Go online (HF_HUB_OFFLINE is not 1), or download the dataset and set `{key}.path` to its folder."
-    return ResourceError(f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. {remedy}")
+    return ResourceError(
+        f"{dataset}: no such local path, and the Hub cannot be reached: {problem}. {remedy}"
+    )
 
 
 def unreadable(dataset: str, split: str, problem: str, key: str) -> DataError:
     remedy = f"Set `{key}.path`, `.subset`, `.split`, `.data_files` or `.revision`."
-    return DataError(f"{dataset}: cannot read this dataset from the Hub with split `{split}`: {problem} {remedy}")
+    return DataError(
+        f"{dataset}: cannot read this dataset from the Hub with split `{split}`: {problem} {remedy}"
+    )
 
 
 def broken() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
-    httpx_error: type[Exception] = HfHubHTTPError.__bases__[0]  # from httpx or httpx2, depending on its version
+    httpx_error: type[Exception] = HfHubHTTPError.__bases__[
+        0
+    ]  # from httpx or httpx2, depending on its version
     return ConnectionError, TimeoutError, EntryNotFoundError, httpx_error
 
 
@@ -98,13 +110,17 @@ def what_it_means(
     if isinstance(problem, errors.RevisionNotFoundError):
         return DataError(f"{dataset}: no revision `{revision}` on the Hub. Set `{key}.revision`.")
     if isinstance(problem, errors.RemoteEntryNotFoundError):
-        return DataError(f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`.")
+        return DataError(
+            f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`."
+        )
     if status in (401, 403):
         what = f"not a local path, and on the Hub missing, private or gated ({status})"
         token = f"Run: hf auth login, or set HF_TOKEN; accept its terms at https://huggingface.co/datasets/{dataset}"
         return ResourceError(f"{dataset}: {what}. {token}; or set `{key}.path`.")
     if status == 404:
-        return DataError(f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`.")
+        return DataError(
+            f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`."
+        )
     return Unreachable(f"HTTP status {status}")
 
 
@@ -132,7 +148,12 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
     from huggingface_hub import constants
 
     request = HubRequest(
-        constants.ENDPOINT, source.path, source.subset, source.split, tuple(source.data_files), source.revision
+        constants.ENDPOINT,
+        source.path,
+        source.subset,
+        source.split,
+        tuple(source.data_files),
+        source.revision,
     )
     return find(request, key)
 
@@ -142,7 +163,9 @@ def find(request: HubRequest, key: str) -> HubDataset:
     file = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(request).encode())}.json"
     known = None
     if (stored := read_sealed(file)) is not None:
-        known = HubDataset(stored["commit"], stored["files"] and [File(*one) for one in stored["files"]])
+        known = HubDataset(
+            stored["commit"], stored["files"] and [File(*one) for one in stored["files"]]
+        )
     is_pinned = request.revision is not None and COMMIT.fullmatch(request.revision) is not None
     # All processes of a run read what the main process has just stored.
     if known and (is_pinned or not is_main_process() and file.stat().st_mtime >= STARTED):
@@ -153,7 +176,9 @@ def find(request: HubRequest, key: str) -> HubDataset:
         if known is None:
             raise cannot_reach(request.path, str(problem), key) from problem
         if is_main_process():
-            log.warning(f"{request.path}: the Hub cannot be reached. Using its last known commit {known.commit}.")
+            log.warning(
+                f"{request.path}: the Hub cannot be reached. Using its last known commit {known.commit}."
+            )
         return known
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +196,9 @@ def look_up(request: HubRequest, key: str) -> HubDataset:
 
         data_files = list(request.data_files) or None
         # Downloads only the dataset's card.
-        builder = datasets.load_dataset_builder(request.path, request.subset, data_files=data_files, revision=commit)
+        builder = datasets.load_dataset_builder(
+            request.path, request.subset, data_files=data_files, revision=commit
+        )
         if builder.hash != commit:  # offline it uses whatever is cached
             raise ConnectionError("the connection was lost")
         names = readable_files(builder, request, key)
@@ -180,7 +207,9 @@ def look_up(request: HubRequest, key: str) -> HubDataset:
         paths = [name.removeprefix("hf://") for name in names]
         system, _ = fsspec.core.url_to_fs(names[0])
         folder = posixpath.commonpath([posixpath.dirname(path) for path in paths])
-        listed: dict[str, dict[str, Any]] = system.find(folder, detail=True)  # a thousand files per request
+        listed: dict[str, dict[str, Any]] = system.find(
+            folder, detail=True
+        )  # a thousand files per request
         files = []
         for name, path in zip(names, paths, strict=True):
             info = listed[path]
@@ -190,7 +219,9 @@ def look_up(request: HubRequest, key: str) -> HubDataset:
     except (*OF_DATASETS, *broken()) as problem:
         if (meant := what_it_means(problem, request.path, request.revision, key)) is not None:
             raise meant from problem
-        raise unreadable(request.path, request.split, " ".join(str(problem).split())[:500], key) from problem
+        raise unreadable(
+            request.path, request.split, " ".join(str(problem).split())[:500], key
+        ) from problem
 
 
 @cache
@@ -211,12 +242,17 @@ def readable_files(builder: "DatasetBuilder", request: HubRequest, key: str) -> 
         has = f"Splits: {', '.join(map(str, splits))}. Set `{key}.split`."
         raise DataError(f"{request.path}: no split `{request.split}`. {has}")
     files = list(splits[request.split])
-    if not all(is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES for file in files):
+    if not all(
+        is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES
+        for file in files
+    ):
         return None
     plain = vars(type(builder.config)())
     if {format_of(file) for file in files} == {".tsv"}:
         plain["sep"] = "\t"
-    options = {name: value for name, value in vars(builder.config).items() if name not in NO_OPTIONS}
+    options = {
+        name: value for name, value in vars(builder.config).items() if name not in NO_OPTIONS
+    }
     return files if all(value == plain.get(name) for name, value in options.items()) else None
 
 

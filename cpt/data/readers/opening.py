@@ -42,7 +42,9 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = self.use(end_of) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
+        base = (
+            self.use(end_of) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
+        )
         self._at = base + offset
         return self._at
 
@@ -106,7 +108,9 @@ def persistently(function: Callable[[], Result]) -> Result:
             return function()
         except (aiohttp.ClientError, OSError) as problem:
             last = problem
-            cause = problem if isinstance(problem, aiohttp.ClientResponseError) else problem.__cause__
+            cause = (
+                problem if isinstance(problem, aiohttp.ClientResponseError) else problem.__cause__
+            )
             if isinstance(cause, aiohttp.ClientResponseError):
                 last = OSError(f"{cause.status} {cause.message}")
                 if cause.status in (404, 410):
@@ -134,7 +138,9 @@ def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
     """Open a file decompressed, starting at byte `begin`."""
     if compression_of(path) is None:
         return open_plain(path, begin, stop)
-    stream: Any = pa.CompressedInputStream(pa.PythonFile(open_plain(path), mode="r"), compression_of(path))
+    stream: Any = pa.CompressedInputStream(
+        pa.PythonFile(open_plain(path), mode="r"), compression_of(path)
+    )
     return cast(BinaryIO, io.BufferedReader(stream, SMALL_BUFFER))
 
 

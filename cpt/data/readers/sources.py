@@ -63,7 +63,11 @@ log = logging.getLogger("cpt")
 GLOB = re.compile(r"[*?\[]")
 CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # formats that `cpt data ingest` converts
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DATASETS_OWN = {"dataset_info.json", "state.json", "dataset_dict.json"}  # saved by `datasets` next to its arrow files
+DATASETS_OWN = {
+    "dataset_info.json",
+    "state.json",
+    "dataset_dict.json",
+}  # saved by `datasets` next to its arrow files
 # Headers or fields with the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 LISTING_THREADS = 16
@@ -107,7 +111,10 @@ def can_be_cut(path: str, source: DocumentSource) -> bool:
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
     """The documents of a piece and its bad rows, in order; the reader counts them if there are `max_documents`."""
-    kind, is_first_enough = kind_of(source.path), source.streaming or source.max_documents is not None
+    kind, is_first_enough = (
+        kind_of(source.path),
+        source.streaming or source.max_documents is not None,
+    )
     if kind == "function":
         return read_function(source, key)
     if kind == "hub" and piece.path == source.path:
@@ -127,7 +134,12 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
             yield first
             yield from items
         elif piece.is_whole and format_of(piece.path) not in TEXT_FILES:
-            yield BadRow("no rows", f"no rows, expected documents in the column `{columns_of(source)[0]}`", whole, 1)
+            yield BadRow(
+                "no rows",
+                f"no rows, expected documents in the column `{columns_of(source)[0]}`",
+                whole,
+                1,
+            )
     except (OSError, pa.ArrowException) as problem:
         if not is_damage(problem, piece.path):
             raise cannot_read(piece.path, problem, key) from problem
@@ -145,7 +157,9 @@ def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
 def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
     origin = Origin(source.path, "item")
     returned: Any = find_function(source, key)(**source.options)
-    if isinstance(returned, str | Mapping) or not (isinstance(returned, Iterable) or hasattr(returned, "__getitem__")):
+    if isinstance(returned, str | Mapping) or not (
+        isinstance(returned, Iterable) or hasattr(returned, "__getitem__")
+    ):
         given = f"{source.path} returned {kind_of_value(returned)}"
         raise RecipeError(f"`{key}.path`: {given}, expected a list or generator of texts or rows.")
     rows = iter(returned)
@@ -157,7 +171,9 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
         except CptError:
             raise
         except Exception as problem:
-            raise user_code_error(f"{origin.where(number)}: the source `{source.path}`", problem) from problem
+            raise user_code_error(
+                f"{origin.where(number)}: the source `{source.path}`", problem
+            ) from problem
         try:
             if isinstance(row, str):
                 yield Document(clean(row, "text"), origin, number)
@@ -198,14 +214,22 @@ def find_local(source: DocumentSource, key: str) -> list[File]:
             found = [(folder + name, status) for name, status in walk(path) if is_document(name)]
         else:
             names = [str(path)] if path.is_file() else glob.glob(str(path), recursive=True)
-            found = [(name, status) for name in names if stat.S_ISREG((status := os.stat(name)).st_mode)]
+            found = [
+                (name, status) for name in names if stat.S_ISREG((status := os.stat(name)).st_mode)
+            ]
             for name, _ in found:
                 refuse_unknown(name, key)
     except OSError as problem:
         raise cannot_read(problem.filename or source.path, problem, key) from problem
     if not found:
-        what = f"expected a {KNOWN} file in the folder" if path.is_dir() else f"no such file or folder in {Path.cwd()}"
-        raise DataError(f"{source.path}: {what}. Set `{key}.path`; a dataset on the Hub is written `owner/name`.")
+        what = (
+            f"expected a {KNOWN} file in the folder"
+            if path.is_dir()
+            else f"no such file or folder in {Path.cwd()}"
+        )
+        raise DataError(
+            f"{source.path}: {what}. Set `{key}.path`; a dataset on the Hub is written `owner/name`."
+        )
     files = [File(name, status.st_size, str(status.st_mtime_ns)) for name, status in found]
     return sorted(files, key=lambda file: file.name.split(os.sep))
 
@@ -231,7 +255,11 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
     try:
         system, name = fsspec.core.url_to_fs(source.path)
         if GLOB.search(source.path):
-            found = {file: info for file, info in system.glob(name, detail=True).items() if info["type"] == "file"}
+            found = {
+                file: info
+                for file, info in system.glob(name, detail=True).items()
+                if info["type"] == "file"
+            }
         elif format_of(name) in DOCUMENT_FILES:
             found = {name: info_of(system, name)}
         else:
@@ -240,9 +268,13 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
         # An HTTP listing contains only names.
         unsized = [file for file, info in found.items() if info.get("size") is None]
         with ThreadPoolExecutor(LISTING_THREADS) as pool:
-            found |= zip(unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True)
+            found |= zip(
+                unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True
+            )
     except ImportError as problem:
-        raise ResourceError(f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`.") from problem
+        raise ResourceError(
+            f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`."
+        ) from problem
     except FileNotFoundError:
         found = {}
     except (OSError, ValueError) as problem:
@@ -251,21 +283,34 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
         raise DataError(f"{source.path}: no such file. Set `{key}.path`.")
     files = []
     for file, info in found.items():
-        name, version = str(system.unstrip_protocol(file)), next((str(info[tag]) for tag in TAGS if info.get(tag)), "")
+        name, version = (
+            str(system.unstrip_protocol(file)),
+            next((str(info[tag]) for tag in TAGS if info.get(tag)), ""),
+        )
         refuse_unknown(name, key)
         files.append(File(name, int(info.get("size") or 0), version))
     return sorted(files)
 
 
 def info_of(system: fsspec.AbstractFileSystem, name: str) -> Mapping[str, Any]:
-    return persistently(lambda: dict(system.info(name))) if is_http(system) else dict(system.info(name))
+    return (
+        persistently(lambda: dict(system.info(name)))
+        if is_http(system)
+        else dict(system.info(name))
+    )
 
 
 def refuse_unknown(file: str, key: str) -> None:
     if format_of(file) not in DOCUMENT_FILES:
         suffix = Path(file).suffix
-        convert = f"Convert it first: cpt data ingest {file} --output FOLDER. " if suffix.lower() in CONVERTED else ""
-        raise DataError(f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {convert}Set `{key}.path`.")
+        convert = (
+            f"Convert it first: cpt data ingest {file} --output FOLDER. "
+            if suffix.lower() in CONVERTED
+            else ""
+        )
+        raise DataError(
+            f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {convert}Set `{key}.path`."
+        )
 
 
 def log_formats(source: DocumentSource) -> None:
@@ -275,9 +320,13 @@ def log_formats(source: DocumentSource) -> None:
         return
     names = sorted(name for name, _ in walk(folder))
     read = Counter(format_of(name).removeprefix(".") for name in names if is_document(name))
-    skipped = Counter(Path(name).suffix or basename(name) for name in names if not is_document(name))
+    skipped = Counter(
+        Path(name).suffix or basename(name) for name in names if not is_document(name)
+    )
     parts = [f"{count:,} {name}" for name, count in read.most_common()]
-    if links := sorted(path.name for path in folder.iterdir() if path.is_symlink() and not path.is_file()):
+    if links := sorted(
+        path.name for path in folder.iterdir() if path.is_symlink() and not path.is_file()
+    ):
         parts.append(f"not followed: the link(s) {', '.join(links)}")
     if skipped:
         parts.append(f"{skipped.total():,} skipped: {', '.join(sorted(skipped))}")
@@ -296,5 +345,9 @@ def absolute(path: str) -> str:
 def cannot_read(file: str, problem: Exception, key: str) -> CptError:
     if is_hub_file(file):
         return cannot_fetch(file, problem, key)
-    reason = problem.strerror if isinstance(problem, OSError) and problem.strerror else first_line(problem)
+    reason = (
+        problem.strerror
+        if isinstance(problem, OSError) and problem.strerror
+        else first_line(problem)
+    )
     return DataError(f"{file}: cannot be read ({reason}). Set `{key}.path`.")

@@ -22,9 +22,15 @@ DEFINITION = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 HELD_OUT_PERCENT = 10
 MIN_CHARACTERS = 200
-MAX_CHARACTERS = 2000  # documents end at the first passage beyond this; longer classes or paragraphs are not cut
-LONGEST_FILE = 3000  # of code: a module's first statements, so evaluating a hundred files takes seconds
-SHORT_PASSAGE = 60  # characters; shorter ones ("Example:", "import sys") may occur in many documents
+MAX_CHARACTERS = (
+    2000  # documents end at the first passage beyond this; longer classes or paragraphs are not cut
+)
+LONGEST_FILE = (
+    3000  # of code: a module's first statements, so evaluating a hundred files takes seconds
+)
+SHORT_PASSAGE = (
+    60  # characters; shorter ones ("Example:", "import sys") may occur in many documents
+)
 SKIPPED_FOLDERS = {
     *("encodings", "lib2to3", "pydoc_data", "__pycache__"),  # tables, generated text
     *("test", "tests", "idle_test"),  # missing in many distributions
@@ -70,7 +76,9 @@ def documents(library: Path | None = None) -> Iterator[tuple[str, Kind, str]]:
 def held_out(*, kind: Kind) -> list[str]:
     """Beginnings of documents that the demo does not train on: a source for `evaluation.perplexity`."""
     texts = [text for name, of_kind, text in documents() if of_kind == kind and is_held_out(name)]
-    return ["\n\n".join(beginning(text.split("\n\n"))) for text in texts]  # one of prose is a third of all bytes
+    return [
+        "\n\n".join(beginning(text.split("\n\n"))) for text in texts
+    ]  # one of prose is a third of all bytes
 
 
 def beginning(statements: Iterable[str]) -> list[str]:
@@ -125,7 +133,11 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
             continue
         if docstring := ast.get_docstring(node):
             docstrings += paragraphs(docstring)
-            take_out(lines, node.body[0], leave_pass=len(node.body) == 1 and not isinstance(node, ast.Module))
+            take_out(
+                lines,
+                node.body[0],
+                leave_pass=len(node.body) == 1 and not isinstance(node, ast.Module),
+            )
     starts = []
     for statement in tree.body:
         decorators = statement.decorator_list if isinstance(statement, DEFINITION) else []

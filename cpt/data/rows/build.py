@@ -16,12 +16,31 @@ from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.chunks import ChunkedRows, other_documents
 from cpt.data.rows.contamination import with_decontamination
-from cpt.data.rows.held_out import HeldOutSet, held_out_set, nothing_held_out, other_share, whole_set
+from cpt.data.rows.held_out import (
+    HeldOutSet,
+    held_out_set,
+    nothing_held_out,
+    other_share,
+    whole_set,
+)
 from cpt.data.rows.loader import ReadAhead
-from cpt.data.rows.mixture import MixtureRows, Turns, asked_shares, from_row, lengths_of_phases, shares_over
+from cpt.data.rows.mixture import (
+    MixtureRows,
+    Turns,
+    asked_shares,
+    from_row,
+    lengths_of_phases,
+    shares_over,
+)
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.rows.packing import Layout
-from cpt.data.rows.selection import Repeated, Selection, is_held_out, longest_held_out, repeated_documents
+from cpt.data.rows.selection import (
+    Repeated,
+    Selection,
+    is_held_out,
+    longest_held_out,
+    repeated_documents,
+)
 from cpt.data.rows.stretches import EndedStretch, Position
 from cpt.data.store.shards import shuffled
 from cpt.data.store.token_files import Hashes
@@ -61,7 +80,11 @@ class SourceReport:
 
 def report_on(rows: ChunkedRows) -> SourceReport:
     known, chunks = rows.known_so_far()
-    source, plan, description = rows.tokenized.work.source, rows.tokenized.plan, rows.tokenized.description
+    source, plan, description = (
+        rows.tokenized.work.source,
+        rows.tokenized.plan,
+        rows.tokenized.description,
+    )
     is_estimate = rows.total is None
     scale = plan.scale_from(chunks) if is_estimate else 1.0
 
@@ -90,7 +113,9 @@ def log_report(report: SourceReport, rows: ChunkedRows) -> None:
     where, longest = known.longest
     # A long example is cut to one row, so the warning is only for documents.
     is_whole = rows.layout.form == "document" and not report.is_estimate
-    if is_whole and (giant := absurd_share(report.name, where, longest, report.tokens, report.documents)):
+    if is_whole and (
+        giant := absurd_share(report.name, where, longest, report.tokens, report.documents)
+    ):
         log.warning(giant)
     about = f"estimated from the first {chunks} of {len(rows.tokenized.plan.chunks)} chunks, "
     dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
@@ -115,7 +140,11 @@ def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
 def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step: int) -> int:
     """Whole steps for this many epochs: rounded up, or down if a source may not be read any further."""
     steps = epochs * rows_of_epoch / rows_per_step
-    return math.floor(steps) if any(source.max_epochs == epochs for source in data.sources) else math.ceil(steps)
+    return (
+        math.floor(steps)
+        if any(source.max_epochs == epochs for source in data.sources)
+        else math.ceil(steps)
+    )
 
 
 def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str | None:
@@ -126,7 +155,9 @@ def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str
     return f"`max_epochs` of `{name}`: it has {tokens:,} tokens, the run needs {epochs:.2f} times as many"
 
 
-def check_repeats(data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int) -> None:
+def check_repeats(
+    data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int
+) -> None:
     """Warn about sources that a run reads more than once, and reject those over `max_epochs`."""
     lacking, repeated = [], []
     for report, count in zip(reports, mixture.counts(rows), strict=True):
@@ -191,7 +222,10 @@ class PreparedData:
     def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
         """Tokens of each source in the rows from `first` to `rows`, without padding; computed without reading rows.
         From row 0 on, earlier stretches and their sources are included."""
-        counts = [upto - before for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)]
+        counts = [
+            upto - before
+            for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)
+        ]
         length = self.chunked[0].layout.sequence_length
         before = self.positions.items() if first == 0 < rows else ()
         return {name: one.rows * one.filled * length for name, one in before} | {
@@ -205,18 +239,25 @@ class PreparedData:
 
     def filled(self, rows: int, first: int = 0) -> float:
         """The share of tokens among the positions of these rows; the rest is padding."""
-        return sum(self.tokens(rows, first).values()) / ((rows - first) * self.chunked[0].layout.sequence_length)
+        return sum(self.tokens(rows, first).values()) / (
+            (rows - first) * self.chunked[0].layout.sequence_length
+        )
 
     def epochs(self, rows: int) -> dict[str, float]:
         counts = self.rows.counts(rows)
-        return {report.name: count / report.rows for report, count in zip(self.sources, counts, strict=True)}
+        return {
+            report.name: count / report.rows
+            for report, count in zip(self.sources, counts, strict=True)
+        }
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
         """Create the thread that prepares a run's next chunks from `first_row` on; None if all are on disk."""
         place, turns = self.rows.place_of(first_row), self.rows.turns
         ahead = [
             (rows, share, turn)
-            for rows, share, turn in zip(self.chunked, turns.shares(place), turns.counts(place), strict=True)
+            for rows, share, turn in zip(
+                self.chunked, turns.shares(place), turns.counts(place), strict=True
+            )
             if not rows.is_complete
         ]
         return ReadAhead(ahead) if ahead else None
@@ -224,8 +265,15 @@ class PreparedData:
     def state(self, first_row: int) -> dict[str, Any]:
         """The data state for a checkpoint, to resume at `first_row`, even with an empty store."""
         turns = list(zip(self.sources, self.chunked, self.rows.counts(first_row), strict=True))
-        chunks = {report.name: rows.state(turn) for report, rows, turn in turns if not rows.tokenized.plan.is_whole}
-        now = {report.name: Position(turn, rows.fingerprint, rows.filled) for report, rows, turn in turns}
+        chunks = {
+            report.name: rows.state(turn)
+            for report, rows, turn in turns
+            if not rows.tokenized.plan.is_whole
+        }
+        now = {
+            report.name: Position(turn, rows.fingerprint, rows.filled)
+            for report, rows, turn in turns
+        }
         return {
             "fingerprint": self.fingerprint,
             "stretch": len(self.earlier),
@@ -237,7 +285,10 @@ class PreparedData:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Prepare to resume from a checkpoint's state, also one of an earlier stretch; raises DataError if the data
         have changed since."""
-        if state["fingerprint"] not in (self.fingerprint, *(one.fingerprint for one in self.earlier)):
+        if state["fingerprint"] not in (
+            self.fingerprint,
+            *(one.fingerprint for one in self.earlier),
+        ):
             raise DataError(
                 "the checkpoint was written with different data. Restore it, or start a new run: another `name`."
             )
@@ -280,10 +331,15 @@ def build_data(
         ResourceError: the cache is not writable, or the Hub is not reachable.
     """
     asked = [as_asked(one.data, one.evaluation, form) for one in earlier]
-    ended = [replace(one, data=then[0], evaluation=then[1]) for one, then in zip(earlier, asked, strict=True)]
+    ended = [
+        replace(one, data=then[0], evaluation=then[1])
+        for one, then in zip(earlier, asked, strict=True)
+    ]
     data, evaluation, form = as_asked(data, evaluation, form)
     encoder = DocumentEncoder(tokenizer)
-    builder = Builder(data, evaluation, encoder, cache_dir or default_cache_dir(), seed, budget, form, ended)
+    builder = Builder(
+        data, evaluation, encoder, cache_dir or default_cache_dir(), seed, budget, form, ended
+    )
     return main_process_first(lambda: builder.build(whole=whole))
 
 
@@ -310,7 +366,13 @@ class Builder:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.data.sequence_length, self.data.packing, self.data.stride, self.encoder.pad, self.form)
+        return Layout(
+            self.data.sequence_length,
+            self.data.packing,
+            self.data.stride,
+            self.encoder.pad,
+            self.form,
+        )
 
     @property
     def first_row(self) -> int:
@@ -324,15 +386,23 @@ class Builder:
     def stretches(self) -> list[tuple[dict[str, Source], Evaluation]]:
         """Of each earlier stretch, and of now: the sources that it was the first to name, and its evaluation."""
         found, seen = list[tuple[dict[str, Source], Evaluation]](), set[str]()
-        for data, evaluation in (*((one.data, one.evaluation) for one in self.earlier), (self.data, self.evaluation)):
+        for data, evaluation in (
+            *((one.data, one.evaluation) for one in self.earlier),
+            (self.data, self.evaluation),
+        ):
             named = {reported_name(source): source for source in data.sources}
-            found.append(({name: source for name, source in named.items() if name not in seen}, evaluation))
+            found.append(
+                ({name: source for name, source in named.items() if name not in seen}, evaluation)
+            )
             seen |= named.keys()
         return found
 
     def build(self, *, whole: bool) -> PreparedData:
         cohorts = self.open_cohorts()
-        evaluated, opened = cohorts[-1].evaluated, [source for cohort in cohorts for source in cohort.sources]
+        evaluated, opened = (
+            cohorts[-1].evaluated,
+            [source for cohort in cohorts for source in cohort.sources],
+        )
         needs_all = whole or needs_whole_sources(self.data, self.budget)
         of_sets = [source for cohort in cohorts for source in cohort.evaluated]
         wanted = everything(of_sets)
@@ -340,23 +410,34 @@ class Builder:
             if needs_all:
                 wanted += everything([source])
             else:  # the first chunks, and the shards of the held-out set
-                held_out = source.plan.held_out if self.evaluation.held_out_share is not None else []
+                held_out = (
+                    source.plan.held_out if self.evaluation.held_out_share is not None else []
+                )
                 wanted += [(source, number) for number in [*held_out, *source.plan.chunks[0]]]
         make_shards(wanted)
         for source in [*of_sets, *opened]:
             if not source.missing(source.plan.numbers):
                 source.finish()
-        made = {rows.name: rows for cohort in cohorts if cohort.sources for rows in self.chunked_rows(cohort)}
+        made = {
+            rows.name: rows
+            for cohort in cohorts
+            if cohort.sources
+            for rows in self.chunked_rows(cohort)
+        }
         chunked = [made[reported_name(source)] for source in self.data.sources]
         for rows in chunked:
             rows.begin(all_chunks=needs_all)
-            if rows.name in self.positions and rows.fingerprint != self.positions[rows.name].fingerprint:
+            if (
+                rows.name in self.positions
+                and rows.fingerprint != self.positions[rows.name].fingerprint
+            ):
                 raise DataError(other_documents(rows.tokenized))
         mixture, reports, num_rows = self.mix(chunked)
         scarce = [  # estimated size: the run may reach `max_epochs` of these
             rows
             for rows, report, count in zip(chunked, reports, mixture.counts(num_rows), strict=True)
-            if report.is_estimate and count > CLOSE_TO_ALL * (rows.max_epochs or math.inf) * report.rows
+            if report.is_estimate
+            and count > CLOSE_TO_ALL * (rows.max_epochs or math.inf) * report.rows
         ]
         if scarce:
             make_shards(everything([rows.tokenized for rows in scarce]))
@@ -384,23 +465,36 @@ class Builder:
         """Open the sources in use, with the held-out sets of the stretch in which they came into use; the last cohort
         has the held-out sets of now. If sources also depend on those before them (duplicates, held-out texts; these
         keys never change), all are opened."""
-        keys = {reported_name(source): f"data.sources[{number}]" for number, source in enumerate(self.data.sources)}
+        keys = {
+            reported_name(source): f"data.sources[{number}]"
+            for number, source in enumerate(self.data.sources)
+        }
         in_use = dict(zip(keys, self.data.sources, strict=True))
-        compares = self.evaluation.held_out_share is not None or "across" in (self.data.deduplicate or "")
+        compares = self.evaluation.held_out_share is not None or "across" in (
+            self.data.deduplicate or ""
+        )
         cohorts, so_far, known = list[Cohort](), list[TokenizedSource](), list[Source]()
         for number, (named, evaluation) in enumerate(self.stretches):
             names = [name for name in named if compares or name in in_use]
             if not names and number + 1 < len(self.stretches):
                 continue
-            own = {keys.get(name, f"data.sources[{name}]"): in_use.get(name, named[name]) for name in names}
-            sets = {f"evaluation.perplexity[{place}]": one for place, one in enumerate(evaluation.perplexity)}
+            own = {
+                keys.get(name, f"data.sources[{name}]"): in_use.get(name, named[name])
+                for name in names
+            }
+            sets = {
+                f"evaluation.perplexity[{place}]": one
+                for place, one in enumerate(evaluation.perplexity)
+            }
             known += own.values()
             clean = self.data.model_copy(update={"sources": known})
             if own:
                 clean = with_decontamination(clean, evaluation, self.cache_dir)
             opened = open_sources(clean, {**own, **sets}, self.encoder, self.cache_dir, self.seed)
             sources = [opened[key] for key in own]
-            cohorts.append(Cohort([opened[key] for key in sets], so_far if compares else [], sources))
+            cohorts.append(
+                Cohort([opened[key] for key in sets], so_far if compares else [], sources)
+            )
             so_far = [*so_far, *sources]
         return cohorts
 
@@ -412,14 +506,22 @@ class Builder:
         if self.data.deduplicate is not None:
             kind, _, across = self.data.deduplicate.partition("_")
             groups = [sources] if across else [[source] for source in cohort.sources]
-            repeated = [one for group in groups for one in repeated_documents(group, kind, self.cache_dir)]
+            repeated = [
+                one for group in groups for one in repeated_documents(group, kind, self.cache_dir)
+            ]
         longest, also_held_out = self.held_out_across(sources)
         in_use = {reported_name(source): source for source in self.data.sources}
-        for place, source in enumerate(cohort.sources, -len(cohort.sources)):  # they are the last of all these lists
+        for place, source in enumerate(
+            cohort.sources, -len(cohort.sources)
+        ):  # they are the last of all these lists
             if (recipe := in_use.get(reported_name(source.work.source))) is not None:
                 hashes = np.unique(np.concatenate([*known, also_held_out[place]]))
-                selection = Selection(share, hashes, repeated[place], recipe.max_tokens, longest[place])
-                yield ChunkedRows(source, selection, self.layout, self.seed, self.cache_dir, recipe.max_epochs)
+                selection = Selection(
+                    share, hashes, repeated[place], recipe.max_tokens, longest[place]
+                )
+                yield ChunkedRows(
+                    source, selection, self.layout, self.seed, self.cache_dir, recipe.max_epochs
+                )
 
     def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
         """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
@@ -437,14 +539,20 @@ class Builder:
             longest.append(limit)
             held_out.append((documents.hashes[which], documents.num_bytes[which]))
         hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
-        return longest, [hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest]
+        return longest, [
+            hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest
+        ]
 
     def mix(self, chunked: Chunked) -> tuple[MixtureRows, list[SourceReport], int]:
         """The rows, a report on each source, and the number of rows that the run reads; 1 if unknown."""
         reports = [report_on(rows) for rows in chunked]
-        asked = from_row(asked_shares(self.data, [report.tokens for report in reports]), self.first_row)
+        asked = from_row(
+            asked_shares(self.data, [report.tokens for report in reports]), self.first_row
+        )
         filled = np.array([rows.filled for rows in chunked])
-        read = [self.positions[rows.name].rows if rows.name in self.positions else 0 for rows in chunked]
+        read = [
+            self.positions[rows.name].rows if rows.name in self.positions else 0 for rows in chunked
+        ]
         # A source whose rows are half full needs twice as many rows for the same tokens.
         turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked], read)
         lengths = from_row(lengths_of_phases(self.data), self.first_row)
@@ -455,7 +563,11 @@ class Builder:
         num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
         num_rows = max(num_rows, self.first_row + 1)
         shares = shares_over(asked, num_rows - self.first_row).tolist()
-        return mixture, [replace(report, share=share) for report, share in zip(reports, shares, strict=True)], num_rows
+        return (
+            mixture,
+            [replace(report, share=share) for report, share in zip(reports, shares, strict=True)],
+            num_rows,
+        )
 
     def held_out_sets(self, chunked: Chunked, evaluated: Sources) -> dict[str, HeldOutSet]:
         sets, num_documents, share = {}, 0, self.evaluation.held_out_share
@@ -473,7 +585,9 @@ class Builder:
             sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
             if not documents.are_examples and is_main_process():
                 sizes = documents.num_bytes
-                if warning := other_share(name, share or 0.0, int(sizes[chosen].sum()), int(sizes.sum()), len(chosen)):
+                if warning := other_share(
+                    name, share or 0.0, int(sizes[chosen].sum()), int(sizes.sum()), len(chosen)
+                ):
                     log.warning(f"{warning}.")
         if share is not None and not sets:
             raise DataError(nothing_held_out(share, num_documents))
@@ -493,9 +607,14 @@ class Builder:
                 "layout": self.layout.content(),
                 **({"lengths": mixture.lengths} if mixture.lengths else {}),
                 "order": [
-                    [*mixture.turn(first + number), shuffled(number, 1000, mixture.seed)] for number in range(100)
+                    [*mixture.turn(first + number), shuffled(number, 1000, mixture.seed)]
+                    for number in range(100)
                 ],
-                **({"first_row": first, "positions": before, "numbers": mixture.numbers} if self.earlier else {}),
+                **(
+                    {"first_row": first, "positions": before, "numbers": mixture.numbers}
+                    if self.earlier
+                    else {}
+                ),
             }
         )
 
@@ -550,4 +669,6 @@ def open_mixture(
     given = {"data.sequence_length": sequence_length, "seed": seed}
     words = [*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None)]
     recipe = load_section(path, "data", words)
-    return build_data(recipe.data, tokenizer_at(tokenizer), seed=recipe.seed, cache_dir=cache_dir).rows
+    return build_data(
+        recipe.data, tokenizer_at(tokenizer), seed=recipe.seed, cache_dir=cache_dir
+    ).rows

@@ -80,7 +80,10 @@ def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def by_power_of_two(lengths: Int64) -> dict[int, int]:
     """Count lengths by power of two: the key n counts lengths from n to 2n - 1. Lengths are at least 1."""
     exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
-    return {2**exponent: count for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)}
+    return {
+        2**exponent: count
+        for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -100,9 +103,17 @@ class Total:
 
 def write_total(folder: Path, last: int, entries: Sequence[ChunkEntry]) -> None:
     """Write the totals of one epoch from the entries of all chunks, or of the known last ones."""
-    content: dict[str, Any] = {"rows": entries[-1].end, "chunks": last + 1, "rows_of": None, "everything": None}
+    content: dict[str, Any] = {
+        "rows": entries[-1].end,
+        "chunks": last + 1,
+        "rows_of": None,
+        "everything": None,
+    }
     if len(entries) == last + 1:
-        content |= {"rows_of": [entry.rows for entry in entries], "everything": asdict(summed(entries))}
+        content |= {
+            "rows_of": [entry.rows for entry in entries],
+            "everything": asdict(summed(entries)),
+        }
     write_once(folder / "total.json", sealed(content))
 
 
@@ -130,8 +141,15 @@ class ChunkedRows:
     ) -> None:
         self.tokenized, self.selection, self.layout, self.seed = tokenized, selection, layout, seed
         self.cache_dir, self.max_epochs = cache_dir, max_epochs
-        content = {"format": FORMAT, "tokens": tokenized.name, "plan": tokenized.plan.chunks, "seed": seed}
-        self.folder = cache_dir / "rows" / key_of({**content, **layout.content(), **selection.content()})
+        content = {
+            "format": FORMAT,
+            "tokens": tokenized.name,
+            "plan": tokenized.plan.chunks,
+            "seed": seed,
+        }
+        self.folder = (
+            cache_dir / "rows" / key_of({**content, **layout.content(), **selection.content()})
+        )
         hold(self.folder, self)
         self._lock = threading.RLock()  # several threads may read rows
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
@@ -142,8 +160,17 @@ class ChunkedRows:
         self._sum: ChunkEntry | None = None  # sum over the known chunks, once this process made one
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:  # worker processes and the read-ahead thread reopen the files
-        what = self.tokenized, self.selection, self.layout, self.seed, self.cache_dir, self.max_epochs
+    def __reduce__(
+        self,
+    ) -> tuple[Any, ...]:  # worker processes and the read-ahead thread reopen the files
+        what = (
+            self.tokenized,
+            self.selection,
+            self.layout,
+            self.seed,
+            self.cache_dir,
+            self.max_epochs,
+        )
         return ChunkedRows, what
 
     @property
@@ -186,7 +213,11 @@ class ChunkedRows:
             with self._lock:
                 epoch, chunk, place = self.find(turn)
                 rows = self.chunk(chunk)
-                of_order = seed_of(seed, epoch) if self.tokenized.plan.is_whole else seed_of(seed, epoch, chunk)
+                of_order = (
+                    seed_of(seed, epoch)
+                    if self.tokenized.plan.is_whole
+                    else seed_of(seed, epoch, chunk)
+                )
                 turns = range(turn - place, turn - place + len(rows))
                 here = self._here = OpenChunk(turns, seed, of_order, epoch, rows)
         return here.rows, shuffled(turn - here.turns.start, len(here.rows), here.seed), here.epoch
@@ -242,7 +273,9 @@ class ChunkedRows:
         if epoch not in self._orders:
             draw = np.random.default_rng(seed_of(self.seed, "windows", epoch))
             chunks = draw.permutation(self.total.chunks).tolist()
-            rows_of = self.total.rows_of or [self.entry(chunk).rows for chunk in range(self.total.chunks)]
+            rows_of = self.total.rows_of or [
+                self.entry(chunk).rows for chunk in range(self.total.chunks)
+            ]
             before = accumulate((rows_of[chunk] for chunk in chunks[:-1]), initial=0)
             self._orders = {epoch: (chunks, list(before))}
         return self._orders[epoch]
@@ -250,7 +283,9 @@ class ChunkedRows:
     def chunks_from(self, turn: int) -> list[int]:
         """The chunk of a turn and those after it in its epoch, in training order."""
         epoch, chunk, _ = self.find(turn)
-        chunks = list(range(len(self.tokenized.plan.chunks))) if epoch == 0 else self.order(epoch)[0]
+        chunks = (
+            list(range(len(self.tokenized.plan.chunks))) if epoch == 0 else self.order(epoch)[0]
+        )
         return chunks[chunks.index(chunk) :]
 
     @property
@@ -260,7 +295,9 @@ class ChunkedRows:
             file = self.folder / "total.json"
             if (content := read_sealed(file)) is not None:
                 everything = content.pop("everything")
-                self._total = Total(**content, everything=None if everything is None else entry_of(everything))
+                self._total = Total(
+                    **content, everything=None if everything is None else entry_of(everything)
+                )
             else:
                 with suppress(OSError):
                     file.unlink()  # otherwise every read would report the damage
@@ -276,7 +313,11 @@ class ChunkedRows:
         if content is None:
             return None
         entry = entry_of(content)
-        if self.total is None and self.is_last(chunk, entry) and (not chunk or self.entry_file(chunk - 1).exists()):
+        if (
+            self.total is None
+            and self.is_last(chunk, entry)
+            and (not chunk or self.entry_file(chunk - 1).exists())
+        ):
             return None  # the total is lost and is rewritten with the last chunk
         self._entries[chunk] = entry
         return entry
@@ -312,12 +353,16 @@ class ChunkedRows:
             refuse_bad_chunks(self.tokenized, self._sum, chunk)
             if is_last and not entry.end:
                 raise DataError(nothing_to_train_on(self.tokenized, self._sum))
-        elif self.total.rows_of is not None and self.total.rows_of[chunk] != entry.rows:  # the entry file was lost
+        elif (
+            self.total.rows_of is not None and self.total.rows_of[chunk] != entry.rows
+        ):  # the entry file was lost
             raise DataError(other_documents(self.tokenized))
         self._entries[chunk] = entry
         write_once(self.entry_file(chunk), sealed(asdict(entry)))
         if is_last and self.total is None:
-            entries = [one for number in range(chunk + 1) if (one := self.known_entry(number)) is not None]
+            entries = [
+                one for number in range(chunk + 1) if (one := self.known_entry(number)) is not None
+            ]
             write_total(self.folder, chunk, entries)
 
     def state(self, turn: int) -> dict[str, Any]:
@@ -334,7 +379,9 @@ class ChunkedRows:
         elif known.digest != content["digest"]:
             raise DataError(other_documents(self.tokenized))
         if self.total is None and self.is_last(chunk, entry_of(content)):
-            write_total(self.folder, chunk, [entry_of(content)])  # otherwise rows of later epochs would be sought here
+            write_total(
+                self.folder, chunk, [entry_of(content)]
+            )  # otherwise rows of later epochs would be sought here
         self._near = chunk
 
     def begin(self, *, all_chunks: bool) -> None:
@@ -363,16 +410,26 @@ class ChunkedRows:
         for part in documents.parts:
             part.sync()
         chosen = self.selection.choose(documents, shards, tokens_before)
-        numbers, lengths, read, unfit = fitting(documents, chosen.documents, layout.form, layout.sequence_length)
+        numbers, lengths, read, unfit = fitting(
+            documents, chosen.documents, layout.form, layout.sequence_length
+        )
         starts = documents.offsets[numbers]
-        own_digest = key_of({"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())})
+        own_digest = key_of(
+            {"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())}
+        )
         if known is not None and known.own_digest != own_digest:
             raise DataError(other_documents(self.tokenized))
         positions = tokens_in_rows = rows = 0
         if len(starts):
-            folder = publish_derived(self.chunk_folder(chunk), layout.packer(starts, lengths, self.seed))
+            folder = publish_derived(
+                self.chunk_folder(chunk), layout.packer(starts, lengths, self.seed)
+            )
             packed = layout.open(documents, folder)
-            positions, tokens_in_rows, rows = layout.num_positions(packed.packing), packed.num_tokens, len(packed)
+            positions, tokens_in_rows, rows = (
+                layout.num_positions(packed.packing),
+                packed.num_tokens,
+                len(packed),
+            )
         if known is not None:
             return
         parts = [part.description for part in documents.parts]
@@ -388,7 +445,9 @@ class ChunkedRows:
             left_out=added([*(part.dropped for part in parts), chosen.left_out, unfit]),
             bad_rows=added(part.bad_rows for part in parts),
             lengths=by_power_of_two(read),
-            longest=max((part.longest for part in parts), key=lambda place: place[1], default=("", 0)),
+            longest=max(
+                (part.longest for part in parts), key=lambda place: place[1], default=("", 0)
+            ),
             own_digest=own_digest,
             digest=key_of({"before": before.digest, "own": own_digest}),
         )

@@ -13,7 +13,14 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir, key_of, write_once
 from cpt.data.readers.columns import form_of_source
-from cpt.data.readers.decontamination import FORMAT, NAME, WORDS, EvaluationDocument, load_runs, read_runs
+from cpt.data.readers.decontamination import (
+    FORMAT,
+    NAME,
+    WORDS,
+    EvaluationDocument,
+    load_runs,
+    read_runs,
+)
 from cpt.data.readers.documents import Piece
 from cpt.data.readers.filters import sieve_of
 from cpt.data.readers.sources import files_of, jobs_of, kind_of, pieces_of, states_of
@@ -52,7 +59,9 @@ class Hit:
 class Contamination:
     documents: dict[str, int]
     """Source -> training documents that were searched, without held-out documents and their exact copies."""
-    counts: dict[str, dict[str, int]]  # source -> held-out set or task -> contaminated training documents
+    counts: dict[
+        str, dict[str, int]
+    ]  # source -> held-out set or task -> contaminated training documents
     hits: list[Hit]  # the first hundred of each source
     touched: int  # further training documents that only share a phrase with one
     evaluated: int
@@ -72,9 +81,15 @@ class Contamination:
         parts = [
             f"{self.num_contaminated:,} of {read:,} training documents contain at least half of one of the"
             f" {self.evaluated:,} evaluation documents, or have half of their words from one.",
-            f"{copies:,} more are equal to an evaluation document and dropped by hash." if copies else "",
-            f"{self.touched:,} more share a phrase with one ({WORDS} or more words in a row)." if self.touched else "",
-            f"{self.too_short:,} with fewer than {WORDS} words were not searched for." if self.too_short else "",
+            f"{copies:,} more are equal to an evaluation document and dropped by hash."
+            if copies
+            else "",
+            f"{self.touched:,} more share a phrase with one ({WORDS} or more words in a row)."
+            if self.touched
+            else "",
+            f"{self.too_short:,} with fewer than {WORDS} words were not searched for."
+            if self.too_short
+            else "",
         ]
         return " ".join(filter(None, parts))
 
@@ -97,7 +112,9 @@ def find_contamination(
         )
     index = str(runs.save(default_cache_dir() / "decontamination"))
     found = {
-        reported_name(source): search_source(work_of(data, source, f"data.sources[{number}]"), index)
+        reported_name(source): search_source(
+            work_of(data, source, f"data.sources[{number}]"), index
+        )
         for number, source in enumerate(data.sources)
     }
     hashes = {xxh3_64_intdigest(document.text.encode()) for document in of_sets}
@@ -114,12 +131,17 @@ def find_contamination(
 
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[EvaluationDocument]:
     for number, held_out in enumerate(evaluation.perplexity):
-        work, name = work_of(data, held_out, f"evaluation.perplexity[{number}]"), reported_name(held_out)
+        work, name = (
+            work_of(data, held_out, f"evaluation.perplexity[{number}]"),
+            reported_name(held_out),
+        )
         for text, document in texts_of(work, pieces_of(held_out, work.key)):
             yield EvaluationDocument(name, document.where, text)
 
 
-def small_sets(data: Data, evaluation: Evaluation, fewest: int) -> Iterator[tuple[str, HeldOut, int]]:
+def small_sets(
+    data: Data, evaluation: Evaluation, fewest: int
+) -> Iterator[tuple[str, HeldOut, int]]:
     """(key, set, documents) of the local held-out sets with fewer than `fewest` documents; no more are read."""
     for number, held_out in enumerate(evaluation.perplexity):
         key = f"evaluation.perplexity[{number}]"
@@ -148,14 +170,18 @@ def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[
     longest = math.inf
     if form_of_source(source) == "document":
         # Same as in `build_data`. The decontamination filter drops some documents later, which moves the limit a bit.
-        longest = longest_held_out(sum(size for *_, size in parts), sum(count for _, count, _ in parts), share)
+        longest = longest_held_out(
+            sum(size for *_, size in parts), sum(count for _, count, _ in parts), share
+        )
     for texts, *_ in parts:
         for where, text in texts:
             if len(text.encode()) <= longest:
                 yield EvaluationDocument(reported_name(source), where, text)
 
 
-def held_out_texts(work: ShardWork, share: float, pieces: Sequence[Piece]) -> tuple[list[tuple[str, str]], int, int]:
+def held_out_texts(
+    work: ShardWork, share: float, pieces: Sequence[Piece]
+) -> tuple[list[tuple[str, str]], int, int]:
     """Place and text of the documents held out, of any length; the number of all documents, and their bytes."""
     texts, documents, total, limit = [], 0, 0, int(share * 2**64)
     for text, document in texts_of(work, pieces):
@@ -179,7 +205,11 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
         )
     if not is_judged or is_refused(data):
         return data
-    others = [component for component in data.filters if component.name != NAME or component.options.get("against")]
+    others = [
+        component
+        for component in data.filters
+        if component.name != NAME or component.options.get("against")
+    ]
     # Plain text, as in a recipe: options are part of the key of the stored tokens.
     index = str(index_of(data, evaluation, cache_dir / "decontamination"))
     added = Component.model_validate({"name": NAME, "index": index})
@@ -187,7 +217,9 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
 
 
 def is_refused(data: Data) -> bool:
-    return any(one.name == NAME and one.options.get("own_evaluation") is False for one in data.filters)
+    return any(
+        one.name == NAME and one.options.get("own_evaluation") is False for one in data.filters
+    )
 
 
 def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
@@ -199,16 +231,23 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
             states[key] = states_of(source, key)
             content[key] = reading_content(source, sieve_of(data, source, key))
             read.append(source)
-    names, most = [reported_name(source) for source in read], [source.max_documents for source in read]
+    names, most = (
+        [reported_name(source) for source in read],
+        [source.max_documents for source in read],
+    )
     limits = [evaluation.held_out_share, data.chunk_bytes, data.on_bad_row, most]
-    known = folder / key_of({"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits})
+    known = folder / key_of(
+        {"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits}
+    )
     if all(states.values()) and (written := read_sealed(known)) is not None:
         path = folder / written["index"]
         if path.exists():
             if size_and_hash(path)[1] == written["digest"]:
                 return path
             report_damage(path)
-    evaluated = chain(documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True))
+    evaluated = chain(
+        documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True)
+    )
     path = read_runs(evaluated).save(folder)
     if all(states.values()):
         write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
@@ -217,7 +256,14 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
     """The work that produces a source's training documents, without tokenisation."""
-    return ShardWork(source, key, sieve_of(data, source, key), cast(DocumentEncoder, None), data.on_bad_row, Path())
+    return ShardWork(
+        source,
+        key,
+        sieve_of(data, source, key),
+        cast(DocumentEncoder, None),
+        data.on_bad_row,
+        Path(),
+    )
 
 
 def search(work: ShardWork, index: str, pieces: Sequence[Piece]) -> "Found":
@@ -246,7 +292,9 @@ class Found:
     touched: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     hits: list[Hit] = field(default_factory=list)
-    equal: list[int] = field(default_factory=list)  # hashes of texts equal to an evaluation document
+    equal: list[int] = field(
+        default_factory=list
+    )  # hashes of texts equal to an evaluation document
 
 
 def search_source(work: ShardWork, index: str) -> Found:

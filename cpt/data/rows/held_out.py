@@ -36,7 +36,9 @@ class HeldOutSet:
     form: str = "document"  # of the rows: see `cpt.data.readers.columns`
 
 
-def held_out_set(name: str, documents: StoredDocuments, chosen: Int64, layout: Layout, cache_dir: Path) -> HeldOutSet:
+def held_out_set(
+    name: str, documents: StoredDocuments, chosen: Int64, layout: Layout, cache_dir: Path
+) -> HeldOutSet:
     """Build a set of the chosen documents; its rows are the same for every seed, so runs can be compared."""
     # More overlap would count tokens twice, and cutting documents at full rows would lose tokens. These windows
     # overlap by one token, which is predicted once, so metrics do not depend on the packing. They do depend on the row
@@ -86,14 +88,22 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
             continue
         chosen = sizes[is_held_out(hashes, sizes, share, longest_held_out(total, count, share))]
         held_out.append((len(chosen), count))
-        counts = f"{name}: `evaluation.held_out_share` holds out {len(chosen)} of {count:,} documents"
+        counts = (
+            f"{name}: `evaluation.held_out_share` holds out {len(chosen)} of {count:,} documents"
+        )
         if len(chosen) == count:
             raise DataError(f"{counts}, so none is left to train on. Lower it, {REMEDY}.")
         if len(chosen) < few:
-            warnings.append(f"{counts}; below {few} the confidence interval means little. Raise the share, {REMEDY}")
+            warnings.append(
+                f"{counts}; below {few} the confidence interval means little. Raise the share, {REMEDY}"
+            )
         elif warning := other_share(name, share, int(chosen.sum()), total, len(chosen)):
             warnings.append(warning)
-    if share is not None and len(held_out) == len(data.sources) and not any(chosen for chosen, _ in held_out):
+    if (
+        share is not None
+        and len(held_out) == len(data.sources)
+        and not any(chosen for chosen, _ in held_out)
+    ):
         raise DataError(nothing_held_out(share, sum(count for _, count in held_out)))
     return warnings
 
@@ -113,7 +123,9 @@ def sizes_of(data: Data, source: Source, key: str) -> tuple[Hashes, Int64, str] 
     return (np.array(hashes, np.uint64), np.array(sizes, np.int64), largest[0]) if sizes else None
 
 
-def other_share(name: str, asked: float, held_out: int, total: int, num_documents: int) -> str | None:
+def other_share(
+    name: str, asked: float, held_out: int, total: int, num_documents: int
+) -> str | None:
     """A warning if the held-out bytes are a very different share of the source than the recipe requests."""
     share = held_out / max(1, total)
     if asked / FAR_OFF <= share <= asked * FAR_OFF:

@@ -44,7 +44,10 @@ class RankSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         for number in range(self.begin_at, self.num_micro_batches):
             first = self.first_row + (number * self.world_size + self.rank) * self.micro_batch
-            yield from (shift_past_skipped(row, self.left_out) for row in range(first, first + self.micro_batch))
+            yield from (
+                shift_past_skipped(row, self.left_out)
+                for row in range(first, first + self.micro_batch)
+            )
 
     def __len__(self) -> int:
         return self.num_micro_batches * self.micro_batch
@@ -147,7 +150,11 @@ class CPTDataLoader(DataLoader[Row]):
         """Prepare micro-batches in one thread; several would compete for the interpreter."""
         pins = self.pin_memory and torch.accelerator.is_available()
         # The current device is per thread.
-        begin = partial(torch.accelerator.set_device_index, torch.accelerator.current_device_index()) if pins else None
+        begin = (
+            partial(torch.accelerator.set_device_index, torch.accelerator.current_device_index())
+            if pins
+            else None
+        )
         rows, stacks = self.dataset, self.collates_plainly
 
         def make(numbers: list[int]) -> Row:
@@ -165,7 +172,9 @@ class CPTDataLoader(DataLoader[Row]):
                     if len(waiting) > ahead:
                         batch = waiting.popleft().result()
                         values = batch.values() if isinstance(batch, dict) else ()
-                        num_bytes = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+                        num_bytes = sum(
+                            value.nbytes for value in values if isinstance(value, torch.Tensor)
+                        )
                         ahead = max(2, min(MOST_AHEAD, MOST_BYTES_AHEAD // max(1, num_bytes)))
                         yield batch
                 while waiting:
@@ -208,7 +217,9 @@ class ReadAhead:
     def run(self) -> None:
         """The main loop. An error ends the thread: the reader of that chunk gets the same error and raises it."""
         cores, sources = num_workers(), [rows.tokenized for rows, _, _ in self.sources]
-        shards = made(self.wanted(), cores and max(1, cores - 1), sources)  # leave one core to the run
+        shards = made(
+            self.wanted(), cores and max(1, cores - 1), sources
+        )  # leave one core to the run
         try:
             for _ in shards:
                 self.close_chunks()

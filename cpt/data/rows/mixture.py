@@ -29,7 +29,9 @@ class RowsOfSteps:
     """Step s reads `rows_per_step` rows from `first(s)` on. To resume, only the skipped ranges are needed."""
 
     rows_per_step: int
-    left_out: list[RowRange] = field(default_factory=list)  # ascending; each begins at the first row of a step
+    left_out: list[RowRange] = field(
+        default_factory=list
+    )  # ascending; each begins at the first row of a step
 
     def first(self, step: int) -> int:
         """The global number of the step's first row, equal to the number of rows before it, skipped ones included."""
@@ -110,13 +112,20 @@ def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
                 f"`data.phases[{number}].until_learning_rate` depends on the schedule of a run, which a mixture alone"
                 " lacks. Open it as the run does: build_data(phases_in_tokens(recipe), ...)."
             )
-        weights = np.array([phase.weights.get(reported_name(source), 0.0) for source in data.sources])
+        weights = np.array(
+            [phase.weights.get(reported_name(source), 0.0) for source in data.sources]
+        )
         shares = weights / weights.sum()
         after = first if phase.until is None else round(phase.until / data.sequence_length)
         if phase.change == "linear":
             for block in range(LINEAR_BLOCKS):
                 way = (block + 0.5) / LINEAR_BLOCKS
-                changes.append((first + (after - first) * block // LINEAR_BLOCKS, (1 - way) * before + way * shares))
+                changes.append(
+                    (
+                        first + (after - first) * block // LINEAR_BLOCKS,
+                        (1 - way) * before + way * shares,
+                    )
+                )
             first = after  # the last phase keeps its final shares
         changes.append((first, shares))
         first, before = after, shares
@@ -125,7 +134,10 @@ def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
 
 def shares_over(changes: Changes, rows: int) -> Shares:
     ends = [first for first, _ in changes[1:]] + [max(rows, 1)]
-    held = [max(0, min(end, max(rows, 1)) - first) for (first, _), end in zip(changes, ends, strict=True)]
+    held = [
+        max(0, min(end, max(rows, 1)) - first)
+        for (first, _), end in zip(changes, ends, strict=True)
+    ]
     return np.average([shares for _, shares in changes], axis=0, weights=held)
 
 
@@ -140,7 +152,9 @@ class Turns:
         read: turns that each source had in earlier stretches of the run.
     """
 
-    def __init__(self, changes: Sequence[tuple[int, Sequence[float]]], read: Sequence[int] = ()) -> None:
+    def __init__(
+        self, changes: Sequence[tuple[int, Sequence[float]]], read: Sequence[int] = ()
+    ) -> None:
         self.first_rows = [first for first, _ in changes]
         self.proportions: list[list[int]] = []
         self.before = [list(read) or [0] * len(changes[0][1])]
@@ -148,9 +162,16 @@ class Turns:
         for (first, weights), (end, _) in pairwise(changes):
             quotas, owed = whole_quotas(end - first, weights, owed)
             self.proportions.append(quotas)  # these give each source exactly its quota at the end
-            self.before.append([had + new for had, new in zip(self.before[-1], quotas, strict=True)])
-        weights, total = changes[-1][1], sum(changes[-1][1])  # as integers; only a weight of 0 becomes 0
-        self.proportions.append([max(1, round(one / total * SHARE_UNIT)) if one > 0 else 0 for one in weights])
+            self.before.append(
+                [had + new for had, new in zip(self.before[-1], quotas, strict=True)]
+            )
+        weights, total = (
+            changes[-1][1],
+            sum(changes[-1][1]),
+        )  # as integers; only a weight of 0 becomes 0
+        self.proportions.append(
+            [max(1, round(one / total * SHARE_UNIT)) if one > 0 else 0 for one in weights]
+        )
 
     def turn(self, number: int) -> tuple[int, int]:
         """The source of row `number`, and the number of its turns before this row, since the run began."""
@@ -206,7 +227,9 @@ class MixtureRows(Dataset[Row]):
 
     def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
         if self.lengths:
-            change = bisect_right(self.lengths, self.place_of(number), key=lambda change: change[0]) - 1
+            change = (
+                bisect_right(self.lengths, self.place_of(number), key=lambda change: change[0]) - 1
+            )
             cut_documents(position_ids, labels, self.lengths[change][1])
 
     def batch(self, numbers: Sequence[int]) -> Row:
@@ -247,7 +270,9 @@ class MixtureRows(Dataset[Row]):
         return self.sources[source].row_at(turn, f"{self.seed} {number}")
 
 
-def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float]) -> tuple[list[int], dict[int, float]]:
+def whole_quotas(
+    rows: int, weights: Sequence[float], owed: Mapping[int, float]
+) -> tuple[list[int], dict[int, float]]:
     """Rows of each source among `rows`, and the rows owed to each after them. `owed`: missing rows from before; reset
     when a different set of sources has a weight."""
     total = sum(weights)
@@ -257,6 +282,8 @@ def whole_quotas(rows: int, weights: Sequence[float], owed: Mapping[int, float])
     quotas = [max(0, math.floor(owed.get(source, 0.0))) for source in range(len(weights))]
     while (left := rows - sum(quotas)) != 0:  # at most one row per source
         step = 1 if left > 0 else -1
-        source = max((s for s in active if quotas[s] + step >= 0), key=lambda s: step * (owed[s] - quotas[s]))
+        source = max(
+            (s for s in active if quotas[s] + step >= 0), key=lambda s: step * (owed[s] - quotas[s])
+        )
         quotas[source] += step
     return quotas, {source: owed[source] - quotas[source] for source in active}

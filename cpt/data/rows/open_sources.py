@@ -28,13 +28,20 @@ def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) 
     """All problems with filters, files and their columns; imports neither torch nor transformers. `ask_hub` also
     checks Hub sources, by a listing and the first row of each."""
     keyed = keyed_sources(data, evaluation)
-    return list(dict.fromkeys(each for key, source in keyed for each in check_source(data, source, key, ask_hub)))
+    return list(
+        dict.fromkeys(
+            each for key, source in keyed for each in check_source(data, source, key, ask_hub)
+        )
+    )
 
 
 def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
     unchecked = {"url": "remote"} if ask_hub else {"url": "remote", "hub": "Hub"}
     words = evaluation.retain.keys() & set(RETAIN_PRESETS)
-    hints = {word: f", for `evaluation.retain: {word}`; without a network, write `python-prose`" for word in words}
+    hints = {
+        word: f", for `evaluation.retain: {word}`; without a network, write `python-prose`"
+        for word in words
+    }
     return [
         f"`{key}.path`: {source.path} ({unchecked[kind]}{hints.get(source.name or '', '')})"
         for key, source in keyed_sources(data, evaluation)
@@ -67,7 +74,9 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
             first = next(read_piece(source, Piece(file.name), key), None)
             if isinstance(first, BadRow) and data.on_bad_row == "error":
                 complaints.append(complaint(first, key))
-            elif isinstance(first, Document) and number == 0:  # also runs filters and transforms once
+            elif (
+                isinstance(first, Document) and number == 0
+            ):  # also runs filters and transforms once
                 list(sift(first, reported_name(source), *functions))
         except CptError as problem:
             complaints.append(str(problem))
@@ -75,26 +84,44 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
 
 
 def open_sources(
-    data: Data, keyed: Mapping[str, DocumentSource], encoder: DocumentEncoder, cache_dir: Path, seed: int
+    data: Data,
+    keyed: Mapping[str, DocumentSource],
+    encoder: DocumentEncoder,
+    cache_dir: Path,
+    seed: int,
 ) -> dict[str, TokenizedSource]:
     """Sources and held-out sets by their key in the recipe; nothing is read yet."""
     for key, source in keyed.items():  # report all errors before reading
         sieve_of(data, source, key).functions()
-    return {key: open_source(data, source, key, encoder, cache_dir, seed) for key, source in keyed.items()}
+    return {
+        key: open_source(data, source, key, encoder, cache_dir, seed)
+        for key, source in keyed.items()
+    }
 
 
 def open_source(
-    data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder, cache_dir: Path, seed: int
+    data: Data,
+    source: DocumentSource,
+    key: str,
+    encoder: DocumentEncoder,
+    cache_dir: Path,
+    seed: int,
 ) -> TokenizedSource:
     """Open one source; a held-out set is always one chunk."""
     encoder = encoder_of(source, encoder, key)
     sieve, states = sieve_of(data, source, key), states_of(source, key)
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
         then = "a run cannot resume" if states else "its stored tokens are used unchanged"
-        log.warning(f"{source.path}: if this dataset changes on the Hub, {then}. Pin it: `{key}.revision`.")
+        log.warning(
+            f"{source.path}: if this dataset changes on the Hub, {then}. Pin it: `{key}.revision`."
+        )
     enough = source.max_tokens if isinstance(source, Source) and not states else None
     reading = reading_content(source, sieve)
-    folder = cache_dir / "tokens" / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
+    folder = (
+        cache_dir
+        / "tokens"
+        / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
+    )
     work = ShardWork(source, key, sieve, encoder, data.on_bad_row, folder, enough)
     chunk_bytes = data.chunk_bytes if isinstance(source, Source) else sys.maxsize
     plan = plan_of(source, key, states, chunk_bytes=chunk_bytes, seed=seed)

@@ -50,7 +50,10 @@ class Packing:
         lengths = self.lengths[first:after]
         if not epoch:
             return self.starts[first:after], lengths
-        begins, ends = self.first_of_length[lengths].tolist(), self.first_of_length[lengths + 1].tolist()
+        begins, ends = (
+            self.first_of_length[lengths].tolist(),
+            self.first_of_length[lengths + 1].tolist(),
+        )
         ranks, places = self.rank[first:after].tolist(), []
         for rank, begin, end, length in zip(ranks, begins, ends, lengths.tolist(), strict=True):
             factor, offset = exchange(end - begin, length, epoch)
@@ -59,7 +62,12 @@ class Packing:
 
 
 def pack(
-    starts: Int64, lengths: Int64, sequence_length: int, packing: str, seed: int, stride: int | None = None
+    starts: Int64,
+    lengths: Int64,
+    sequence_length: int,
+    packing: str,
+    seed: int,
+    stride: int | None = None,
 ) -> Packing:
     """Pack documents into rows; the seed decides which of equally long documents share a row.
 
@@ -69,7 +77,9 @@ def pack(
     """
     order = np.random.default_rng(seed).permutation(len(starts))
     pieces_of, rows_of = PACKINGS[packing]
-    piece_starts, piece_lengths = pieces_of(starts[order], lengths[order], sequence_length, stride or sequence_length)
+    piece_starts, piece_lengths = pieces_of(
+        starts[order], lengths[order], sequence_length, stride or sequence_length
+    )
     rows = rows_of(piece_lengths, sequence_length)
     by_row = np.argsort(rows, kind="stable")
     first_piece = np.concatenate([np.zeros(1, np.int64), np.bincount(rows).cumsum()])
@@ -85,19 +95,28 @@ def pack(
 @lru_cache(maxsize=2**14)
 def exchange(count: int, length: int, epoch: int) -> tuple[int, int]:
     """Factor and offset of the map by which `count` pieces of equal length swap places."""
-    draws = (xxh3_64_intdigest(f"{epoch} {length} {number}".encode()) % count for number in itertools.count())
+    draws = (
+        xxh3_64_intdigest(f"{epoch} {length} {number}".encode()) % count
+        for number in itertools.count()
+    )
     return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)  # coprime: one-to-one
 
 
 def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
     """Cut documents into pieces of at most `sequence_length` tokens, one every `stride` tokens, the rest last."""
     pieces = 1 + -(-np.maximum(0, lengths - sequence_length) // stride)
-    number = np.arange(pieces.sum()) - np.repeat(pieces.cumsum() - pieces, pieces)  # 0, 1, 2 ... within each document
+    number = np.arange(pieces.sum()) - np.repeat(
+        pieces.cumsum() - pieces, pieces
+    )  # 0, 1, 2 ... within each document
     piece_starts = np.repeat(starts, pieces) + number * stride
-    return piece_starts, np.minimum(sequence_length, np.repeat(starts + lengths, pieces) - piece_starts)
+    return piece_starts, np.minimum(
+        sequence_length, np.repeat(starts + lengths, pieces) - piece_starts
+    )
 
 
-def cut_stream(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
+def cut_stream(
+    starts: Int64, lengths: Int64, sequence_length: int, stride: int
+) -> tuple[Int64, Int64]:
     """Cut documents laid end to end: at the end of each document and of each row."""
     begins = lengths.cumsum() - lengths
     rows = np.arange(0, lengths.sum(), sequence_length)
@@ -128,11 +147,16 @@ def best_fit(lengths: Int64, sequence_length: int) -> Int64:
             taken = [rows.pop() for _ in range(min(len(rows), -(-count // each)))]
             if not rows:
                 roomy &= ~(1 << room)
-            last = min(count, each * len(taken)) - each * (len(taken) - 1)  # the last row may get fewer
+            last = min(count, each * len(taken)) - each * (
+                len(taken) - 1
+            )  # the last row may get fewer
             for row in taken[:-1]:
                 placed.extend([row] * each)
             placed.extend([taken[-1]] * last)
-            for left, remaining in ((room - each * size, taken[:-1]), (room - last * size, taken[-1:])):
+            for left, remaining in (
+                (room - each * size, taken[:-1]),
+                (room - last * size, taken[-1:]),
+            ):
                 if left and remaining:
                     rows_with_room[left].extend(remaining)
                     roomy |= 1 << left
@@ -157,7 +181,10 @@ def alike(lengths: Int64, sequence_length: int) -> Int64:
 Cut = Callable[[Int64, Int64, int, int], tuple[Int64, Int64]]
 PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
     "best_fit": (cut, best_fit),
-    "concatenate": (cut_stream, lambda lengths, sequence_length: (lengths.cumsum() - lengths) // sequence_length),
+    "concatenate": (
+        cut_stream,
+        lambda lengths, sequence_length: (lengths.cumsum() - lengths) // sequence_length,
+    ),
     "sliding_window": (cut, best_fit),
     "none": (cut, lambda lengths, sequence_length: np.arange(len(lengths))),
     "token_budget": (cut, alike),
@@ -180,7 +207,9 @@ class PackedRows(Sequence[Row]):
     def __init__(self, documents: StoredDocuments, packing_folder: Path, layout: "Layout") -> None:
         self.documents, self.packing_folder, self.layout = documents, packing_folder, layout
         self.sequence_length, self.pad = layout.sequence_length, layout.pad
-        self.packing = Packing(*(open_array(packing_folder / f"{field.name}.npy") for field in fields(Packing)))
+        self.packing = Packing(
+            *(open_array(packing_folder / f"{field.name}.npy") for field in fields(Packing))
+        )
         self._counting = np.arange(self.sequence_length)
 
     def __reduce__(self) -> tuple[type["PackedRows"], tuple[StoredDocuments, Path, "Layout"]]:
@@ -204,7 +233,9 @@ class PackedRows(Sequence[Row]):
         self.fill(number, epoch, *arrays)
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
 
-    def fill(self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64) -> None:
+    def fill(
+        self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64
+    ) -> None:
         """Write a row into arrays of `sequence_length`, which may be views of a batch."""
         at, counting, begins = 0, self._counting, []
         pieces = [array.tolist() for array in self.packing.pieces(number, epoch)]
@@ -220,7 +251,10 @@ class PackedRows(Sequence[Row]):
         labels[:at] = input_ids[:at]
         labels[at:] = IGNORED
         if self.documents.are_examples:
-            segments = [self.documents.segments(start, length) for start, length in zip(*pieces, strict=True)]
+            segments = [
+                self.documents.segments(start, length)
+                for start, length in zip(*pieces, strict=True)
+            ]
             labels[:at][np.concatenate(segments) == CONTEXT] = IGNORED
         for begin in begins:
             labels[begin] = IGNORED
@@ -240,7 +274,9 @@ class PaddedRows(PackedRows):
             input_ids[line, :length] = self.documents.tokens(start, length)
             if self.documents.are_examples:
                 is_context[line, :length] = self.documents.segments(start, length) == CONTEXT
-        labels = np.where((position_ids == 0) | (attention_mask == 0) | is_context, IGNORED, input_ids)
+        labels = np.where(
+            (position_ids == 0) | (attention_mask == 0) | is_context, IGNORED, input_ids
+        )
         arrays = (input_ids, labels, position_ids, attention_mask)
         return dict(zip((*NAMES, "attention_mask"), map(torch.from_numpy, arrays), strict=True))
 
@@ -267,7 +303,9 @@ class ExampleRows(PackedRows):
             return row
         prompt = ids[segments == CONTEXT].tolist()
         room = self.sequence_length - len(prompt)
-        wanted, unwanted = (ids[segments == segment][:room].tolist() for segment in (LEARNED, UNWANTED))
+        wanted, unwanted = (
+            ids[segments == segment][:room].tolist() for segment in (LEARNED, UNWANTED)
+        )
         if self.layout.form == "preference":
             return {"prompt_ids": prompt, "chosen_ids": wanted, "rejected_ids": unwanted}
         return {"prompt_ids": prompt, "completion_ids": wanted or unwanted, "label": bool(wanted)}
@@ -287,7 +325,11 @@ class Layout:
         return self.form in ONE_A_ROW
 
     def content(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "form" or value != "document"}
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name != "form" or value != "document"
+        }
 
     def packer(self, starts: Int64, lengths: Int64, seed: int) -> Callable[[Path], None]:
         """A function that writes the packing into an empty folder; an example in a separate row is never cut."""
@@ -312,5 +354,11 @@ class Layout:
         return packing.num_rows * self.sequence_length
 
     def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
-        rows = ExampleRows if self.is_one_a_row else PaddedRows if self.packing == "token_budget" else PackedRows
+        rows = (
+            ExampleRows
+            if self.is_one_a_row
+            else PaddedRows
+            if self.packing == "token_budget"
+            else PackedRows
+        )
         return rows(documents, folder, self)

@@ -23,7 +23,9 @@ BANDS, ROWS = 14, 8
 LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
-AFTER_MAX_TOKENS = "after max_tokens"  # a reason for skipping documents: all later ones are skipped, too
+AFTER_MAX_TOKENS = (
+    "after max_tokens"  # a reason for skipping documents: all later ones are skipped, too
+)
 # A longer document is never held out: it would dominate the held-out bytes and the verdict's confidence interval.
 # With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document, so four
 # average documents are allowed.
@@ -37,7 +39,11 @@ class Repeated:
     def __init__(self, folder: Path, first_documents: Sequence[int]) -> None:
         self.folder, self.first_documents = folder, list(first_documents)
         hold(folder, self)
-        self._masks = {reason: open_array(folder / file) for reason, file in FILES.items() if (folder / file).exists()}
+        self._masks = {
+            reason: open_array(folder / file)
+            for reason, file in FILES.items()
+            if (folder / file).exists()
+        }
 
     def __reduce__(self) -> tuple[type["Repeated"], tuple[Path, list[int]]]:
         return Repeated, (self.folder, self.first_documents)
@@ -49,14 +55,18 @@ class Repeated:
 
     def of_shards(self, shards: Sequence[int]) -> dict[str, Mask]:
         """Masks for the documents of some shards, concatenated; at most one reason per document."""
-        bounds = [(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards]
+        bounds = [
+            (self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards
+        ]
         return {
             reason: np.concatenate([mask[first:after] for first, after in bounds])
             for reason, mask in self._masks.items()
         }
 
 
-def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cache_dir: Path) -> list[Repeated]:
+def repeated_documents(
+    sources: Sequence[TokenizedSource], deduplicate: str, cache_dir: Path
+) -> list[Repeated]:
     """Find the repeated documents of each source; computed once and stored in `cache_dir`. Sources are also compared
     with each other: of equal documents, the one of the first source is kept."""
 
@@ -66,7 +76,9 @@ def repeated_documents(sources: Sequence[TokenizedSource], deduplicate: str, cac
     def fill(folder: Path) -> None:
         parts = [part for source in sources for part in parts_of(source, verified=True)]
         hashes = np.concatenate([part.hashes for part in parts])
-        equal = np.ones(len(hashes), bool)  # a collision among 10^8 texts has a probability of 0.03 %
+        equal = np.ones(
+            len(hashes), bool
+        )  # a collision among 10^8 texts has a probability of 0.03 %
         equal[np.unique(hashes, return_index=True)[1]] = False
         np.save(folder / FILES["exact duplicate"], equal)
         if deduplicate == "near":
@@ -89,7 +101,12 @@ def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
     document is compared with the first one with equal hashes in one of the `BANDS` groups. The hashes are in a
     temporary file, 448 bytes per document; memory is about 100 bytes per document (estimated)."""
     file = folder / "hashes.bin"
-    hashes = np.memmap(file, np.uint32, "w+", shape=(sum(part.description.documents for part in parts), BANDS * ROWS))
+    hashes = np.memmap(
+        file,
+        np.uint32,
+        "w+",
+        shape=(sum(part.description.documents for part in parts), BANDS * ROWS),
+    )
     at = 0
     for some in (some for part in parts for some in minhashes(part)):
         hashes[at : at + len(some)] = some
@@ -97,7 +114,9 @@ def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
     like = np.zeros(len(hashes), bool)
     for band in range(BANDS):
         rows = np.ascontiguousarray(hashes[:, band * ROWS : (band + 1) * ROWS])
-        _, first, group = np.unique(rows.view(f"V{ROWS * 4}").ravel(), return_index=True, return_inverse=True)
+        _, first, group = np.unique(
+            rows.view(f"V{ROWS * 4}").ravel(), return_index=True, return_inverse=True
+        )
         candidates = np.flatnonzero((first[group] != np.arange(len(hashes))) & ~like)
         for chunk in np.array_split(candidates, len(candidates) // 100_000 + 1):
             like[chunk] |= (hashes[chunk] == hashes[first[group[chunk]]]).mean(1) >= LIKENESS
@@ -110,12 +129,19 @@ def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
     try:
         from rensa import RMinHash
     except ImportError as problem:
-        raise ResourceError(f"`data.deduplicate: near` needs rensa: {install_line('dedup')}.") from problem
+        raise ResourceError(
+            f"`data.deduplicate: near` needs rensa: {install_line('dedup')}."
+        ) from problem
     first = 0
     while first < len(store.hashes):
-        after = max(first + 1, int(np.searchsorted(store.offsets, store.offsets[first] + CHUNK_TOKENS, "right")) - 1)
+        after = max(
+            first + 1,
+            int(np.searchsorted(store.offsets, store.offsets[first] + CHUNK_TOKENS, "right")) - 1,
+        )
         offsets = store.offsets[first : after + 1] - store.offsets[first]
-        hashes, bounds = shingles(store.tokens[store.offsets[first] : store.offsets[after]], offsets)
+        hashes, bounds = shingles(
+            store.tokens[store.offsets[first] : store.offsets[after]], offsets
+        )
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, bounds, BANDS * ROWS, 42)
         yield np.array(matrix.to_rows(), np.uint32)
         first = after
@@ -163,10 +189,14 @@ class Selection:
             "longest_held_out": self.longest_held_out,
         }
 
-    def choose(self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int) -> Chosen:
+    def choose(
+        self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int
+    ) -> Chosen:
         repeated = self.repeated_by_reason(shards)
         is_first = self.is_first(documents, shards)
-        chosen = np.flatnonzero(is_first & ~self.is_held_out(documents) & ~np.isin(documents.hashes, self.evaluated))
+        chosen = np.flatnonzero(
+            is_first & ~self.is_held_out(documents) & ~np.isin(documents.hashes, self.evaluated)
+        )
         left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
         held_out = int(is_first.sum()) - len(chosen)
         if self.max_tokens is not None:
@@ -184,7 +214,9 @@ class Selection:
     def is_held_out(self, documents: StoredDocuments) -> Mask:
         if self.held_out_share is None:
             return np.zeros(len(documents), bool)
-        return is_held_out(documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out)
+        return is_held_out(
+            documents.hashes, documents.num_bytes, self.held_out_share, self.longest_held_out
+        )
 
     def is_first(self, documents: StoredDocuments, shards: Sequence[int]) -> Mask:
         """True for documents that do not repeat an earlier one."""

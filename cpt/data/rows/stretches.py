@@ -39,12 +39,22 @@ def ended_stretches(lines: Sequence[Mapping[str, Any]]) -> list[EndedStretch]:
     for line in lines:
         recipe = Recipe.model_validate(line["recipe"])
         positions = {name: Position(**position) for name, position in line["positions"].items()}
-        found.append(EndedStretch(recipe.data, recipe.evaluation, line["row"], positions, line["fingerprint"]))
+        found.append(
+            EndedStretch(
+                recipe.data, recipe.evaluation, line["row"], positions, line["fingerprint"]
+            )
+        )
     return found
 
 
 NEW_RUN = "start a new run from this run's weights (`model.path`)"
-NEUTRAL = {"name", "weight", "licence", "max_epochs", "replay_kl"}  # these keys do not change a source's rows
+NEUTRAL = {
+    "name",
+    "weight",
+    "licence",
+    "max_epochs",
+    "replay_kl",
+}  # these keys do not change a source's rows
 
 
 def problems_of_change(earlier: Sequence[Data], now: Data) -> list[str]:

@@ -52,7 +52,9 @@ def map_in_order(
 
     path = os.pathsep.join(filter(None, sys.path))
     variables = {"TOKENIZERS_PARALLELISM": "false", "CPT_WORKER": "1", "PYTHONPATH": path}
-    workers = ProcessPoolExecutor(num_workers, initializer=begin, initargs=(list(imports),), env=variables)
+    workers = ProcessPoolExecutor(
+        num_workers, initializer=begin, initargs=(list(imports),), env=variables
+    )
     waiting: deque[Future[Result]] = deque()
     try:
         workers.submit(int)  # starts the workers
@@ -108,5 +110,7 @@ def num_workers() -> int:
     if not (asked := os.environ.get("CPT_WORKERS", "")):
         return count_cpu_cores()
     if not asked.isdecimal():
-        raise ResourceError(f"CPT_WORKERS: expected a whole number of worker processes, 0 for none, got `{asked}`.")
+        raise ResourceError(
+            f"CPT_WORKERS: expected a whole number of worker processes, 0 for none, got `{asked}`."
+        )
     return int(asked)

@@ -79,12 +79,19 @@ class Plan:
         """A hash of the cut and of the file names relative to their common folder, which may move."""
         paths = {piece.path for shard in self.shards for piece in shard}
         root = commonpath(paths) if len(paths) > 1 else str(Path(next(iter(paths))).parent)
-        cuts = [[[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard] for shard in self.shards]
+        cuts = [
+            [[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard]
+            for shard in self.shards
+        ]
         # "ordered" was for sources sorted by a score; without it, runs of earlier versions would not resume.
-        return key_of({"shards": cuts, "bytes": self.num_bytes, "chunks": self.chunks, "ordered": False})
+        return key_of(
+            {"shards": cuts, "bytes": self.num_bytes, "chunks": self.chunks, "ordered": False}
+        )
 
 
-def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_bytes: int, seed: int) -> Plan:
+def plan_of(
+    source: DocumentSource, key: str, states: Sequence[File], *, chunk_bytes: int, seed: int
+) -> Plan:
     """Cut a source into shards and chunks.
 
     Args:
@@ -92,12 +99,20 @@ def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_b
         chunk_bytes: size of files above which there are several chunks.
     """
     shard_bytes = min(SHARD_BYTES, chunk_bytes)
-    size_of, shards, num_bytes = {name: size for name, size, _ in states}, list[Shard](), list[int]()
-    is_one = not states or source.max_documents is not None  # documents are counted from the first one
+    size_of, shards, num_bytes = (
+        {name: size for name, size, _ in states},
+        list[Shard](),
+        list[int](),
+    )
+    is_one = (
+        not states or source.max_documents is not None
+    )  # documents are counted from the first one
     for piece in pieces_of(source, key, shard_bytes):
         size = size_of.get(absolute(piece.path), 0)
         size = max(0, (size if piece.stop is None else piece.stop) - piece.start)
-        if not shards or not is_one and num_bytes[-1] + size > shard_bytes:  # small files share a shard
+        if (
+            not shards or not is_one and num_bytes[-1] + size > shard_bytes
+        ):  # small files share a shard
             shards.append([])
             num_bytes.append(0)
         shards[-1].append(piece)
@@ -110,7 +125,9 @@ def plan_of(source: DocumentSource, key: str, states: Sequence[File], *, chunk_b
     return Plan(shards, num_bytes, in_chunks(order, num_bytes, shard_bytes, chunk_bytes), held_out)
 
 
-def in_chunks(order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, chunk_bytes: int) -> list[list[int]]:
+def in_chunks(
+    order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, chunk_bytes: int
+) -> list[list[int]]:
     """Group shards into chunks in the given order: the first two of one shard, then twice as much each time."""
     chunks: list[list[int]] = [[]]
     room = wanted = first_bytes
@@ -168,7 +185,9 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
         ids, lengths, segments = encoder.encode_segments(texts)
-        segments = None if encoder.form == "document" else segments  # a chat as a document is learned completely
+        segments = (
+            None if encoder.form == "document" else segments
+        )  # a chat as a document is learned completely
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
@@ -182,7 +201,13 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     if bad:
         write_bad_rows(bad, folder)
     reasons, texts_hash = count_reasons(bad), text_digest.hexdigest()
-    writer.close(dropped=dict(dropped), bad_rows=reasons, longest=longest, engine=encoder.engine, texts=texts_hash)
+    writer.close(
+        dropped=dict(dropped),
+        bad_rows=reasons,
+        longest=longest,
+        engine=encoder.engine,
+        texts=texts_hash,
+    )
 
 
 def texts_of(
@@ -224,7 +249,9 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
     """A sample to verify an encoder on: the source's first documents, and some from its middle and its end."""
     texts: list[str] = []
     spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]
-    for shard, wanted in zip(spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True):
+    for shard, wanted in zip(
+        spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True
+    ):
         rows = (item for piece in shard for item in read_piece(source, piece, key))
         budget = SAMPLE_CHARACTERS * wanted // SAMPLE_DOCUMENTS
         for item in islice(rows, min(wanted, source.max_documents or wanted)):

@@ -29,7 +29,13 @@ Mask = NDArray[np.bool_]
 FORMAT = 5  # version of stored tokens; incremented when old folders must not be read
 DESCRIPTION = "description.json"
 # The dtype of ids depends on the vocabulary.
-ARRAYS = {"tokens": "", "offsets": "int64", "hashes": "uint64", "num_bytes": "int64", "segments": "uint8"}
+ARRAYS = {
+    "tokens": "",
+    "offsets": "int64",
+    "hashes": "uint64",
+    "num_bytes": "int64",
+    "segments": "uint8",
+}
 VARIABLE = "CPT_STORE"
 
 
@@ -105,11 +111,15 @@ class TokenFiles:
         self.folder = folder
         try:
             content = described((folder / DESCRIPTION).read_bytes())
-            content.pop("scored", None)  # of earlier versions, which could store a score of each document
+            content.pop(
+                "scored", None
+            )  # of earlier versions, which could store a score of each document
             self.description = known = ShardDescription(**content)
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
             documents, tokens = known.documents, known.tokens
-            self.tokens: NDArray[np.unsignedinteger] = open_raw(folder / "tokens.bin", known.dtype, tokens)
+            self.tokens: NDArray[np.unsignedinteger] = open_raw(
+                folder / "tokens.bin", known.dtype, tokens
+            )
             self.offsets: Int64 = open_raw(folder / "offsets.bin", "int64", documents + 1)
             self.hashes: Hashes = open_raw(folder / "hashes.bin", "uint64", documents)
             self.num_bytes: Int64 = open_raw(folder / "num_bytes.bin", "int64", documents)
@@ -127,12 +137,17 @@ class TokenFiles:
     def is_intact(self) -> bool:
         """Whether the arrays match their digests; reads them without the mapping, which would keep them in memory."""
         names = arrays(self.description.segmented)
-        return digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names]) == self.description.digest
+        return (
+            digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names])
+            == self.description.digest
+        )
 
     def free_memory(self) -> None:
         """Release the memory of the mapped tokens; they are mapped again on the next read."""
         for array in (self.tokens, self.segments):
-            if isinstance(array.base, np.memmap) and isinstance(mapped := array.base.base, mmap.mmap):
+            if isinstance(array.base, np.memmap) and isinstance(
+                mapped := array.base.base, mmap.mmap
+            ):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def sync(self) -> None:
@@ -165,7 +180,10 @@ class StoredDocuments:
     @property
     def offsets(self) -> Int64:
         """The start of each document among the tokens, and the end of the last one."""
-        begins = [part.offsets[:-1] + first for part, first in zip(self.parts, self._first_tokens, strict=False)]
+        begins = [
+            part.offsets[:-1] + first
+            for part, first in zip(self.parts, self._first_tokens, strict=False)
+        ]
         return np.concatenate([*begins, np.array([self.num_tokens], np.int64)])
 
     @property
@@ -213,7 +231,9 @@ def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
     size, expected = path.stat().st_size, length * np.dtype(dtype).itemsize
     if size != expected:
         raise ValueError(f"{path.name} has {size:,} bytes, expected {expected:,}")
-    return np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)
+    return (
+        np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)
+    )
 
 
 @dataclass(frozen=True)
@@ -225,7 +245,9 @@ class SourceDescription:
     dropped: dict[str, int]
     bad_rows: dict[str, int]
     longest: tuple[str, int]
-    files: dict[str, str]  # file -> xxh3-128 of its content, or for a URL the server's version of it
+    files: dict[
+        str, str
+    ]  # file -> xxh3-128 of its content, or for a URL the server's version of it
     made_from: dict[str, str]
     format: int = FORMAT
 
@@ -275,7 +297,9 @@ class Bucket:
 
     def shards(self, source: Path) -> set[str]:
         self.system.invalidate_cache()
-        paths = self._call(source.name, self.system.ls, f"{self.root}/tokens/{source.name}", detail=False)
+        paths = self._call(
+            source.name, self.system.ls, f"{self.root}/tokens/{source.name}", detail=False
+        )
         return {Path(path).stem for path in paths or ()}
 
     def put(self, shard: Path) -> None:
@@ -285,7 +309,9 @@ class Bucket:
                 for path in sorted(shard.iterdir()):
                     tar.add(path, path.name)
             packed.flush()
-            self._call(name, self.system.makedirs, f"{self.root}/tokens/{shard.parent.name}", exist_ok=True)
+            self._call(
+                name, self.system.makedirs, f"{self.root}/tokens/{shard.parent.name}", exist_ok=True
+            )
             self._call(name, self.system.put_file, packed.name, f"{self.root}/{name}")
 
     def get(self, shard: Path, folder: Path) -> bool:
@@ -303,9 +329,13 @@ class Bucket:
         return True
 
     def damaged(self, shard: Path) -> DataError:
-        return DataError(f"{self.url}/{object_of(shard)}: damaged. Delete the object and run `cpt prepare` again.")
+        return DataError(
+            f"{self.url}/{object_of(shard)}: damaged. Delete the object and run `cpt prepare` again."
+        )
 
-    def _call(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    def _call(
+        self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
         """Call the file system, which retries automatically; None if the object does not exist."""
         try:
             return function(*arguments, **options)

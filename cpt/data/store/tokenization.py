@@ -56,7 +56,9 @@ Ids = NDArray[np.unsignedinteger]
 
 
 def encode_by_gigatoken(model: str, texts: Sequence[str]) -> Flat:
-    parallel = False if os.environ.get("CPT_WORKER") else None  # worker processes already use all cores
+    parallel = (
+        False if os.environ.get("CPT_WORKER") else None
+    )  # worker processes already use all cores
     encoded = gigatoken_of(model).encode_batch(list(texts), parallel=parallel).layout
     lengths = np.diff(np.asarray(encoded.offsets.data)).astype(np.int64, copy=False)
     if len(lengths) != len(texts):
@@ -73,7 +75,9 @@ def gigatoken_of(model: str) -> Any:
     return gigatoken.Tokenizer.from_json(json.dumps(content))
 
 
-def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents: Sequence[str]) -> str | None:
+def why_not(
+    model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents: Sequence[str]
+) -> str | None:
     """Why gigatoken may not be used for a tokenizer and documents like these; None if all ids are equal."""
     content = json.loads(model)
     if content["model"]["type"] != "BPE" or content["model"].get("byte_fallback"):
@@ -83,7 +87,10 @@ def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents
         (ids, lengths), (other_ids, other_lengths) = by_hugging_face(texts), by_gigatoken(texts)
     except (RuntimeError, ValueError) as problem:  # raised for an unsupported tokenizer
         return first_line(problem)
-    parts, other_parts = np.split(ids, lengths.cumsum()), np.split(other_ids, other_lengths.cumsum())
+    parts, other_parts = (
+        np.split(ids, lengths.cumsum()),
+        np.split(other_ids, other_lengths.cumsum()),
+    )
     for text, part, other in zip(texts, parts, other_parts, strict=False):
         if not np.array_equal(part, other):
             return f"its ids differ for {text if len(text) <= 80 else f'{text[:60]} ...'!r}"
@@ -93,7 +100,13 @@ def why_not(model: str, by_hugging_face: Encode, by_gigatoken: Encode, documents
 def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield texts that contain the added tokens, special or not: whole, doubled and truncated."""
     for token in [token["content"] for token in content["added_tokens"]][:1000]:
-        yield from (token, f"a{token}b", f" {token} {token}{token}\n", f"a {token[:-1]}", f"{token.upper()} {token}s")
+        yield from (
+            token,
+            f"a{token}b",
+            f" {token} {token}{token}\n",
+            f"a {token[:-1]}",
+            f"{token.upper()} {token}s",
+        )
 
 
 class DocumentEncoder:
@@ -124,18 +137,28 @@ class DocumentEncoder:
         self.pad = int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else self.eos
         vocabulary = tokenizer.get_vocab()
         self.dtype = np.dtype(np.uint16 if max(vocabulary.values()) < 2**16 else np.uint32)
-        self.engine = f"tokenizers {tokenizers.__version__}" if tokenizer.is_fast else type(tokenizer).__name__
+        self.engine = (
+            f"tokenizers {tokenizers.__version__}"
+            if tokenizer.is_fast
+            else type(tokenizer).__name__
+        )
         self.slow_tokenizer = None if tokenizer.is_fast else tokenizer
         if tokenizer.is_fast:
-            backend = copy.deepcopy(tokenizer.backend_tokenizer)  # leave the user's tokenizer unchanged
+            backend = copy.deepcopy(
+                tokenizer.backend_tokenizer
+            )  # leave the user's tokenizer unchanged
             backend.no_truncation()  # truncation would lose tokens, padding add some
             backend.no_padding()
             self.model_json: str = backend.to_str()
         else:
             self.model_json = json.dumps([self.engine, sorted(vocabulary.items())])
-        what = f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}"
+        what = (
+            f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}"
+        )
         self.fingerprint = xxh3_128_hexdigest(what.encode())
-        self.special_tokens = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        self.special_tokens = dict(
+            zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+        )
         # The unknown token may occur in a text, unless it is also the EOS, as in GPT-2.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
             self.special_tokens.pop(tokenizer.unk_token_id, None)
@@ -145,9 +168,15 @@ class DocumentEncoder:
         self._special_ranges = list(zip(edges[::2], edges[1::2], strict=True))
         self._gigatoken: Encode | None = None
         templates = tokenizer.chat_template
-        self.chat_template: str | None = templates.get("default") if isinstance(templates, dict) else templates
+        self.chat_template: str | None = (
+            templates.get("default") if isinstance(templates, dict) else templates
+        )
         self.named_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
-        added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+        added = {
+            token.content: number
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special
+        }
         named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
         self.control_tokens: dict[str, int] = {**added, **named}
 
@@ -170,7 +199,9 @@ class DocumentEncoder:
         by_gigatoken = partial(encode_by_gigatoken, self.model_json)
         reason = why_not(self.model_json, self._by_hugging_face, by_gigatoken, documents)
         if reason is not None:
-            log.info(f"{version} is not used for this tokenizer: {reason}. Using Hugging Face's, which is slower.")
+            log.info(
+                f"{version} is not used for this tokenizer: {reason}. Using Hugging Face's, which is slower."
+            )
             return self
         proven = copy.copy(self)
         proven.engine, proven._gigatoken = version, by_gigatoken
@@ -201,7 +232,9 @@ class DocumentEncoder:
         return self.fast_tokenizer.token_to_id(token) if self.slow_tokenizer is None else None
 
     def _encode_batch(self, texts: Sequence[str]) -> Flat:
-        return self._gigatoken(texts) if self._gigatoken is not None else self._by_hugging_face(texts)
+        return (
+            self._gigatoken(texts) if self._gigatoken is not None else self._by_hugging_face(texts)
+        )
 
     def _by_hugging_face(self, texts: Sequence[str]) -> Flat:
         if self.slow_tokenizer is None:
@@ -211,7 +244,9 @@ class DocumentEncoder:
             options = {"add_special_tokens": False, "split_special_tokens": True}
             encoded = self.slow_tokenizer(list(texts), **options)["input_ids"] if texts else []
             parts = [np.array(ids, self.dtype) for ids in encoded]
-        return np.concatenate([np.empty(0, self.dtype), *parts]), np.array([len(part) for part in parts], np.int64)
+        return np.concatenate([np.empty(0, self.dtype), *parts]), np.array(
+            [len(part) for part in parts], np.int64
+        )
 
     @cached_property
     def fast_tokenizer(self) -> tokenizers.Tokenizer:
@@ -224,15 +259,26 @@ class DocumentEncoder:
         ids, lengths = self._encode_batch(texts)
         ids = ids.astype(self.dtype, copy=False)
         # Most texts have none, and comparing is ten times faster than a look-up.
-        if not any(np.any(ids - ids.dtype.type(first) < last - first) for first, last in self._special_ranges):
+        if not any(
+            np.any(ids - ids.dtype.type(first) < last - first)
+            for first, last in self._special_ranges
+        ):
             return ids, lengths
         found = np.flatnonzero(self.is_special[ids])
         names = [self.special_tokens[number] for number in ids[found].tolist()]
         spelled = [np.array(self.spelling_of(name), self.dtype) for name in names]
         lengths = lengths.copy()
-        np.add.at(lengths, np.searchsorted(lengths.cumsum(), found, side="right"), [len(part) - 1 for part in spelled])
-        others = np.split(np.delete(ids, found), found - np.arange(len(found)))  # before, between and after them
-        parts = [part for pair in zip(others, [*spelled, spelled[0][:0]], strict=True) for part in pair]
+        np.add.at(
+            lengths,
+            np.searchsorted(lengths.cumsum(), found, side="right"),
+            [len(part) - 1 for part in spelled],
+        )
+        others = np.split(
+            np.delete(ids, found), found - np.arange(len(found))
+        )  # before, between and after them
+        parts = [
+            part for pair in zip(others, [*spelled, spelled[0][:0]], strict=True) for part in pair
+        ]
         return np.concatenate(parts), lengths
 
     def spelling_of(self, token: str) -> list[int]:

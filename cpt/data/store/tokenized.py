@@ -39,7 +39,17 @@ FEW = 100  # above this, listing the folder is faster than a query per shard
 TRIES = 2  # attempts to read an intact shard; it is made again after each
 PROOF_BYTES = 2**20  # below this, verifying gigatoken takes longer than it saves
 # These keys change how documents are used, but not their tokens.
-NEUTRAL = {"path", "name", "weight", "filters", "transforms", "licence", "max_tokens", "max_epochs", "streaming"}
+NEUTRAL = {
+    "path",
+    "name",
+    "weight",
+    "filters",
+    "transforms",
+    "licence",
+    "max_tokens",
+    "max_epochs",
+    "streaming",
+}
 NEUTRAL |= {"replay_kl"}
 
 
@@ -50,13 +60,22 @@ class TokenizedSource:
     `states`: the files when the plan was made.
     """
 
-    def __init__(self, work: ShardWork, plan: Plan, states: Sequence[File], max_bad_share: float) -> None:
-        self.work, self.plan, self.states, self.max_bad_share = work, plan, list(states), max_bad_share
+    def __init__(
+        self, work: ShardWork, plan: Plan, states: Sequence[File], max_bad_share: float
+    ) -> None:
+        self.work, self.plan, self.states, self.max_bad_share = (
+            work,
+            plan,
+            list(states),
+            max_bad_share,
+        )
         self.folder = work.folder
         self._state_of = {file.name: (file.size, file.version) for file in states}
         hold(self.folder, self)
         self._description: SourceDescription | None = None
-        self._verified = set[tuple[int, int]]()  # (shard, modification time) of shards verified by this process
+        self._verified = set[
+            tuple[int, int]
+        ]()  # (shard, modification time) of shards verified by this process
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenizedSource, (self.work, self.plan, self.states, self.max_bad_share)
@@ -69,7 +88,9 @@ class TokenizedSource:
     def shard_folder(self, number: int) -> Path:
         """The folder of a shard, named by the state of the shard's files: a changed file affects only its shards."""
         shard = self.plan.shards[number]
-        pieces = [[one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in shard]
+        pieces = [
+            [one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in shard
+        ]
         return self.folder / key_of({"pieces": pieces})
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
@@ -103,7 +124,11 @@ class TokenizedSource:
                 " disk."
             )
         digest = files.description.digest
-        if is_made_again and self.description is not None and self.digests.get(folder.name, digest) != digest:
+        if (
+            is_made_again
+            and self.description is not None
+            and self.digests.get(folder.name, digest) != digest
+        ):
             rmtree(folder, ignore_errors=True)
             raise DataError(
                 f"{self.work.source.path}: damaged stored tokens were rebuilt, but differ from those before."
@@ -143,16 +168,27 @@ class TokenizedSource:
         if self._description is None:
             try:
                 found = read_description(self.folder)
-                names = [self.shard_folder(number).name for number in (0, len(self.plan.shards) - 1)]
-                is_cut_so = len(found.shards) == len(self.plan.shards) and all(name in found.shards for name in names)
+                names = [
+                    self.shard_folder(number).name for number in (0, len(self.plan.shards) - 1)
+                ]
+                is_cut_so = len(found.shards) == len(self.plan.shards) and all(
+                    name in found.shards for name in names
+                )
                 if found.name == self.name and is_cut_so and self.work.accepts(found):
                     self._description = replace(found, shards={})
             except FileNotFoundError:
                 pass
-            except (DataError, OSError, ValueError, TypeError):  # damaged: the folder's name is that of this version
+            except (
+                DataError,
+                OSError,
+                ValueError,
+                TypeError,
+            ):  # damaged: the folder's name is that of this version
                 report_damage(self.folder / DESCRIPTION)
                 with suppress(OSError):
-                    (self.folder / DESCRIPTION).unlink()  # otherwise every read would report the damage
+                    (
+                        self.folder / DESCRIPTION
+                    ).unlink()  # otherwise every read would report the damage
         return self._description
 
     @cached_property
@@ -167,8 +203,13 @@ class TokenizedSource:
         """Write the description of the source, all of whose shards exist."""
         description = self.description or self.describe()
         bad = sum(description.bad_rows.values())
-        good, path = description.documents + sum(description.dropped.values()), self.work.source.path
-        refuse_too_many(bad, good, self.max_bad_share, path, self.work.key, listed_rows(self.folder))
+        good, path = (
+            description.documents + sum(description.dropped.values()),
+            self.work.source.path,
+        )
+        refuse_too_many(
+            bad, good, self.max_bad_share, path, self.work.key, listed_rows(self.folder)
+        )
         return description
 
     def describe(self) -> SourceDescription:
@@ -188,7 +229,9 @@ class TokenizedSource:
         if not documents:
             what = f"no documents. Set `{key}.path`."
             if dropped:
-                reasons = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.most_common())
+                reasons = ", ".join(
+                    f"{reason}: {count:,}" for reason, count in dropped.most_common()
+                )
                 what = (
                     f"all {dropped.total():,} documents were dropped ({reasons}). Loosen `data.filters` or"
                     f" `{key}.filters`, or set another `{key}.path`."
@@ -218,7 +261,10 @@ def listed_rows(folder: Path) -> list[Listed]:
 
 def contents_of(files: Sequence[File]) -> dict[str, str]:
     """File -> xxh3-128 of its content, or for a URL the server's version of it."""
-    return {name: version if is_url(name) else size_and_hash(Path(name))[1] for name, _, version in files}
+    return {
+        name: version if is_url(name) else size_and_hash(Path(name))[1]
+        for name, _, version in files
+    }
 
 
 def changed(work: ShardWork) -> DataError:
@@ -233,7 +279,9 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
     kind = kind_of(source.path)
     described = source.model_dump(exclude=NEUTRAL)
     if isinstance(source, Source):
-        described["order_by"] = None  # like `order`, a key that is gone: stores of earlier versions keep their names
+        described["order_by"] = (
+            None  # like `order`, a key that is gone: stores of earlier versions keep their names
+        )
     return {
         "format": FORMAT,
         "path": absolute(source.path) if kind == "local" else source.path,
@@ -254,7 +302,9 @@ def make_shards(wanted: Sequence[Wanted]) -> None:
 
     CPT_WORKERS or all cores share the work, if there is enough of it.
     """
-    missing = [(source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])]
+    missing = [
+        (source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])
+    ]
     sizes = Counter[TokenizedSource]()
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
@@ -263,14 +313,18 @@ def make_shards(wanted: Sequence[Wanted]) -> None:
     hidden = not (is_main_process() and console.is_interactive)
     with Progress(console=console, transient=True, disable=hidden) as progress:
         bars = {
-            source: progress.add_task(f"tokenising {reported_name(source.work.source)}", total=size or None)
+            source: progress.add_task(
+                f"tokenising {reported_name(source.work.source)}", total=size or None
+            )
             for source, size in sizes.items()
         }
         for source, number in made(missing, min(workers, len(missing)), list(sizes)):
             progress.advance(bars[source], source.plan.num_bytes[number])
 
 
-def made(wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]) -> Generator[Wanted, None, None]:
+def made(
+    wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]
+) -> Generator[Wanted, None, None]:
     taken: list[Wanted] = []
 
     def tasks() -> Iterator[tuple[str, Shard, str]]:

@@ -17,11 +17,16 @@ CZECH = "Příliš žluťoučký kůň úpěl ďábelské ódy u přístavu řek
 POLISH = "Zażółć gęślą jaźń, rzekł kapitan portu i zapisał w księdze pływów."
 JAPANESE = "港の時刻表は毎日二回、手で書き直されます。①番の船は㈱みなとの船です～。"
 CODE = "def tide(level):  # уровень воды\n    return level * 0.3048  # в метрах\n"
-TAIWANESE, CHINESE = "港口的時刻表每天由渡輪船員手工核對兩次。碁銹裏", "港口的时刻表每天由渡轮船员手工核对两次。镕喆"
+TAIWANESE, CHINESE = (
+    "港口的時刻表每天由渡輪船員手工核對兩次。碁銹裏",
+    "港口的时刻表每天由渡轮船员手工核对两次。镕喆",
+)
 
 
 def page(head, text, encoding):
-    html = f"<!DOCTYPE html><html><head>{head}<title>t</title></head><body><p>{text}</p></body></html>"
+    html = (
+        f"<!DOCTYPE html><html><head>{head}<title>t</title></head><body><p>{text}</p></body></html>"
+    )
     return html.encode(encoding)
 
 
@@ -38,8 +43,16 @@ def page(head, text, encoding):
         ("<meta charset=iso-8859-1>", GERMAN, "cp1252"),
         ("<meta charset=us-ascii>", GERMAN, "cp1252"),
         ("<meta charset=iso-8859-9>", "İstanbul’da “güneşli” günler", "cp1254"),
-        ("<meta http-equiv=Content-Type content='text/html; charset=windows-1251'>", RUSSIAN, "cp1251"),
-        ("<meta content='text/html;charset=\"koi8-r\"' http-equiv=content-type>", RUSSIAN, "koi8-r"),
+        (
+            "<meta http-equiv=Content-Type content='text/html; charset=windows-1251'>",
+            RUSSIAN,
+            "cp1251",
+        ),
+        (
+            "<meta content='text/html;charset=\"koi8-r\"' http-equiv=content-type>",
+            RUSSIAN,
+            "koi8-r",
+        ),
         ("<META\nCHARSET = ' cp1251 ' />", RUSSIAN, "cp1251"),
         ("<meta charset=unknown-9><meta charset=latin2>", CZECH, "iso8859-2"),
         ("<meta charset=utf-16>", GERMAN, "utf-8"),
@@ -79,7 +92,11 @@ def test_an_encoding_that_browsers_refuse_is_refused():
 
 @pytest.mark.parametrize(
     "line, encoding",
-    [("# -*- coding: cp1251 -*-", "cp1251"), ("# vim: set fileencoding=koi8-r :", "koi8-r"), ("\ufeff", "utf-16-le")],
+    [
+        ("# -*- coding: cp1251 -*-", "cp1251"),
+        ("# vim: set fileencoding=koi8-r :", "koi8-r"),
+        ("\ufeff", "utf-16-le"),
+    ],
 )
 def test_a_text_may_declare_its_encoding(line, encoding):
     decoded = decode(f"{line}\n{RUSSIAN}".encode(encoding), "txt")
@@ -139,7 +156,14 @@ def test_the_command_takes_the_encoding(tmp_path):
     (tmp_path / "a.txt").write_bytes(CODE.encode("cp1251"))
 
     def run(output, *options):
-        words = ["data", "ingest", str(tmp_path / "a.txt"), "--output", str(tmp_path / output), *options]
+        words = [
+            "data",
+            "ingest",
+            str(tmp_path / "a.txt"),
+            "--output",
+            str(tmp_path / output),
+            *options,
+        ]
         return CliRunner().invoke(application("data"), words).exit_code
 
     assert run("refused") == 2

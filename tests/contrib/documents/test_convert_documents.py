@@ -1,5 +1,14 @@
 import pytest
-from tiny_documents import CONTAINER, PAGE, SENTENCE, chapter, write_docx, write_epub, write_pdf, write_zip
+from tiny_documents import (
+    CONTAINER,
+    PAGE,
+    SENTENCE,
+    chapter,
+    write_docx,
+    write_epub,
+    write_pdf,
+    write_zip,
+)
 
 from cpt.contrib.documents import convert
 from cpt.contrib.documents.convert import (
@@ -59,8 +68,13 @@ def header_and_footer(canvas, number):
 
 
 def test_headers_and_footers_of_a_pdf_are_removed(tmp_path):
-    pages = [[f"The text of page {number} begins here", f"and ends with number {number}."] for number in range(4)]
-    document = convert_pdf(write_pdf(tmp_path / "a.pdf", pages, header_and_footer, title="On catalysts").read_bytes())
+    pages = [
+        [f"The text of page {number} begins here", f"and ends with number {number}."]
+        for number in range(4)
+    ]
+    document = convert_pdf(
+        write_pdf(tmp_path / "a.pdf", pages, header_and_footer, title="On catalysts").read_bytes()
+    )
     assert (document.title, document.pages) == ("On catalysts", 4)
     assert document.text == "\n\n".join(" ".join(lines) for lines in pages)
 
@@ -76,7 +90,9 @@ def test_titles_of_the_outline_are_headings(tmp_path):
         canvas.bookmarkPage("here")
         canvas.addOutlineEntry("Kinds", "here", level=0)
 
-    text = convert_pdf(write_pdf(tmp_path / "a.pdf", [["2.1 Kinds", SENTENCE]], draw).read_bytes()).text
+    text = convert_pdf(
+        write_pdf(tmp_path / "a.pdf", [["2.1 Kinds", SENTENCE]], draw).read_bytes()
+    ).text
     assert text == f"# 2.1 Kinds\n\n{SENTENCE}"
 
 
@@ -114,7 +130,10 @@ def test_a_page_becomes_its_text_with_structure_and_title():
         ("a<script>no()</script><style>no</style><!-- no --> <i>b</i>", "a b"),
         ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby>", "漢"),
         ("<p>日本\n  語と English\nwords</p>", "日本語と English words"),
-        ("<p>2<sup>31</sup>, H<sub>2</sub>O, x<sub>i+1</sub>, see<sup>[4]</sup></p>", "2^31, H_2O, x_(i+1), see[4]"),
+        (
+            "<p>2<sup>31</sup>, H<sub>2</sub>O, x<sub>i+1</sub>, see<sup>[4]</sup></p>",
+            "2^31, H_2O, x_(i+1), see[4]",
+        ),
         ("<form><p>a page in a form</p><button>no</button></form>", "a page in a form"),
         ("<title>t</title><nav>only a menu</nav>", "only a menu"),
         ("<p>a<p>b<table><tr><td>c</p></div>\0", "a\n\nb"),
@@ -143,7 +162,10 @@ def test_headings_text_lists_and_tables_of_a_docx_come_in_their_order(tmp_path):
 
 
 def test_chapters_come_in_the_order_of_the_spine(tmp_path):
-    chapters = {"1.xhtml": chapter("<h1>Second</h1><p>two</p>"), "2.xhtml": chapter("<h1>First</h1><p>one</p>")}
+    chapters = {
+        "1.xhtml": chapter("<h1>Second</h1><p>two</p>"),
+        "2.xhtml": chapter("<h1>First</h1><p>one</p>"),
+    }
     book = convert_epub(write_epub(tmp_path / "a.epub", chapters).read_bytes())
     assert book.text == "# First\n\none\n\n# Second\n\ntwo" and book.title == "The book"
 
@@ -159,7 +181,9 @@ def book(tmp_path):
 
 
 def test_a_book_with_rights_management_is_encrypted_and_one_with_hidden_fonts_is_not(book):
-    assert convert_epub(book({"META-INF/encryption.xml": DRM.format("OPS/font.ttf")})).text == "text"
+    assert (
+        convert_epub(book({"META-INF/encryption.xml": DRM.format("OPS/font.ttf")})).text == "text"
+    )
     with pytest.raises(NotConverted, match="encrypted"):
         convert_epub(book({"META-INF/encryption.xml": DRM.format("OPS/text/1.xhtml")}))
 
@@ -182,7 +206,11 @@ def test_a_zip_bomb_is_refused_before_anything_is_unpacked(book, monkeypatch):
 )
 def test_a_damaged_book_has_a_reason(tmp_path, container, more):
     with pytest.raises(NotConverted, match="damaged"):
-        convert_epub(write_zip(tmp_path / "a.epub", {"META-INF/container.xml": container, **more}).read_bytes())
+        convert_epub(
+            write_zip(
+                tmp_path / "a.epub", {"META-INF/container.xml": container, **more}
+            ).read_bytes()
+        )
 
 
 # Text
@@ -196,7 +224,9 @@ def test_characters_that_no_text_has_are_removed():
         with_clean_text(Converted(" \n\0"))
 
 
-@pytest.mark.parametrize("raw", ["\ufeffä\r\nb".encode(), "ä\rb".encode("utf-16"), "ä\r\nb".encode()])
+@pytest.mark.parametrize(
+    "raw", ["\ufeffä\r\nb".encode(), "ä\rb".encode("utf-16"), "ä\r\nb".encode()]
+)
 def test_text_is_read_in_its_encoding_with_one_kind_of_line_end(raw):
     assert convert_plain(raw).text.startswith("ä\nb")
 
@@ -227,9 +257,13 @@ def test_a_hyphen_at_a_line_end_stays_only_if_it_belongs_to_the_word(tmp_path, l
 
 def test_what_is_written_into_a_form_is_part_of_the_text(tmp_path):
     def draw(canvas, number):
-        canvas.acroForm.textfield(name="surname", value="Okonkwo of Lagos", x=72, y=600, width=300, height=20)
+        canvas.acroForm.textfield(
+            name="surname", value="Okonkwo of Lagos", x=72, y=600, width=300, height=20
+        )
 
-    document = convert_pdf(write_pdf(tmp_path / "a.pdf", [["Name of the applicant:"]], draw).read_bytes())
+    document = convert_pdf(
+        write_pdf(tmp_path / "a.pdf", [["Name of the applicant:"]], draw).read_bytes()
+    )
     assert document.text == "Name of the applicant: Okonkwo of Lagos"
 
 
@@ -279,7 +313,10 @@ def test_a_form_whose_values_were_never_drawn_has_them_too():
 
 @pytest.mark.parametrize(
     "text, rendering",
-    [("Please wait...", "/NeedsRendering true"), ("Please wait... If this message is not eventually replaced by", "")],
+    [
+        ("Please wait...", "/NeedsRendering true"),
+        ("Please wait... If this message is not eventually replaced by", ""),
+    ],
 )
 def test_an_xfa_form_without_pages_is_refused(text, rendering):
     with pytest.raises(NotConverted, match="an XFA form"):
@@ -287,10 +324,16 @@ def test_an_xfa_form_without_pages_is_refused(text, rendering):
 
 
 def test_an_xfa_form_with_pages_is_read():
-    assert convert_pdf(form("Name of the applicant:", "", "/XFA 7 0 R")).text.startswith("Name of the applicant:")
+    assert convert_pdf(form("Name of the applicant:", "", "/XFA 7 0 R")).text.startswith(
+        "Name of the applicant:"
+    )
 
 
 def test_pages_without_text_are_counted(tmp_path):
     document = convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE], *[[]] * 9]).read_bytes())
-    assert (document.text, document.pages, document.dropped) == (SENTENCE, 10, {"pages without text": 9})
+    assert (document.text, document.pages, document.dropped) == (
+        SENTENCE,
+        10,
+        {"pages without text": 9},
+    )
     assert not convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE]]).read_bytes()).dropped

@@ -9,9 +9,7 @@ from cpt.contrib.documents.tex import Untranslatable, of_mathml
 
 FRACTION = "<mrow><mi>v</mi><mo>=</mo><mfrac><mi>s</mi><mi>t</mi></mfrac></mrow>"
 TEX = r"v = \frac{s}{t}"
-ANNOTATED = (
-    f'<math><semantics>{FRACTION}<annotation encoding="application/x-tex">{TEX}</annotation></semantics></math>'
-)
+ANNOTATED = f'<math><semantics>{FRACTION}<annotation encoding="application/x-tex">{TEX}</annotation></semantics></math>'
 KATEX = (
     f'<span class="katex"><span class="katex-mathml">{ANNOTATED}</span><span class="katex-html" aria-hidden="true">'
     '<span class="base"><span class="mord mathnormal">v</span><span class="mrel">=</span></span>'
@@ -48,12 +46,21 @@ def text_of(html):
         (MATHJAX2.format("a < b"), "$a < b$"),
         ('<script type="math/tex">% <![CDATA[\na < b %]]></script>', "$a < b$"),
         (f'<script type="math/mml"><math>{FRACTION}</math></script>', r"$v=\frac{s}{t}$"),
-        (f"<span class=MathJax data-mathml='<math>{FRACTION}</math>'><nobr>vst</nobr></span>", r"$v=\frac{s}{t}$"),
+        (
+            f"<span class=MathJax data-mathml='<math>{FRACTION}</math>'><nobr>vst</nobr></span>",
+            r"$v=\frac{s}{t}$",
+        ),
         (MATHJAX3.format(""), r"$v=\frac{s}{t}$"),
         (MATHJAX3.format(' display="true"'), r"$$v=\frac{s}{t}$$"),
-        (f'<mjx-container><mjx-math data-latex="{TEX}"><mjx-mi>v</mjx-mi></mjx-math></mjx-container>', f"${TEX}$"),
+        (
+            f'<mjx-container><mjx-math data-latex="{TEX}"><mjx-mi>v</mjx-mi></mjx-math></mjx-container>',
+            f"${TEX}$",
+        ),
         (WIKIPEDIA, f"${TEX}$"),
-        (r'<img class="mwe-math-fallback-image-inline" alt="{\displaystyle a}+{b}">', r"${\displaystyle a}+{b}$"),
+        (
+            r'<img class="mwe-math-fallback-image-inline" alt="{\displaystyle a}+{b}">',
+            r"${\displaystyle a}+{b}$",
+        ),
         ('<img class="latex" src="latex.php?latex=x" alt="$x_1*y_2$">', "$x_1*y_2$"),
         (ANNOTATED, f"${TEX}$"),
         (rf'<math class="ltx_Math" alttext="{TEX}">{FRACTION}</math>', f"${TEX}$"),
@@ -86,7 +93,10 @@ def test_no_escapes_are_added_to_the_text_of_a_page(text):
 
 
 def test_a_backslash_that_a_page_spells_as_an_entity_is_kept():
-    assert convert_html(rb"<p>&#92;alpha &#x5C;( &bsol;) &#920; a\b</p>").text == "\\alpha \\( \\) Θ a\\b"
+    assert (
+        convert_html(rb"<p>&#92;alpha &#x5C;( &bsol;) &#920; a\b</p>").text
+        == "\\alpha \\( \\) Θ a\\b"
+    )
 
 
 def test_code_keeps_its_backslashes_and_a_table_its_bars():
@@ -97,7 +107,10 @@ def test_code_keeps_its_backslashes_and_a_table_its_bars():
 MATHML = [
     ("<msup><mi>x</mi><mn>10</mn></msup>", "x^{10}"),
     ("<msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup>", "x_i^2"),
-    ("<msqrt><mi>a</mi><mo>+</mo><mi>b</mi></msqrt><mroot><mi>x</mi><mn>3</mn></mroot>", r"\sqrt{a+b}\sqrt[3]{x}"),
+    (
+        "<msqrt><mi>a</mi><mo>+</mo><mi>b</mi></msqrt><mroot><mi>x</mi><mn>3</mn></mroot>",
+        r"\sqrt{a+b}\sqrt[3]{x}",
+    ),
     (
         "<munderover><mo>∑</mo><mrow><mi>i</mi><mo>=</mo><mn>1</mn></mrow><mi>n</mi></munderover><mi>i</mi>",
         r"\sum_{i=1}^n i",
@@ -109,9 +122,15 @@ MATHML = [
         "<mtd><mn>1</mn></mtd></mtr></mtable><mo>)</mo>",
         r"(\begin{matrix} a & b \\ 0 & 1 \end{matrix})",
     ),
-    ("<mi>f</mi><mfenced><mi>x</mi><mi>y</mi></mfenced><mtext>if 5%</mtext>", r"f(x,y)\text{if 5\%}"),
+    (
+        "<mi>f</mi><mfenced><mi>x</mi><mi>y</mi></mfenced><mtext>if 5%</mtext>",
+        r"f(x,y)\text{if 5\%}",
+    ),
     ("<mi>𝑥</mi><mo>−</mo><mi>ℝ</mi><mo>≤</mo><mi>Ω</mi><mi>Α</mi>", r"x-\mathbb{R}\le\Omega A"),
-    ("<munder><mi>lim</mi><mrow><mi>n</mi><mo>→</mo><mi>∞</mi></mrow></munder>", r"\lim_{n\to\infty}"),
+    (
+        "<munder><mi>lim</mi><mrow><mi>n</mi><mo>→</mo><mi>∞</mi></mrow></munder>",
+        r"\lim_{n\to\infty}",
+    ),
     ("<msup><mrow><mi>a</mi><mi>b</mi></mrow><mo>′</mo></msup>", "{ab}^'"),
 ]
 

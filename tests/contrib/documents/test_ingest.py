@@ -60,7 +60,11 @@ def texts(tmp_path, monkeypatch):
 
 
 def rows_of(output):
-    return [json.loads(line) for file in sorted(output.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for file in sorted(output.glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
 
 
 def bytes_of(output):
@@ -74,16 +78,28 @@ def reasons(done):
 def test_documents_become_rows_and_the_others_are_listed(library, ingested):
     rows = rows_of(library.parent / "out")
     formats = {row["path"].rpartition("/")[2]: row["format"] for row in rows}
-    expected = {"a.pdf": "pdf", "b.pdf": "pdf", "c.docx": "docx", "d.epub": "epub", "e.html": "html", "f.txt": "txt"}
+    expected = {
+        "a.pdf": "pdf",
+        "b.pdf": "pdf",
+        "c.docx": "docx",
+        "d.epub": "epub",
+        "e.html": "html",
+        "f.txt": "txt",
+    }
     assert formats == expected
     assert list(rows[0]) == ["text", "path", "sha256", "format", "title", "pages", "converter"]
     assert rows[1]["pages"] == 3 and "pages" not in rows[2]
-    assert {row["title"] for row in rows[:1] + rows[2:5]} == {"On catalysts"} and rows[5]["title"] is None
+    assert {row["title"] for row in rows[:1] + rows[2:5]} == {"On catalysts"} and rows[5][
+        "title"
+    ] is None
     assert rows[0]["sha256"] == hashlib.sha256((library / "a.pdf").read_bytes()).hexdigest()
     assert reasons(ingested) == FAILED and ingested.passed_over == {".png": 1}
     counts = {"files": 4, "documents": 2, "pages": 4, "duplicates": 1, "failed": 1}
     assert ingested.new["pdf"].items() >= counts.items()
-    listed = {json.loads(line)["path"].rpartition("/")[2] for line in ingested.failed_file.read_text().splitlines()}
+    listed = {
+        json.loads(line)["path"].rpartition("/")[2]
+        for line in ingested.failed_file.read_text().splitlines()
+    }
     assert listed == {*FAILED, "g.pdf"}
 
 
@@ -100,9 +116,14 @@ def test_a_second_run_converts_new_files_and_keeps_the_texts_of_changed_ones(tex
     (texts / "1.txt").write_text("Something else.")
     (texts / "new.txt").write_text("New.")
     done = ingest([texts], tmp_path / "out")
-    assert done.num_changed == 1 and {kind: counts["files"] for kind, counts in done.new.items()} == {"txt": 1}
+    assert done.num_changed == 1 and {
+        kind: counts["files"] for kind, counts in done.new.items()
+    } == {"txt": 1}
     assert reasons(done) == {"empty.md": "empty file"}
-    assert bytes_of(tmp_path / "out").items() > before.items() and rows_of(tmp_path / "out")[-1]["text"] == "New."
+    assert (
+        bytes_of(tmp_path / "out").items() > before.items()
+        and rows_of(tmp_path / "out")[-1]["text"] == "New."
+    )
 
 
 @pytest.mark.parametrize("stops_at", ["documents-00001.jsonl", "journal-00001.jsonl"])
@@ -132,14 +153,27 @@ def test_only_one_process_writes_and_only_where_it_may(texts, tmp_path):
 
 
 def test_a_folder_is_searched_for_documents_by_suffix(tmp_path):
-    for name in ("a.txt", "b.pdf", "c.txt.gz", "d.yaml.gz", "sub/deep/page.HTM", "sub/no_suffix", "sub/photo.png"):
+    for name in (
+        "a.txt",
+        "b.pdf",
+        "c.txt.gz",
+        "d.yaml.gz",
+        "sub/deep/page.HTM",
+        "sub/no_suffix",
+        "sub/photo.png",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     for name in (".git/hidden.txt", "sub/.hidden.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     files, others = find_documents([tmp_path], tmp_path / "out")
-    assert [str(file.relative_to(tmp_path)) for file in files] == ["a.txt", "b.pdf", "c.txt.gz", "sub/deep/page.HTM"]
+    assert [str(file.relative_to(tmp_path)) for file in files] == [
+        "a.txt",
+        "b.pdf",
+        "c.txt.gz",
+        "sub/deep/page.HTM",
+    ]
     assert others == {".png": 1, ".yaml": 1, "no suffix": 1}
 
 
@@ -164,10 +198,16 @@ def test_what_is_not_in_the_text_is_counted_by_kind_and_shown(tmp_path):
     }
     done = ingest([tmp_path], tmp_path / "out")
     assert done.dropped == expected and done.num_losing["images"] == 2
-    assert [row.get("dropped", {}).get("images") for row in rows_of(tmp_path / "out")] == [2, 1, None]
+    assert [row.get("dropped", {}).get("images") for row in rows_of(tmp_path / "out")] == [
+        2,
+        1,
+        None,
+    ]
     console = Console(file=io.StringIO(), width=200)
     show_ingested(console, done)
-    assert all(f"{kind} {count} (in " in console.file.getvalue() for kind, count in expected.items())
+    assert all(
+        f"{kind} {count} (in " in console.file.getvalue() for kind, count in expected.items()
+    )
 
 
 @pytest.mark.parametrize("name", ["a.pdf", "f.txt"])

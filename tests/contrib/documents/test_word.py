@@ -45,7 +45,11 @@ def converted(tmp_path):
     def convert(body):
         names = "".join(f' xmlns:{name}="{uri}"' for name, uri in SPACES.items())
         document = f"<w:document{names}><w:body>{body}</w:body></w:document>"
-        files = {"[Content_Types].xml": TYPES, "_rels/.rels": RELATIONS, "word/document.xml": document}
+        files = {
+            "[Content_Types].xml": TYPES,
+            "_rels/.rels": RELATIONS,
+            "word/document.xml": document,
+        }
         return convert_docx(write_zip(tmp_path / "a.docx", files).read_bytes())
 
     return convert
@@ -59,7 +63,9 @@ def text_of(converted):
 FRACTION = f"<m:f><m:num>{math('s')}</m:num><m:den>{math('t')}</m:den></m:f>"
 NARY = f'<m:nary><m:naryPr><m:chr m:val="∑"/></m:naryPr><m:sub>{math("i=1")}</m:sub><m:sup>{math("n")}</m:sup><m:e>{math("i")}</m:e></m:nary>'  # noqa: E501
 MATRIX = (
-    "<m:m>" + "".join(f"<m:mr><m:e>{math(a)}</m:e><m:e>{math(b)}</m:e></m:mr>" for a, b in ("ab", "01")) + "</m:m>"
+    "<m:m>"
+    + "".join(f"<m:mr><m:e>{math(a)}</m:e><m:e>{math(b)}</m:e></m:mr>" for a, b in ("ab", "01"))
+    + "</m:m>"
 )
 
 
@@ -80,14 +86,23 @@ MATRIX = (
             f"<m:nary><m:sub>{math('0')}</m:sub><m:sup>{math('∞')}</m:sup><m:e>{math('f')}</m:e></m:nary>",
             r"\int_0^\infty f",
         ),
-        (f"<m:d><m:e>{MATRIX}</m:e></m:d>", r"\left(\begin{matrix} a & b \\ 0 & 1 \end{matrix}\right)"),
+        (
+            f"<m:d><m:e>{MATRIX}</m:e></m:d>",
+            r"\left(\begin{matrix} a & b \\ 0 & 1 \end{matrix}\right)",
+        ),
         (
             f'<m:d><m:dPr><m:begChr m:val="{{"/><m:endChr m:val=""/></m:dPr><m:e>{math("x")}</m:e></m:d>',
             r"\left\{x\right.",
         ),
-        (f"<m:func><m:fName>{math('sin')}</m:fName><m:e>{math('α')}</m:e></m:func>", r"\sin \alpha"),
+        (
+            f"<m:func><m:fName>{math('sin')}</m:fName><m:e>{math('α')}</m:e></m:func>",
+            r"\sin \alpha",
+        ),
         (f'<m:acc><m:accPr><m:chr m:val="⃗"/></m:accPr><m:e>{math("v")}</m:e></m:acc>', r"\vec{v}"),
-        (f"<m:limLow><m:e>{math('lim')}</m:e><m:lim>{math('n→∞')}</m:lim></m:limLow>", r"\lim_{n\to\infty}"),
+        (
+            f"<m:limLow><m:e>{math('lim')}</m:e><m:lim>{math('n→∞')}</m:lim></m:limLow>",
+            r"\lim_{n\to\infty}",
+        ),
     ],
 )
 def test_an_equation_becomes_tex(text_of, omml, tex):
@@ -125,7 +140,10 @@ def drawing(content):
     ],
 )
 def test_a_text_box_is_once_in_the_text_after_its_paragraph(text_of, shape):
-    assert text_of(f"<w:p>{run('a')}<w:r>{shape}</w:r></w:p><w:p>{run('End.')}</w:p>") == "a\n\nNEVER moor\n\nEnd."
+    assert (
+        text_of(f"<w:p>{run('a')}<w:r>{shape}</w:r></w:p><w:p>{run('End.')}</w:p>")
+        == "a\n\nNEVER moor\n\nEnd."
+    )
 
 
 def test_an_equation_and_a_box_in_a_box_are_kept(text_of):
@@ -141,15 +159,27 @@ def test_an_equation_and_a_box_in_a_box_are_kept(text_of):
             f'{run("Table ")}<w:fldSimple w:instr=" SEQ Table ">{run("17")}</w:fldSimple>{run(": tides")}',
             "Table 17: tides",
         ),
-        (f'<w:dir w:val="rtl">{run("שלום")}</w:dir><w:bdo w:val="ltr">{run(" abc")}</w:bdo>', "שלום abc"),
-        (f"<w:ruby><w:rt>{run('kan')}</w:rt><w:rubyBase>{run('漢')}</w:rubyBase></w:ruby>{run('字')}", "漢字"),
-        (f"<w:r><w:ruby><w:rt>{run('kan')}</w:rt><w:rubyBase>{run('漢')}</w:rubyBase></w:ruby></w:r>", "漢"),
+        (
+            f'<w:dir w:val="rtl">{run("שלום")}</w:dir><w:bdo w:val="ltr">{run(" abc")}</w:bdo>',
+            "שלום abc",
+        ),
+        (
+            f"<w:ruby><w:rt>{run('kan')}</w:rt><w:rubyBase>{run('漢')}</w:rubyBase></w:ruby>{run('字')}",
+            "漢字",
+        ),
+        (
+            f"<w:r><w:ruby><w:rt>{run('kan')}</w:rt><w:rubyBase>{run('漢')}</w:rubyBase></w:ruby></w:r>",
+            "漢",
+        ),
         (
             f'<w:fldSimple><w:bdo w:val="rtl">{run("a")}</w:bdo></w:fldSimple><w:customXml>{run("b")}</w:customXml>',
             "ab",
         ),
         ("<w:r><w:t>left</w:t><w:ptab/><w:t>right</w:t></w:r>", "left right"),
-        (f"<w:del><w:r><w:delText>gone</w:delText></w:r></w:del>{run('kept')}<w:bdo>{run('!')}</w:bdo>", "kept!"),
+        (
+            f"<w:del><w:r><w:delText>gone</w:delText></w:r></w:del>{run('kept')}<w:bdo>{run('!')}</w:bdo>",
+            "kept!",
+        ),
     ],
 )
 def test_fields_directions_and_ruby_keep_their_text(text_of, content, expected):

@@ -14,7 +14,10 @@ from cpt.recipe.load import load_recipe
 
 CONFIGS = Path(__file__).parent / "configs"
 EXAMPLES = [path for path in sorted(CONFIGS.rglob("*.*")) if not path.name.startswith("dataset")]
-AXOLOTL = {"base_model": "example/base", "datasets": [{"path": "example/texts", "type": "completion"}]}
+AXOLOTL = {
+    "base_model": "example/base",
+    "datasets": [{"path": "example/texts", "type": "completion"}],
+}
 LLAMAFACTORY = {"model_name_or_path": "example/base", "stage": "pt", "finetuning_type": "full"}
 LLAMAFACTORY |= {"dataset": "example/texts", "dataset_dir": "ONLINE"}
 SWIFT = {"model": "example/base", "dataset": "example/chats", "max_length": 1024}
@@ -43,19 +46,30 @@ def keys_not_translated(found: Translation) -> set[str]:
 def test_an_example_config_becomes_a_recipe(path, tmp_path, capsys):
     command(path, output=tmp_path / "r.yaml")
     load_recipe(tmp_path / "r.yaml")
-    missing = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    missing = [
+        line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")
+    ]
     written = (tmp_path / "r.yaml").read_text().splitlines()
-    assert [f"#   {line}" for line in missing] == [line for line in written if line.startswith("#   ")]
+    assert [f"#   {line}" for line in missing] == [
+        line for line in written if line.startswith("#   ")
+    ]
 
 
 def test_every_key_is_in_the_recipe_or_listed_with_its_value(translate):
-    found = translate(AXOLOTL, wandb_watch="all", datasets=[{"path": "a/b", "type": "completion", "shards": 3}])
+    found = translate(
+        AXOLOTL, wandb_watch="all", datasets=[{"path": "a/b", "type": "completion", "shards": 3}]
+    )
     assert found.not_translated() == ["datasets[0].shards: 3", "wandb_watch: all"]
     assert "# base_model" in found.text() and "#   wandb_watch: all" in found.text()
 
 
 def test_steps_become_tokens_of_all_gpus(translate):
-    keys = {"sequence_len": 1000, "micro_batch_size": 2, "gradient_accumulation_steps": 3, "max_steps": 10}
+    keys = {
+        "sequence_len": 1000,
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 3,
+        "max_steps": 10,
+    }
     recipe = translate(AXOLOTL, gpus=4, warmup_steps=2, **keys).recipe
     assert recipe["budget"] == {"tokens": 240_000} and recipe["schedule"]["warmup_tokens"] == 48_000
 
@@ -67,12 +81,29 @@ def test_epochs_and_a_share_of_warm_up_stay(translate):
 
 def test_defaults_that_differ_are_written(translate):
     recipe = translate(LLAMAFACTORY).recipe
-    assert recipe["budget"]["epochs"] == 3 and recipe["training"]["per_device_train_batch_size"] == 8
-    assert recipe["training"]["gradient_checkpointing"] and recipe["checkpoints"] == {"every_steps": 500, "keep": None}
-    assert recipe["optimizer"] == {"name": "adamw", "learning_rate": 5e-5, "weight_decay": 0, "betas": [0.9, 0.999]}
+    assert (
+        recipe["budget"]["epochs"] == 3 and recipe["training"]["per_device_train_batch_size"] == 8
+    )
+    assert recipe["training"]["gradient_checkpointing"] and recipe["checkpoints"] == {
+        "every_steps": 500,
+        "keep": None,
+    }
+    assert recipe["optimizer"] == {
+        "name": "adamw",
+        "learning_rate": 5e-5,
+        "weight_decay": 0,
+        "betas": [0.9, 0.999],
+    }
     assert recipe["schedule"] == {"name": "linear", "floor": 0}
-    assert translate(AXOLOTL, num_epochs=4).recipe["checkpoints"] == {"every_steps": 0.25, "keep": 4}
-    assert translate(AXOLOTL).recipe["schedule"] == {"name": "cosine", "floor": 0, "warmup_share": 0.03}
+    assert translate(AXOLOTL, num_epochs=4).recipe["checkpoints"] == {
+        "every_steps": 0.25,
+        "keep": 4,
+    }
+    assert translate(AXOLOTL).recipe["schedule"] == {
+        "name": "cosine",
+        "floor": 0,
+        "warmup_share": 0.03,
+    }
 
 
 @pytest.mark.parametrize(
@@ -86,22 +117,34 @@ def test_defaults_that_differ_are_written(translate):
 )
 def test_intervals_of_checkpoints_and_evaluation(translate, values, every):
     recipe = translate(AXOLOTL, val_set_size=0.1, **values).recipe
-    assert recipe.get("checkpoints", {}).get("every_steps") == every == recipe["evaluation"].get("every_steps")
+    assert (
+        recipe.get("checkpoints", {}).get("every_steps")
+        == every
+        == recipe["evaluation"].get("every_steps")
+    )
 
 
 @pytest.mark.parametrize(
-    ("asked", "name"), [("adamw_bnb_8bit", "adamw_8bit"), ("paged_adamw_32bit", "adamw"), ("galore_adamw", "adamw")]
+    ("asked", "name"),
+    [("adamw_bnb_8bit", "adamw_8bit"), ("paged_adamw_32bit", "adamw"), ("galore_adamw", "adamw")],
 )
 def test_an_optimizer(translate, asked, name):
     found = translate(AXOLOTL, optimizer=asked, learning_rate="1e-4")
-    assert found.recipe["optimizer"]["name"] == name and found.recipe["optimizer"]["learning_rate"] == 1e-4
+    assert (
+        found.recipe["optimizer"]["name"] == name
+        and found.recipe["optimizer"]["learning_rate"] == 1e-4
+    )
     assert ("optimizer" in keys_not_translated(found)) == (asked == "galore_adamw")
 
 
 def test_a_schedule_with_a_floor(translate):
     recipe = translate(AXOLOTL, lr_scheduler="cosine", cosine_min_lr_ratio=0.2).recipe
     assert recipe["schedule"] == {"name": "cosine", "floor": 0.2, "warmup_share": 0.03}
-    found = translate(LLAMAFACTORY, lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.2})
+    found = translate(
+        LLAMAFACTORY,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.2},
+    )
     assert found.recipe["schedule"] == {"name": "cosine", "floor": 0}
     assert keys_not_translated(found) == {"lr_scheduler_kwargs.min_lr_rate"}
 
@@ -114,9 +157,16 @@ def test_a_schedule_with_a_floor(translate):
         ({"liger_rope": True}, {"use_liger_kernel": True}),
         (
             {"fsdp_config": {"fsdp_offload_params": True, "activation_checkpointing": True}},
-            {"fsdp": True, "fsdp_config": {"version": 2, "cpu_offload": True}, "gradient_checkpointing": True},
+            {
+                "fsdp": True,
+                "fsdp_config": {"version": 2, "cpu_offload": True},
+                "gradient_checkpointing": True,
+            },
         ),
-        ({"deepspeed": "elsewhere/zero3_bf16.json"}, {"deepspeed": "deepspeed_configs/ds_config_production.json"}),
+        (
+            {"deepspeed": "elsewhere/zero3_bf16.json"},
+            {"deepspeed": "deepspeed_configs/ds_config_production.json"},
+        ),
         ({"max_grad_norm": 0.5, "logging_steps": 3}, {"max_grad_norm": 0.5, "logging_steps": 3}),
     ],
 )
@@ -146,18 +196,41 @@ def test_a_dataset_of_axolotl(translate, dataset, stage, source):
 
 
 def test_local_files_of_axolotl_are_sources_of_their_own(translate):
-    files = {"path": "json", "data_files": ["one.jsonl", "two.jsonl"], "ds_type": "json", "type": "completion"}
+    files = {
+        "path": "json",
+        "data_files": ["one.jsonl", "two.jsonl"],
+        "ds_type": "json",
+        "type": "completion",
+    }
     data = translate(AXOLOTL, datasets=[files]).recipe["data"]
-    assert data["sources"] == [{"path": "one.jsonl"}, {"path": "two.jsonl"}] and data["temperature"] == 1
+    assert (
+        data["sources"] == [{"path": "one.jsonl"}, {"path": "two.jsonl"}]
+        and data["temperature"] == 1
+    )
 
 
 @pytest.mark.parametrize(
     ("rl", "kind", "stage", "chat"),
     [
-        ("dpo", "chatml.intel", "dpo", {"user": "question", "chosen": "chosen", "rejected": "rejected"}),
+        (
+            "dpo",
+            "chatml.intel",
+            "dpo",
+            {"user": "question", "chosen": "chosen", "rejected": "rejected"},
+        ),
         ("orpo", "llama3.ultra", "orpo", {"user": "prompt", "chosen": "chosen"}),
-        ("dpo", "chat_template.default", "dpo", {"prompt": "messages", "chosen": "chosen", "rejected": "rejected"}),
-        ("kto", "llama3.ultra", "kto", {"user": "prompt", "assistant": "completion", "label": "label"}),
+        (
+            "dpo",
+            "chat_template.default",
+            "dpo",
+            {"prompt": "messages", "chosen": "chosen", "rejected": "rejected"},
+        ),
+        (
+            "kto",
+            "llama3.ultra",
+            "kto",
+            {"user": "prompt", "assistant": "completion", "label": "label"},
+        ),
     ],
 )
 def test_preferences_of_axolotl(translate, rl, kind, stage, chat):
@@ -174,27 +247,47 @@ def test_preferences_of_axolotl(translate, rl, kind, stage, chat):
             "sft",
             {"user": "instruction", "assistant": "a", "history": "h"},
         ),
-        ({"columns": {"prompt": "q"}}, "dpo", {"user": "q", "chosen": "chosen", "rejected": "rejected"}),
-        ({"columns": {"prompt": "q"}}, "kto", {"user": "q", "assistant": "output", "label": "kto_tag"}),
+        (
+            {"columns": {"prompt": "q"}},
+            "dpo",
+            {"user": "q", "chosen": "chosen", "rejected": "rejected"},
+        ),
+        (
+            {"columns": {"prompt": "q"}},
+            "kto",
+            {"user": "q", "assistant": "output", "label": "kto_tag"},
+        ),
         ({"formatting": "sharegpt"}, "sft", {"messages": "conversations"}),
-        ({"formatting": "sharegpt"}, "rm", {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}),
+        (
+            {"formatting": "sharegpt"},
+            "rm",
+            {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
+        ),
     ],
 )
 def test_a_dataset_of_llamafactory(translate, tmp_path, entry, stage, chat):
-    (tmp_path / "dataset_info.json").write_text(json.dumps({"d": {"hf_hub_url": "a/b", "num_samples": 9, **entry}}))
+    (tmp_path / "dataset_info.json").write_text(
+        json.dumps({"d": {"hf_hub_url": "a/b", "num_samples": 9, **entry}})
+    )
     found = translate(LLAMAFACTORY, stage=stage, dataset="d", dataset_dir=str(tmp_path))
-    assert found.recipe["data"]["sources"] == [{"path": "a/b", "name": "d", "chat": chat, "max_documents": 9}]
+    assert found.recipe["data"]["sources"] == [
+        {"path": "a/b", "name": "d", "chat": chat, "max_documents": 9}
+    ]
 
 
 def test_a_text_of_llamafactory_may_be_in_any_column(translate, tmp_path):
-    (tmp_path / "dataset_info.json").write_text('{"d": {"hf_hub_url": "a/b", "columns": {"prompt": "body"}}}')
+    (tmp_path / "dataset_info.json").write_text(
+        '{"d": {"hf_hub_url": "a/b", "columns": {"prompt": "body"}}}'
+    )
     found = translate(LLAMAFACTORY, dataset="d", dataset_dir=str(tmp_path))
     assert found.recipe["data"]["sources"] == [{"path": "a/b", "name": "d", "text_column": "body"}]
 
 
 def test_a_mixture_and_an_adapter_of_llamafactory(translate):
     adapter = {"finetuning_type": "lora", "lora_target": "q_proj,v_proj", "quantization_bit": 4}
-    recipe = translate(LLAMAFACTORY, dataset="a/b,c/d", interleave_probs="0.7,0.3", **adapter).recipe
+    recipe = translate(
+        LLAMAFACTORY, dataset="a/b,c/d", interleave_probs="0.7,0.3", **adapter
+    ).recipe
     assert [source["weight"] for source in recipe["data"]["sources"]] == [0.7, 0.3]
     lora = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"]}
     assert recipe["model"]["lora"] == {**lora, "quantize": "nf4", "double_quantize": True}
@@ -206,24 +299,46 @@ def test_the_v1_of_llamafactory_has_its_sections_and_datasets_translated():
     path = CONFIGS / "llamafactory_v1/lora.yaml"
     found = translated(path, gpus=2)
     instructions, chats = found.recipe["data"]["sources"]
-    assert instructions["path"].endswith("llamafactory_v1/instructions.json") and instructions["max_documents"] == 500
-    assert chats == {"path": "example/chats", "name": "chats", "chat": {"messages": "conversations"}}
+    assert (
+        instructions["path"].endswith("llamafactory_v1/instructions.json")
+        and instructions["max_documents"] == 500
+    )
+    assert chats == {
+        "path": "example/chats",
+        "name": "chats",
+        "chat": {"messages": "conversations"},
+    }
     lora = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
-    assert found.recipe["model"]["lora"] == lora and found.recipe["training"]["gradient_accumulation_steps"] == 4
-    assert {"bf16": True, "fsdp": True, "use_liger_kernel": True}.items() <= found.recipe["training"].items()
+    assert (
+        found.recipe["model"]["lora"] == lora
+        and found.recipe["training"]["gradient_accumulation_steps"] == 4
+    )
+    assert {"bf16": True, "fsdp": True, "use_liger_kernel": True}.items() <= found.recipe[
+        "training"
+    ].items()
     assert keys_not_translated(found) == {"template", "kernel_config.include_kernels"}
 
 
 def test_a_script_of_ms_swift():
     found = translated(CONFIGS / "ms_swift/pretrain.sh")
     recipe = found.recipe
-    assert recipe["stage"] == "cpt" and recipe["model"] == {"path": "example/base-7b", "attention": "auto"}
+    assert recipe["stage"] == "cpt" and recipe["model"] == {
+        "path": "example/base-7b",
+        "attention": "auto",
+    }
     web = {"path": "example/web", "subset": "zh", "max_documents": 20_000, "weight": 0.7}
     assert recipe["data"]["sources"] == [web, {"path": "corpus/papers.jsonl", "weight": 0.3}]
     assert recipe["budget"] == {"tokens": 1000 * 8192 * 16 * 4}
-    assert recipe["optimizer"]["betas"] == [0.9, 0.95] and recipe["optimizer"]["weight_decay"] == 0.1
+    assert (
+        recipe["optimizer"]["betas"] == [0.9, 0.95] and recipe["optimizer"]["weight_decay"] == 0.1
+    )
     assert recipe["evaluation"] == {"held_out_share": 0.01}
-    assert keys_not_translated(found) == {"columns", "lr_scheduler_kwargs", "sequence_parallel_size", "use_hf"}
+    assert keys_not_translated(found) == {
+        "columns",
+        "lr_scheduler_kwargs",
+        "sequence_parallel_size",
+        "use_hf",
+    }
 
 
 def test_preferences_and_a_launcher_of_ms_swift():
@@ -231,20 +346,28 @@ def test_preferences_and_a_launcher_of_ms_swift():
     lora = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
     assert recipe["model"]["lora"] == {**lora, "quantize": "nf4", "double_quantize": True}
     assert recipe["stage"] == "dpo" and recipe["training"]["loss_type"] == ["sigmoid"]
-    assert recipe["training"]["gradient_accumulation_steps"] == 4  # 16 rows in a step, on 2 x 2 GPUs
+    assert (
+        recipe["training"]["gradient_accumulation_steps"] == 4
+    )  # 16 rows in a step, on 2 x 2 GPUs
     assert recipe["data"]["sources"] == [{"path": "pairs.jsonl"}]
 
 
 def test_a_yaml_of_ms_swift_does_not_say_its_command(translate):
     found = translated(CONFIGS / "ms_swift/sft.yaml")
-    assert found.recipe["stage"] == "sft" and "FILL IN" in found.comments["stage"] and found.gpus == 2
+    assert (
+        found.recipe["stage"] == "sft" and "FILL IN" in found.comments["stage"] and found.gpus == 2
+    )
     assert [source.get("subset") for source in found.recipe["data"]["sources"]] == [None, "en"]
     assert translate(SWIFT, use_chat_template=False).recipe["stage"] == "cpt"
 
 
 @pytest.mark.parametrize(
     ("values", "stage"),
-    [({"rlhf_type": "orpo"}, "orpo"), ({"rlhf_type": "rm"}, "reward"), ({"rlhf_type": "grpo"}, "grpo")],
+    [
+        ({"rlhf_type": "orpo"}, "orpo"),
+        ({"rlhf_type": "rm"}, "reward"),
+        ({"rlhf_type": "grpo"}, "grpo"),
+    ],
 )
 def test_a_stage_of_ms_swift(translate, values, stage):
     assert translate(SWIFT, **values).recipe["stage"] == stage

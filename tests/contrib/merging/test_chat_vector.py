@@ -15,7 +15,10 @@ TEMPLATE = "{% for message in messages %}<user>{{ message.content }}{% endfor %}
 
 def add_special(folder, *tokens, eos=None):
     """Let a saved model's vocabulary grow."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     tokenizer.add_tokens(list(tokens), special_tokens=True)
     model.resize_token_embeddings(len(tokenizer))
     if eos:
@@ -27,7 +30,10 @@ def add_special(folder, *tokens, eos=None):
 
 @pytest.fixture
 def three(tokenizer_folder, tmp_path):
-    return [save_llama(tmp_path / name, tokenizer_folder, seed) for seed, name in enumerate(("after", "base", "chat"))]
+    return [
+        save_llama(tmp_path / name, tokenizer_folder, seed)
+        for seed, name in enumerate(("after", "base", "chat"))
+    ]
 
 
 def merge(three, output, scale=1.0):
@@ -44,7 +50,10 @@ def grown(three, tmp_path):
 
 
 def embedding(folder, token):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     return model.get_input_embeddings().weight[tokenizer.get_vocab()[token]]
 
 
@@ -55,7 +64,9 @@ def test_tokens_of_either_model_alone_have_their_own_rows_in_the_merged_model(th
     of_all = [embedding(folder, "a") for folder in (after, base, chat)]
     assert torch.equal(embedding(grown, "a"), of_all[0] + (of_all[2] - of_all[1]))
     heads = [Tensors(folder).read("lm_head.weight") for folder in (grown, chat)]
-    assert torch.equal(heads[0][-1], heads[1][-1]) and len(heads[0]) == len(AutoTokenizer.from_pretrained(grown))
+    assert torch.equal(heads[0][-1], heads[1][-1]) and len(heads[0]) == len(
+        AutoTokenizer.from_pretrained(grown)
+    )
 
 
 def test_the_merged_model_speaks_and_ends_as_the_chat_model_does(grown):
@@ -81,4 +92,9 @@ def test_a_chat_model_of_our_own_format_is_refused(three, tmp_path):
 )
 def test_another_tokenizer_is_refused(after_words, chat_words, named):
     with pytest.raises(CheckpointError, match=named):
-        match_rows(make_tokenizer(after_words), make_tokenizer(20), make_tokenizer(chat_words), (20, 20, 25))
+        match_rows(
+            make_tokenizer(after_words),
+            make_tokenizer(20),
+            make_tokenizer(chat_words),
+            (20, 20, 25),
+        )

@@ -30,7 +30,9 @@ def texts(corpus):
 
 
 def write_mean(output, dtype, *folders):
-    models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64) for folder in folders]
+    models = [
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64) for folder in folders
+    ]
     with torch.no_grad():
         for of_each in zip(*(model.parameters() for model in models), strict=True):
             of_each[0].copy_(torch.stack(of_each).mean(0))
@@ -52,9 +54,13 @@ def test_the_ends_are_both_models_and_the_middle_is_their_stored_mean(
     trained = write_mean(tmp_path / "trained", dtypes[1], trained_folder)
     middle = write_mean(tmp_path / "middle", dtypes[0], base, trained)
     held = data_of_texts(texts, 64)
-    found = Line(Model(path=str(base)), Model(path=str(trained))).walk(held, [0, 0.5, 1], {"general"})
+    found = Line(Model(path=str(base)), Model(path=str(trained))).walk(
+        held, [0, 0.5, 1], {"general"}
+    )
     for share, folder in zip(found, (base, middle, trained), strict=True):
-        for name, losses in measure(Model(path=str(folder)), EvaluationRequest(held)).losses.items():
+        for name, losses in measure(
+            Model(path=str(folder)), EvaluationRequest(held)
+        ).losses.items():
             assert np.array_equal(found[share][name].nats, losses.nats), (share, name)
 
 
@@ -67,7 +73,9 @@ def points_of(places, kinds=("domain", "general")):
     sizes, hashes = 500 + 20 * number, number.astype(np.uint64)
 
     def losses(share, bits):
-        own = bits + 0.02 * np.sin(7 * number + 40 * share)  # by which a document differs from model to model
+        own = bits + 0.02 * np.sin(
+            7 * number + 40 * share
+        )  # by which a document differs from model to model
         return DocumentLosses(hashes, sizes, own * sizes * np.log(2), sizes // 4, sizes // 10)
 
     measured = {
@@ -78,9 +86,13 @@ def points_of(places, kinds=("domain", "general")):
 
 
 def test_the_best_point_keeps_the_gain_and_forgets_least():
-    points = points_of({0: (3, 2), 0.5: (2.7, 1.99), 0.75: (2.53, 2.05), 0.9: (2.48, 2.1), 1: (2.5, 2.2)})
+    points = points_of(
+        {0: (3, 2), 0.5: (2.7, 1.99), 0.75: (2.53, 2.05), 0.9: (2.48, 2.1), 1: (2.5, 2.2)}
+    )
     assert [one.helps for one in points] == [False, True, True, True, False]
-    assert best_point(points).share == 0.75 and conclusion(points).startswith("Best point: 0.75 keeps 94%")
+    assert best_point(points).share == 0.75 and conclusion(points).startswith(
+        "Best point: 0.75 keeps 94%"
+    )
     assert [one.is_on_frontier(points) for one in points] == [False, True, True, True, False]
 
 
@@ -102,38 +114,59 @@ def test_there_is_no_best_point_without_a_domain_gain_or_with_too_little_of_it()
 
 def test_without_general_text_it_says_so():
     points = points_of({0: (3,), 0.5: (2.4,), 1: (2.5,)})
-    assert points[1].general is None and best_point(points) is None and "`evaluation.retain`" in conclusion(points)
+    assert (
+        points[1].general is None
+        and best_point(points) is None
+        and "`evaluation.retain`" in conclusion(points)
+    )
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_run_names_its_base_and_its_held_out_sets(base_folder, trained_folder, corpus, tiny_recipe, tmp_path, cpt):
-    sets = [{"path": str(corpus / f"{name}.jsonl"), "name": name} for name in ("held_out", "general")]
+def test_a_run_names_its_base_and_its_held_out_sets(
+    base_folder, trained_folder, corpus, tiny_recipe, tmp_path, cpt
+):
+    sets = [
+        {"path": str(corpus / f"{name}.jsonl"), "name": name} for name in ("held_out", "general")
+    ]
     tiny_recipe |= {"stage": "cpt", "model": {"path": str(base_folder)}, "tokenizer": {}}
     tiny_recipe["evaluation"] = {"perplexity": sets, "retain": {"general": None}}
     write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
     (tmp_path / "final").symlink_to(trained_folder)
-    code, said = cpt("merge", "--interpolate", tmp_path, "--points", 3, "--point", 0.25, "-o", tmp_path / "new")
+    code, said = cpt(
+        "merge", "--interpolate", tmp_path, "--points", 3, "--point", 0.25, "-o", tmp_path / "new"
+    )
     assert code == 0, said
     found = json.loads((tmp_path / "interpolation.json").read_text())
-    assert [one["share"] for one in found["points"]] == [0, 0.25, 0.5, 1] and found["conclusion"] in said
+    assert [one["share"] for one in found["points"]] == [0, 0.25, 0.5, 1] and found[
+        "conclusion"
+    ] in said
     assert (tmp_path / "interpolation.svg").read_text().startswith("<svg")
     written, base, trained = (
         AutoModelForCausalLM.from_pretrained(folder).lm_head.weight
         for folder in (check_seal(tmp_path / "new"), base_folder, trained_folder)
     )
-    assert torch.equal(written, 0.75 * base + 0.25 * trained) and (tmp_path / "new/README.md").is_file()
+    assert (
+        torch.equal(written, 0.75 * base + 0.25 * trained)
+        and (tmp_path / "new/README.md").is_file()
+    )
 
 
 def test_unlike_models_are_refused(base_folder, tokenizer_folder, corpus, tmp_path):
-    words = [json.loads(line)["text"] for line in (corpus / "general.jsonl").read_text().splitlines()]
+    words = [
+        json.loads(line)["text"] for line in (corpus / "general.jsonl").read_text().splitlines()
+    ]
     train_bpe(words, 320, tmp_path / "words")
     others = {
-        "intermediate|mlp": save_llama(tmp_path / "wide", tokenizer_folder, 3, intermediate_size=96),
+        "intermediate|mlp": save_llama(
+            tmp_path / "wide", tokenizer_folder, 3, intermediate_size=96
+        ),
         "layers.1": save_llama(tmp_path / "flat", tokenizer_folder, 3, num_hidden_layers=1),
-        "tie_word_embeddings": save_llama(tmp_path / "tied", tokenizer_folder, 3, tie_word_embeddings=True),
+        "tie_word_embeddings": save_llama(
+            tmp_path / "tied", tokenizer_folder, 3, tie_word_embeddings=True
+        ),
         "embed_tokens.*extend": save_llama(tmp_path / "grown", tokenizer_folder, 3, vocab_size=384),
         "tokenizer": save_llama(tmp_path / "words-model", tmp_path / "words", 3),
     }
@@ -155,16 +188,24 @@ def test_general_sets_alone_are_refused(base_folder, texts):
         (["--interpolate", "BASE"], "a run that has a base"),
         (["--interpolate", "BASE", "BASE"], "--text domain"),
         (["--interpolate", "BASE", "./nothing", "--text", "domain=x.jsonl"], "nothing"),
-        (["--interpolate", "BASE", "ADAPTER", "--text", "domain=x.jsonl"], "adapter without its base"),
+        (
+            ["--interpolate", "BASE", "ADAPTER", "--text", "domain=x.jsonl"],
+            "adapter without its base",
+        ),
         (["--interpolate", "BASE", "--points", "2"], "--points"),
         (["--interpolate", "BASE", "--point", "0.5"], "--point: no effect without --output"),
         (["--interpolate", "BASE", "--point", "1.5", "-o", "new"], "--point"),
         (["--interpolate", "--method", "average", "BASE"], "--method: no effect"),
-        (["--method", "average", "BASE", "BASE", "--points", "5", "-o", "new"], "--points: no effect"),
+        (
+            ["--method", "average", "BASE", "BASE", "--points", "5", "-o", "new"],
+            "--points: no effect",
+        ),
         (["BASE", "BASE"], "--method or --output"),
     ],
 )
-def test_what_has_no_line_is_refused(base_folder, adapter_folder, tmp_path, monkeypatch, cpt, words, named):
+def test_what_has_no_line_is_refused(
+    base_folder, adapter_folder, tmp_path, monkeypatch, cpt, words, named
+):
     monkeypatch.chdir(tmp_path)
     folders = {"BASE": str(base_folder), "ADAPTER": str(adapter_folder)}
     code, said = cpt("merge", *(folders.get(word, word) for word in words))

@@ -41,7 +41,9 @@ def proven(base_folder, adapter, dtype=torch.float32, **options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_proof_has_what_was_learned_and_what_merging_changed(base_folder, adapter_folder, dtype):
+def test_the_proof_has_what_was_learned_and_what_merging_changed(
+    base_folder, adapter_folder, dtype
+):
     merged, proof = proven(base_folder, adapter_folder, dtype)
     assert proof.effect.largest > 0.1 and proof.merged.largest < 1e-4
     assert proof.exported.largest < 0.05 * proof.exported.largest_logit
@@ -55,7 +57,9 @@ def test_an_adapter_that_rounding_loses_is_refused(base_folder, adapter_folder, 
     AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.bfloat16).save_pretrained(half)
     faint = shutil.copytree(adapter_folder, tmp_path / "faint")
     tensors = load_file(faint / "adapter_model.safetensors")
-    scaled = {name: tensor * 1e-8 if "lora_B" in name else tensor for name, tensor in tensors.items()}
+    scaled = {
+        name: tensor * 1e-8 if "lora_B" in name else tensor for name, tensor in tensors.items()
+    }
     save_file(scaled, faint / "adapter_model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="bfloat16.*lost in rounding"):
         proven(half, faint, torch.bfloat16)
@@ -105,7 +109,11 @@ def test_models_of_different_shapes_one_model_and_adapters_have_no_mean(
     three, adapter_folder, tokenizer_folder, tmp_path
 ):
     other = save_llama(tmp_path / "other", tokenizer_folder, 4, intermediate_size=96)
-    refused = {"different shapes": [three[0], other], "two": three[:1], "adapter": [three[0], adapter_folder]}
+    refused = {
+        "different shapes": [three[0], other],
+        "two": three[:1],
+        "adapter": [three[0], adapter_folder],
+    }
     for named, folders in refused.items():
         with pytest.raises(CheckpointError, match=named):
             average(folders, tmp_path / "mean")

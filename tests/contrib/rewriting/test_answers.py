@@ -20,7 +20,8 @@ THOUGHTS = [
     "<think>SECRET <b>x</b></think>\n" + TEXT + "\n",
     "[THINK]SECRET[/THINK]" + TEXT,
     "<seed:think>SECRET</seed:think>" + TEXT,
-    "<|channel|>analysis<|message|>SECRET<|end|><|start|>assistant<|channel|>final<|message|>" + TEXT,
+    "<|channel|>analysis<|message|>SECRET<|end|><|start|>assistant<|channel|>final<|message|>"
+    + TEXT,
     "SECRET<|end|><|start|>assistant<|channel|>final<|message|>" + TEXT + "<|return|>",
     "<|channel>thought\nSECRET<channel|>" + TEXT,
     "analysisThe user SECRETassistantfinal" + TEXT,
@@ -32,7 +33,9 @@ ONLY_THOUGHTS = [
     "SECRET\n</think>",
 ]
 FRAMED = [
-    "Sure! Here is the rewritten text:\n\n" + TEXT + "\n\nLet me know if you would like any changes!",
+    "Sure! Here is the rewritten text:\n\n"
+    + TEXT
+    + "\n\nLet me know if you would like any changes!",
     "Sure! Here is the rewritten text: " + TEXT,
     "Here's the text in clear prose:\n\n" + TEXT,
     "Certainly!\n\n" + TEXT + "\n\nI hope this helps!",
@@ -96,7 +99,9 @@ def test_framing_is_removed(answer):
     assert (cleaned.text, cleaned.removed) == (TEXT, ("framing sentences",))
 
 
-@pytest.mark.parametrize("answer", ["Sure! I'd be happy to help with it. " + TEXT, "Please provide the text."])
+@pytest.mark.parametrize(
+    "answer", ["Sure! I'd be happy to help with it. " + TEXT, "Please provide the text."]
+)
 def test_an_answer_about_the_task_is_dropped(answer):
     assert clean(Answer(answer, False), SOURCE).flaw == "framing sentences without a text"
 
@@ -122,19 +127,35 @@ def rewrite_texts(cpt, tmp_path):
     """`rewrite_texts(respond, texts)`: the exit code, what was printed, and the rows."""
 
     def run(respond, texts):
-        (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        (tmp_path / "corpus.jsonl").write_text(
+            "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        )
         server = Server(respond)
-        words = ["data", "rewrite", tmp_path / "corpus.jsonl", "--endpoint", server.url, "--model", "small"]
+        words = [
+            "data",
+            "rewrite",
+            tmp_path / "corpus.jsonl",
+            "--endpoint",
+            server.url,
+            "--model",
+            "small",
+        ]
         code, said = cpt(*words, "--styles", "easy", "--output", tmp_path / "out")
         files = sorted((tmp_path / "out").glob("*.jsonl"))
-        return code, said, [json.loads(line) for file in files for line in file.read_text().splitlines()]
+        return (
+            code,
+            said,
+            [json.loads(line) for file in files for line in file.read_text().splitlines()],
+        )
 
     return run
 
 
 def test_equal_answers_to_different_texts_are_dropped_but_the_first(rewrite_texts):
     texts = [f"Report {number} of the mill." for number in range(5)]
-    code, said, rows = rewrite_texts(lambda number, asked: (200, completion(TEXT)), [*texts, texts[0]])
+    code, said, rows = rewrite_texts(
+        lambda number, asked: (200, completion(TEXT)), [*texts, texts[0]]
+    )
     assert code == 0 and {row["source_text_hash"] for row in rows} == {rows[0]["source_text_hash"]}
     assert "dropped: equal to the answer to another text" in said
 

@@ -16,17 +16,35 @@ from cpt.contrib.rewriting.styles import find_styles
 from cpt.errors import Interrupted, LaunchError
 from cpt.recipe.schema import DocumentSource
 
-WORDS = ["harbour", "ledger", "ferry", "lantern", "tide", "captain", "evening", "signal", "rope", "anchor"]
+WORDS = [
+    "harbour",
+    "ledger",
+    "ferry",
+    "lantern",
+    "tide",
+    "captain",
+    "evening",
+    "signal",
+    "rope",
+    "anchor",
+]
 
 
 def prose(number):
     """A text that no other number has."""
-    words = [WORDS[(number * 7 + place * (number + 3)) % len(WORDS)] + f"{number}x{place}" for place in range(20)]
+    words = [
+        WORDS[(number * 7 + place * (number + 3)) % len(WORDS)] + f"{number}x{place}"
+        for place in range(20)
+    ]
     return "The " + " ".join(words) + "."
 
 
 def completion(content, reason="stop", **message):
-    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": reason}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": content, **message},
+        "finish_reason": reason,
+    }
     return {"model": "served", "choices": [choice]}
 
 
@@ -64,7 +82,10 @@ class Server:
 
 @pytest.fixture
 def corpus(tmp_path):
-    lines = [json.dumps({"text": f"Report {number} of the mill at Oberau."}) + "\n" for number in range(20)]
+    lines = [
+        json.dumps({"text": f"Report {number} of the mill at Oberau."}) + "\n"
+        for number in range(20)
+    ]
     (tmp_path / "corpus.jsonl").write_text("".join(lines))
     return tmp_path / "corpus.jsonl"
 
@@ -80,7 +101,10 @@ def ask(corpus, tmp_path, monkeypatch):
         run.server = server
         sampling = Sampling(64, options.pop("temperature", 0.7))
         model = Endpoint(server.url, "small", **{"concurrency": 4, **options})
-        done = rewrite(Task(DocumentSource(path=str(corpus)), model, find_styles("easy"), sampling), tmp_path / "out")
+        done = rewrite(
+            Task(DocumentSource(path=str(corpus)), model, find_styles("easy"), sampling),
+            tmp_path / "out",
+        )
         files = sorted((tmp_path / "out").glob("*.jsonl"))
         return done, [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
@@ -119,7 +143,9 @@ def test_one_text_whose_answers_cannot_be_read_is_dropped_after_three(ask):
     assert (done.texts, done.dropped, ask.server.calls) == (19, {"unreadable": 1}, 22)
 
 
-@pytest.mark.parametrize("kinds", ["429 500 slow garbage null lost", "429", "500", "slow", "null 500", "good null"])
+@pytest.mark.parametrize(
+    "kinds", ["429 500 slow garbage null lost", "429", "500", "slow", "null 500", "good null"]
+)
 def test_the_bound_on_calls_holds_whatever_the_server_does(ask, kinds):
     kinds = kinds.split()
     responses = {
@@ -171,25 +197,44 @@ def test_contents_in_parts_are_joined_without_thoughts(ask):
 
 def test_parameters_that_a_server_refuses_are_changed_once_and_recorded(ask, caplog):
     fixed = "Unsupported value: 'temperature' does not support 0.7 with this model. Only the default (1) is supported."
-    renamed = "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    renamed = (
+        "Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead."
+    )
     seen = []
 
     def respond(number, asked):
         seen.append(asked)
         if "max_tokens" in asked:
-            return 400, {"error": {"message": renamed, "param": "max_tokens", "code": "unsupported_parameter"}}
+            return 400, {
+                "error": {
+                    "message": renamed,
+                    "param": "max_tokens",
+                    "code": "unsupported_parameter",
+                }
+            }
         if asked.get("temperature", 1) != 1:
-            return 400, {"error": {"message": fixed, "param": "temperature", "code": "unsupported_value"}}
+            return 400, {
+                "error": {"message": fixed, "param": "temperature", "code": "unsupported_value"}
+            }
         return 200, completion(prose(number))
 
     with caplog.at_level(logging.WARNING):
         _, rows = ask(respond)
     assert len(rows) == 20 and ask.server.calls == 22
-    assert seen[-1]["max_completion_tokens"] == 64 and "temperature" not in seen[-1] and seen[-1]["top_p"] == 0.95
+    assert (
+        seen[-1]["max_completion_tokens"] == 64
+        and "temperature" not in seen[-1]
+        and seen[-1]["top_p"] == 0.95
+    )
     changed = ["max_completion_tokens in place of max_tokens", "without temperature"]
     assert all(row["changed_parameters"] == changed for row in rows)
-    assert all(row["sampling"] == {"max_new_tokens": 64, "temperature": None, "top_p": 0.95} for row in rows)
-    assert len([record for record in caplog.records if "refuses a parameter" in record.message]) == 2
+    assert all(
+        row["sampling"] == {"max_new_tokens": 64, "temperature": None, "top_p": 0.95}
+        for row in rows
+    )
+    assert (
+        len([record for record in caplog.records if "refuses a parameter" in record.message]) == 2
+    )
 
 
 def test_a_refusal_that_no_parameter_explains_ends_the_run_at_once(ask):
@@ -201,7 +246,12 @@ def test_a_refusal_that_no_parameter_explains_ends_the_run_at_once(ask):
 
 def test_a_server_that_refuses_both_names_of_a_parameter_ends_the_run(ask):
     with pytest.raises(LaunchError, match="max_completion_tokens"):
-        ask(lambda number, asked: (400, {"error": {"message": "no max_tokens, no max_completion_tokens"}}))
+        ask(
+            lambda number, asked: (
+                400,
+                {"error": {"message": "no max_tokens, no max_completion_tokens"}},
+            )
+        )
     assert ask.server.calls == 2
 
 

@@ -47,7 +47,10 @@ NEW_TOKENS = 12
 @pytest.fixture
 def tokenizer():
     """One id a byte, then four special tokens."""
-    vocabulary = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocabulary = {
+        character: number
+        for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -67,9 +70,15 @@ def make_model(tokenizer, model_type="llama"):
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     if model_type == "llama":
-        shape |= {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+        shape |= {
+            "intermediate_size": 64,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 2048,
+        }
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
-    config = AutoConfig.for_model(model_type, vocab_size=len(tokenizer), initializer_range=0.3, **shape, **ends)
+    config = AutoConfig.for_model(
+        model_type, vocab_size=len(tokenizer), initializer_range=0.3, **shape, **ends
+    )
     return AutoModelForCausalLM.from_config(config).eval()
 
 
@@ -89,7 +98,9 @@ def model_folder(model, tokenizer, tmp_path):
 def documents(tmp_path):
     """Seven documents of different lengths."""
     texts = [f"Document {number}. " + "It says a thing. " * number for number in range(7)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
     return tmp_path / "corpus.jsonl"
 
 
@@ -113,7 +124,11 @@ def task(model_folder, documents):
 
 
 def rows_of(folder):
-    return [json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for file in sorted(folder.glob("*.jsonl"))
+        for line in file.read_text().splitlines()
+    ]
 
 
 def bytes_of(folder):
@@ -122,9 +137,28 @@ def bytes_of(folder):
 
 @pytest.mark.heavy
 def test_the_command_rewrites_a_source_and_finds_it_done_the_next_time(cpt, model_folder, tmp_path):
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"body": f"Document {n}."}) + "\n" for n in range(5)))
-    words = ["data", "rewrite", tmp_path / "corpus.jsonl", "--model", model_folder, "--output", tmp_path / "out"]
-    words += ["--text-column", "body", "--max-documents", 3, "--styles", "question_answers", "--batch-size", 2]
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"body": f"Document {n}."}) + "\n" for n in range(5))
+    )
+    words = [
+        "data",
+        "rewrite",
+        tmp_path / "corpus.jsonl",
+        "--model",
+        model_folder,
+        "--output",
+        tmp_path / "out",
+    ]
+    words += [
+        "--text-column",
+        "body",
+        "--max-documents",
+        3,
+        "--styles",
+        "question_answers",
+        "--batch-size",
+        2,
+    ]
     words += ["--max-new-tokens", NEW_TOKENS, "--cut-off", "keep", "--min-characters", 1]
     code, said = cpt(*words)
     assert code == 0 and "3 documents" in said
@@ -141,8 +175,17 @@ def test_each_text_records_where_it_comes_from(task, tmp_path, documents, model_
     rows = rows_of(tmp_path / "out")
     assert (done.documents, done.pieces, done.texts + done.dropped.total()) == (7, 7, 7)
     first, text = rows[0], json.loads(documents.read_text().splitlines()[0])["text"]
-    expected = {"source_text_hash": sha256(text), "source_where": f"{documents}:1", "model": str(model_folder)}
-    expected |= {"style": "easy", "prompt_sha256": find_styles("easy")[0].sha256, "cut_off": True, "run_seed": 42}
+    expected = {
+        "source_text_hash": sha256(text),
+        "source_where": f"{documents}:1",
+        "model": str(model_folder),
+    }
+    expected |= {
+        "style": "easy",
+        "prompt_sha256": find_styles("easy")[0].sha256,
+        "cut_off": True,
+        "run_seed": 42,
+    }
     expected["sampling"] = {"max_new_tokens": NEW_TOKENS, "temperature": 1.0, "top_p": 0.95}
     assert expected.items() <= first.items() and len(first["model_sha256"]) == 64
     assert len({row["seed"] for row in rows}) == len(rows) == done.texts > 4
@@ -183,17 +226,30 @@ QUIZ = "Question: In which year did the mill at Oberau burn down? Answer: The mi
         (Answer("", False), "empty"),
         (Answer("something new of some length", True), "cut off at max_new_tokens"),
         (Answer("The  text\nitself", False), "copied from the text"),
-        (Answer("So: " + "a b c d e f g h i j k l m n o p q r s t u v w x y z", False), "copied from the text"),
+        (
+            Answer("So: " + "a b c d e f g h i j k l m n o p q r s t u v w x y z", False),
+            "copied from the text",
+        ),
         (Answer("short", False), "too short"),
-        (Answer("Well, the earlier rewriting of it said the same in exactly these words.", False), "near copy"),
+        (
+            Answer(
+                "Well, the earlier rewriting of it said the same in exactly these words.", False
+            ),
+            "near copy",
+        ),
         (Answer("It goes on and on. " * 20, False), "gopher"),
-        (Answer("The exam: " + " ".join(f"word{n}" for n in range(20)), False), "contaminated: exam"),
+        (
+            Answer("The exam: " + " ".join(f"word{n}" for n in range(20)), False),
+            "contaminated: exam",
+        ),
         (Answer("something new of some length", False), None),
         (Answer(QUIZ, False), None),
     ],
 )
 def test_why_an_answer_is_dropped(task, tmp_path, answer, reason):
-    (tmp_path / "exam.jsonl").write_text(json.dumps({"text": " ".join(f"word{n}" for n in range(20))}))
+    (tmp_path / "exam.jsonl").write_text(
+        json.dumps({"text": " ".join(f"word{n}" for n in range(20))})
+    )
     text = "This is the text itself. a b c d e f g h i j k l m n o p q r s t u v w x y z"
     others = ["The earlier rewriting of it said the same in exactly these words."]
     strict = task(cut_off="drop", min_characters=10, against=(str(tmp_path / "exam.jsonl"),))
@@ -205,9 +261,16 @@ def test_a_style_is_a_name_a_family_or_a_file(tmp_path):
     (tmp_path / "mine.txt").write_text("Say {text} in verse, {name}, {focus}.\n")
     found = find_styles(f"spa,easy,{tmp_path / 'mine.txt'},easy")
     assert len(found) == 9 and [style.name for style in found][7:] == ["easy", "mine.txt"]
-    assert fill(found[-1].prompt, "a {text} {focus}") == "Say a {text} {focus} in verse, {name}, {focus}.\n"
+    assert (
+        fill(found[-1].prompt, "a {text} {focus}")
+        == "Say a {text} {focus} in verse, {name}, {focus}.\n"
+    )
     (tmp_path / "other.txt").write_text("no place")
-    for name, named in ((str(tmp_path / "other.txt"), "other.txt"), ("clear_pose", "`clear_prose`"), ("", "spa")):
+    for name, named in (
+        (str(tmp_path / "other.txt"), "other.txt"),
+        ("clear_pose", "`clear_prose`"),
+        ("", "spa"),
+    ):
         with pytest.raises(RecipeError, match=named):
             find_styles(name)
 
@@ -216,7 +279,12 @@ def test_a_list_gives_the_further_calls_each_item_or_pairs_and_triples():
     (reading,), (graph,) = find_styles("active_reading"), find_styles("entigraph")
     listed = "Here they are:\n1. **Ada**\n2) 3.5 mills\n\n- Ada\n* Oberau"
     assert reading.foci(listed, 8, 0) == ["Ada", "3.5 mills", "Oberau"]
-    assert graph.foci(listed, 8, 0) == ["Ada; 3.5 mills", "Ada; Oberau", "3.5 mills; Oberau", "Ada; 3.5 mills; Oberau"]
+    assert graph.foci(listed, 8, 0) == [
+        "Ada; 3.5 mills",
+        "Ada; Oberau",
+        "3.5 mills; Oberau",
+        "Ada; 3.5 mills; Oberau",
+    ]
     some = graph.foci("\n".join("abcdefgh"), 5, 7)
     assert len(set(some)) == 5 and some == graph.foci("\n".join("abcdefgh"), 5, 7)
     assert graph.foci("Only one", 5, 7) == reading.foci("", 5, 7) == []
@@ -250,7 +318,11 @@ class Server:
                     return
                 time.sleep(1.5 * (kind == "slow"))
                 self.send_response(kind if isinstance(kind, int) else 200)
-                headers = {"Retry-After": 0.1, "Content-Type": "application/json", "Content-Length": len(content)}
+                headers = {
+                    "Retry-After": 0.1,
+                    "Content-Type": "application/json",
+                    "Content-Length": len(content),
+                }
                 for name, value in headers.items():
                     self.send_header(name, str(value))
                 self.end_headers()
@@ -270,7 +342,11 @@ class Server:
         return " ".join(f"{words.choice('bdfgk')}{words.random():.6f}" for _ in range(20))
 
     def endpoint(self, **options):
-        return Endpoint(f"http://127.0.0.1:{self.server.server_port}/v1", "small", **{"concurrency": 4, **options})
+        return Endpoint(
+            f"http://127.0.0.1:{self.server.server_port}/v1",
+            "small",
+            **{"concurrency": 4, **options},
+        )
 
 
 @pytest.mark.slow
@@ -280,7 +356,10 @@ def test_a_server_that_fails_changes_nothing_but_the_time(task, tmp_path, monkey
     styles, server = "spa,active_reading,entigraph", Server()
     whole = task(model=server.endpoint(), styles=styles)
     steady = rewrite(whole, tmp_path / "steady")
-    assert steady.calls == server.calls.total() == steady.pieces * (7 + 1 + 3 + 1 + 4) and not steady.dropped
+    assert (
+        steady.calls == server.calls.total() == steady.pieces * (7 + 1 + 3 + 1 + 4)
+        and not steady.dropped
+    )
     assert steady.calls_settled == estimate(whole).calls
     kinds = (429, 500, 503, "malformed", "empty", "lost", "slow")
     failing = Server(0.2, kinds)
@@ -288,9 +367,15 @@ def test_a_server_that_fails_changes_nothing_but_the_time(task, tmp_path, monkey
     assert failing.calls.total() > server.calls.total() and not done.dropped
     assert bytes_of(tmp_path / "failing") == bytes_of(tmp_path / "steady")
     rows = rows_of(tmp_path / "steady")
-    assert len(rows) == done.pieces * (7 + 3 + 4) and {row["endpoint_model"] for row in rows} == {"served"}
+    assert len(rows) == done.pieces * (7 + 3 + 4) and {row["endpoint_model"] for row in rows} == {
+        "served"
+    }
     assert Counter(row["stage"] for row in rows)[2] == done.pieces * 7
-    assert {row["focus"] for row in rows if row["style"] == "active_reading"} == {"One", "Two", "Three"}
+    assert {row["focus"] for row in rows if row["style"] == "active_reading"} == {
+        "One",
+        "Two",
+        "Three",
+    }
 
 
 @pytest.mark.heavy
@@ -307,8 +392,14 @@ def test_an_answer_of_a_server_is_paid_once(task, tmp_path):
             rewrite(task(**options), tmp_path / "out", interrupt)
     done = rewrite(task(**options), tmp_path / "out")
     rows = rows_of(tmp_path / "out")
-    texts = [(row["source_where"], row["piece"], row["style"], row["repeat"], row.get("focus")) for row in rows]
-    assert len(texts) == len(set(texts)) == done.texts == done.pieces * 2 * (1 + 4) and not done.dropped
+    texts = [
+        (row["source_where"], row["piece"], row["style"], row["repeat"], row.get("focus"))
+        for row in rows
+    ]
+    assert (
+        len(texts) == len(set(texts)) == done.texts == done.pieces * 2 * (1 + 4)
+        and not done.dropped
+    )
     assert server.calls.total() - len(server.calls) <= 3 * 4  # the calls in flight
     assert not list((tmp_path / "out" / rewriting.OWN_FOLDER).glob("*.answers.jsonl"))
 
@@ -320,7 +411,9 @@ def test_a_call_that_cannot_succeed_ends_the_command(task, tmp_path, monkeypatch
     with pytest.raises(LaunchError, match="CPT_API_KEY"):
         rewrite(task(model=refusing.endpoint()), tmp_path / "out")
     assert refusing.keys == {"Bearer sk-secret"}
-    assert not [file for file in tmp_path.rglob("*") if file.is_file() and b"sk-secret" in file.read_bytes()]
+    assert not [
+        file for file in tmp_path.rglob("*") if file.is_file() and b"sk-secret" in file.read_bytes()
+    ]
     monkeypatch.setattr(rewriting_model, "PATIENCE_SECONDS", 0.5)
     with pytest.raises(Interrupted, match="resume"):
         rewrite(task(model=replace(gone, model="corrected")), tmp_path / "out")
@@ -328,8 +421,19 @@ def test_a_call_that_cannot_succeed_ends_the_command(task, tmp_path, monkeypatch
 
 def test_the_estimate_counts_calls_and_tokens(task, documents):
     text = " ".join(json.loads(line)["text"] for line in documents.read_text().splitlines())
-    found = estimate(task(model=Endpoint("http://x/v1", "small"), styles="easy,active_reading", max_input_tokens=900))
-    assert (found.documents, found.texts, found.calls, found.output_tokens) == (7, 7, 7 * 10, 7 * 10 * NEW_TOKENS)
+    found = estimate(
+        task(
+            model=Endpoint("http://x/v1", "small"),
+            styles="easy,active_reading",
+            max_input_tokens=900,
+        )
+    )
+    assert (found.documents, found.texts, found.calls, found.output_tokens) == (
+        7,
+        7,
+        7 * 10,
+        7 * 10 * NEW_TOKENS,
+    )
     assert found.input_tokens > 10 * len(text) / 4
 
 
@@ -338,12 +442,40 @@ def test_two_hundred_documents_survive_three_kills(task, model_folder, chat_toke
     from cpt.serving.serve import check_servable, serving
 
     chat_tokenizer.save_pretrained(model_folder)
-    (tmp_path / "corpus.jsonl").write_text("".join(f'{{"text": "Report {n}: the mill."}}\n' for n in range(200)))
-    words = ["data", "rewrite", tmp_path / "corpus.jsonl", "--model", model_folder, "--output", tmp_path / "out"]
-    words += ["--max-new-tokens", NEW_TOKENS, "--cut-off", "keep", "--min-characters", 1, "--temperature", 1.0]
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(f'{{"text": "Report {n}: the mill."}}\n' for n in range(200))
+    )
+    words = [
+        "data",
+        "rewrite",
+        tmp_path / "corpus.jsonl",
+        "--model",
+        model_folder,
+        "--output",
+        tmp_path / "out",
+    ]
+    words += [
+        "--max-new-tokens",
+        NEW_TOKENS,
+        "--cut-off",
+        "keep",
+        "--min-characters",
+        1,
+        "--temperature",
+        1.0,
+    ]
     servable, straight = check_servable(str(model_folder)), tmp_path / "straight"
     with serving(*servable, host="127.0.0.1", port=free_port(), dtype="auto", device="cpu") as url:
-        command = [sys.executable, "-m", "cpt", *map(str, words), "--endpoint", f"{url}/v1", "--concurrency", "8"]
+        command = [
+            sys.executable,
+            "-m",
+            "cpt",
+            *map(str, words),
+            "--endpoint",
+            f"{url}/v1",
+            "--concurrency",
+            "8",
+        ]
         journal = tmp_path / "out" / rewriting.OWN_FOLDER / "00000.answers.jsonl"
         for answered in (20, 80, 150):
             process = subprocess.Popen(command)
@@ -353,22 +485,34 @@ def test_two_hundred_documents_survive_three_kills(task, model_folder, chat_toke
             process.kill()
             process.wait()
         assert subprocess.run(command).returncode == 0
-        whole = task(model=Endpoint(f"{url}/v1", str(model_folder)), styles="clear_prose", max_input_tokens=300)
-        rewrite(replace(whole, source=DocumentSource(path=str(tmp_path / "corpus.jsonl"))), straight)
+        whole = task(
+            model=Endpoint(f"{url}/v1", str(model_folder)),
+            styles="clear_prose",
+            max_input_tokens=300,
+        )
+        rewrite(
+            replace(whole, source=DocumentSource(path=str(tmp_path / "corpus.jsonl"))), straight
+        )
     rows = rows_of(tmp_path / "out")
-    assert {row["source_where"] for row in rows} == {f"{tmp_path / 'corpus.jsonl'}:{n}" for n in range(1, 201)}
+    assert {row["source_where"] for row in rows} == {
+        f"{tmp_path / 'corpus.jsonl'}:{n}" for n in range(1, 201)
+    }
     assert len(rows) == 200 and bytes_of(tmp_path / "out") == bytes_of(straight)
 
 
 def answers(model, tokenizer, batch_size=5, seeds=SEEDS, **sampling):
-    answerer = Answerer(model, tokenizer, Sampling(**{"max_new_tokens": NEW_TOKENS, **sampling}), batch_size)
+    answerer = Answerer(
+        model, tokenizer, Sampling(**{"max_new_tokens": NEW_TOKENS, **sampling}), batch_size
+    )
     return answerer.answer([encode(tokenizer, question) for question in QUESTIONS], seeds)
 
 
 @pytest.mark.parametrize(("model_type", "temperature"), [("llama", 1.3), ("gpt2", 0)])
 def test_a_batch_gets_the_answers_that_each_question_gets_alone(tokenizer, model_type, temperature):
     model = make_model(tokenizer, model_type)
-    alone, two, five = (answers(model, tokenizer, size, temperature=temperature) for size in (1, 2, 5))
+    alone, two, five = (
+        answers(model, tokenizer, size, temperature=temperature) for size in (1, 2, 5)
+    )
     assert five == two == alone and len({answer.text for answer in alone}) == 5
 
 
@@ -384,7 +528,9 @@ def test_a_greedy_answer_is_the_most_likely_tokens_up_to_the_models_end_of_turn(
     written = written[len(question) :]
     whole = answers(model, tokenizer, temperature=0)[0]
     assert whole.is_cut_off and whole.text == decoded(tokenizer, written)
-    model.generation_config = GenerationConfig(eos_token_id=[written[9]], num_beams=3, repetition_penalty=5.0)
+    model.generation_config = GenerationConfig(
+        eos_token_id=[written[9]], num_beams=3, repetition_penalty=5.0
+    )
     ended = answers(model, tokenizer, temperature=0)[0]
     assert not ended.is_cut_off
     assert ended.text == decoded(tokenizer, written[: written.index(written[9])])
@@ -396,7 +542,13 @@ def test_sampling_follows_the_seed_and_not_torchs_own(model, tokenizer):
     torch.manual_seed(2)
     assert answers(model, tokenizer) == first
     other = answers(model, tokenizer, seeds=SEEDS[::-1])
-    assert [one == two for one, two in zip(first, other, strict=True)] == [False, False, True, False, False]
+    assert [one == two for one, two in zip(first, other, strict=True)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_draws_follow_the_softmax():
@@ -410,14 +562,20 @@ def test_draws_follow_the_softmax():
 
 def test_a_chat_template_is_written_around_the_prompt_as_the_tokenizer_does_it(chat_tokenizer):
     message = [{"role": "user", "content": "Say: hello\n"}]
-    expected = chat_tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+    expected = chat_tokenizer.apply_chat_template(
+        message, add_generation_prompt=True, return_dict=False
+    )
     assert RewriteQuestion(chat_tokenizer).ids("Say: hello\n") == expected
 
 
 def test_special_tokens_in_a_document_are_text_and_end_no_turn(chat_tokenizer):
-    plain, hostile = (RewriteQuestion(chat_tokenizer).ids(f"Say: {text}") for text in ("x", "<|end|>"))
+    plain, hostile = (
+        RewriteQuestion(chat_tokenizer).ids(f"Say: {text}") for text in ("x", "<|end|>")
+    )
     end = chat_tokenizer.convert_tokens_to_ids("<|end|>")
-    assert plain.count(end) == hostile.count(end) == 1 and "Say: <|end|><|end|>" in chat_tokenizer.decode(hostile)
+    assert plain.count(end) == hostile.count(
+        end
+    ) == 1 and "Say: <|end|><|end|>" in chat_tokenizer.decode(hostile)
 
 
 def test_a_long_text_is_cut_at_the_ends_of_paragraphs(tokenizer):
@@ -446,7 +604,9 @@ def replay(model_folder):
 
     def run(folder, tokens, **options):
         options = {"max_new_tokens": NEW_TOKENS, "min_characters": 4, **options}
-        return list(generate_replay(ReplayTask(Model(path=str(model_folder)), **options), tokens, folder))[-1]
+        return list(
+            generate_replay(ReplayTask(Model(path=str(model_folder)), **options), tokens, folder)
+        )[-1]
 
     return run
 
@@ -459,10 +619,15 @@ def test_replay_is_written_until_it_has_the_tokens_and_continues_when_more_are_a
     rows = rows_of(tmp_path / "whole")
     sizes = [len(encode(tokenizer, row["text"])) for row in rows]
     assert sum(sizes[:-1]) < 100 <= sum(sizes) == whole["tokens"] and len(rows) == whole["texts"]
-    assert len({row["seed"] for row in rows}) == len(rows) and {row["run_seed"] for row in rows} == {42}
+    assert len({row["seed"] for row in rows}) == len(rows) and {
+        row["run_seed"] for row in rows
+    } == {42}
     for tokens, batch_size in ((30, 1), (70, 3), (100, 8)):
         counts = replay(tmp_path / "parts", tokens, batch_size=batch_size)
-    assert bytes_of(tmp_path / "parts") == bytes_of(tmp_path / "whole") and counts["texts"] == whole["texts"]
+    assert (
+        bytes_of(tmp_path / "parts") == bytes_of(tmp_path / "whole")
+        and counts["texts"] == whole["texts"]
+    )
     with pytest.raises(RecipeError, match="run_seed"):
         replay(tmp_path / "parts", 100, seed=7)
 
@@ -477,7 +642,9 @@ def test_an_interrupted_replay_ends_the_same(replay, model_folder, tmp_path, mon
     first = bytes_of(tmp_path / "out")
     replay(tmp_path / "out", 400)
     replay(tmp_path / "whole", 400)
-    assert first.items() < bytes_of(tmp_path / "out").items() == bytes_of(tmp_path / "whole").items()
+    assert (
+        first.items() < bytes_of(tmp_path / "out").items() == bytes_of(tmp_path / "whole").items()
+    )
 
 
 def test_prompts_begin_the_texts_in_turn(replay, tmp_path):
@@ -486,7 +653,9 @@ def test_prompts_begin_the_texts_in_turn(replay, tmp_path):
     assert by_prompt[0].startswith("The history of") and by_prompt[1].startswith("1 +")
 
 
-def test_replay_that_is_all_dropped_is_an_error_instead_of_an_endless_run(replay, tmp_path, monkeypatch):
+def test_replay_that_is_all_dropped_is_an_error_instead_of_an_endless_run(
+    replay, tmp_path, monkeypatch
+):
     monkeypatch.setattr(rewriting, "GROUP", 4)
     with pytest.raises(DataError, match="--min-characters"):
         replay(tmp_path / "out", 100, min_characters=1000)

@@ -17,7 +17,10 @@ def by_hand(reward, values, gamma, lam):
         (reward if t == last else 0) + gamma * (values[t + 1] if t < last else 0) - value
         for t, value in enumerate(values)
     ]
-    return [sum((gamma * lam) ** (later - t) * deltas[later] for later in range(t, last + 1)) for t in range(last + 1)]
+    return [
+        sum((gamma * lam) ** (later - t) * deltas[later] for later in range(t, last + 1))
+        for t in range(last + 1)
+    ]
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.99, 1.0)])
@@ -25,7 +28,10 @@ def test_advantages_are_those_of_the_formula_whatever_the_padding(gamma, lam):
     values = torch.tensor([[0.5, 0.25, -1.0, 2.0], [0.5, 0.75, 9.0, 9.0], [0.1, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).float()
     found = estimate_advantages(torch.tensor([1.0, -2.0, 3.0]), values, mask, gamma=gamma, lam=lam)
-    expected = [by_hand(1.0, [0.5, 0.25, -1.0, 2.0], gamma, lam), [*by_hand(-2.0, [0.5, 0.75], gamma, lam), 0, 0]]
+    expected = [
+        by_hand(1.0, [0.5, 0.25, -1.0, 2.0], gamma, lam),
+        [*by_hand(-2.0, [0.5, 0.75], gamma, lam), 0, 0],
+    ]
     expected.append([*by_hand(3.0, [0.1], gamma, lam), 0, 0, 0])
     assert torch.allclose(found, torch.tensor(expected), atol=1e-6)
 
@@ -40,7 +46,9 @@ def test_a_value_that_moved_far_enough_gains_nothing_by_moving_on():
 
 @pytest.mark.parametrize("section", [{}, {"lora": {"r": 4}}], ids=["whole", "adapter"])
 def test_values_are_linear_in_the_last_hidden_states_and_their_head_is_not_saved(section, tmp_path):
-    model = build_model(Model(from_scratch=True, config=tiny_config("llama"), **section), make_tokenizer())
+    model = build_model(
+        Model(from_scratch=True, config=tiny_config("llama"), **section), make_tokenizer()
+    )
     head = ValueHead.on(model, speed=2.0)
     torch.nn.init.normal_(head.weight)
     ids = torch.arange(3, 11).reshape(2, 4)
@@ -48,7 +56,10 @@ def test_values_are_linear_in_the_last_hidden_states_and_their_head_is_not_saved
     with head.listening() as heard:
         model(input_ids=ids)
     hidden = whole.base_model(input_ids=ids).last_hidden_state
-    assert torch.allclose(heard[0], 2.0 * (hidden @ head.weight[0] + head.bias), atol=1e-6) and len(heard) == 1
+    assert (
+        torch.allclose(heard[0], 2.0 * (hidden @ head.weight[0] + head.bias), atol=1e-6)
+        and len(heard) == 1
+    )
     heard[0].sum().backward()
     assert head.weight.grad is not None
     model.save_pretrained(tmp_path)
@@ -66,21 +77,29 @@ def one_generation(folder, count=32, rewards=None, head=False, **training):
         trainer.reward_funcs = [rewards]
     if head:
         torch.nn.init.normal_(trainer.head.weight)
-    return trainer, trainer._generate_and_score_completions([trainer.rows[number] for number in range(count)])
+    return trainer, trainer._generate_and_score_completions(
+        [trainer.rows[number] for number in range(count)]
+    )
 
 
 @pytest.mark.heavy
 def test_the_first_advantages_are_the_rewards(tmp_path):
     trainer, made = one_generation(tmp_path, whiten_advantages=False, lam=1.0)
-    assert not made["values"].any() and torch.equal(made["advantages"][:, 0], trainer.rewards_of_all)
+    assert not made["values"].any() and torch.equal(
+        made["advantages"][:, 0], trainer.rewards_of_all
+    )
     assert torch.equal(made["returns"], made["advantages"])
 
 
 @pytest.mark.heavy
 def test_whitened_advantages_have_mean_0_and_deviation_1(tmp_path):
-    trainer, made = one_generation(tmp_path, head=True, max_completion_length=3, least_deviation=0.0)
+    trainer, made = one_generation(
+        tmp_path, head=True, max_completion_length=3, least_deviation=0.0
+    )
     mean, deviation = trainer.moments(made["advantages"], made["completion_mask"].float())
-    assert mean.item() == pytest.approx(0, abs=1e-5) and deviation.item() == pytest.approx(1, abs=1e-4)
+    assert mean.item() == pytest.approx(0, abs=1e-5) and deviation.item() == pytest.approx(
+        1, abs=1e-4
+    )
     assert not made["advantages"][made["completion_mask"] == 0].any()
 
 
@@ -88,7 +107,9 @@ def test_whitened_advantages_have_mean_0_and_deviation_1(tmp_path):
 def test_a_row_without_a_reward_changes_nothing(tmp_path):
     rewards = lambda completions, **_: [None, *([1.0] * (len(completions) - 1))]  # noqa: E731
     _, made = one_generation(tmp_path, count=4, rewards=rewards, whiten_advantages=False)
-    assert made["advantages"][:, 0].tolist() == [0, 1, 1, 1] and torch.equal(made["returns"][0], made["values"][0])
+    assert made["advantages"][:, 0].tolist() == [0, 1, 1, 1] and torch.equal(
+        made["returns"][0], made["values"][0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,5 +117,7 @@ def test_a_row_without_a_reward_changes_nothing(tmp_path):
     [({}, 8), ({"steps_per_generation": 3}, 12), ({"generation_batch_size": 16}, 16)],
 )
 def test_one_answer_to_a_prompt_is_enough(given, completions):
-    config = PPOConfig(use_cpu=True, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
+    config = PPOConfig(
+        use_cpu=True, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given
+    )
     assert config.num_generations == 1 and config.generation_batch_size == completions

@@ -13,7 +13,10 @@ def tracker():
 
 
 def test_the_rule_is_that_of_a_beta_distribution_that_forgets(tracker):
-    alpha, beta = 0.5 * NOTHING_KNOWN / 0.25 * 1.0, 1.0  # 1 / (1 - rho_min) = 2 answers, half of them right
+    alpha, beta = (
+        0.5 * NOTHING_KNOWN / 0.25 * 1.0,
+        1.0,
+    )  # 1 / (1 - rho_min) = 2 answers, half of them right
     for drift, reward in ((0.0, 1.0), (0.05, 0.0), (0.3, 1.0), (0.31, 1.0)):
         before = tracker.prompts[key_of("a")].seen_at if tracker.prompts else drift
         tracker.drift = drift
@@ -48,7 +51,11 @@ def test_a_tracker_is_restored_from_its_state(tracker):
 
 
 def test_a_prompt_is_known_by_its_words():
-    assert key_of([{"role": "user", "content": "c"}]) == key_of([{"content": "c", "role": "user"}]) != key_of("c")
+    assert (
+        key_of([{"role": "user", "content": "c"}])
+        == key_of([{"content": "c", "role": "user"}])
+        != key_of("c")
+    )
 
 
 @pytest.mark.heavy

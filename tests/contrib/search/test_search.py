@@ -62,7 +62,10 @@ def search(tiny_recipe, tmp_path, monkeypatch):
 
 
 def results(search):
-    return {one["number"]: one for one in json.loads((search.folder / "results.json").read_text())["trials"]}
+    return {
+        one["number"]: one
+        for one in json.loads((search.folder / "results.json").read_text())["trials"]
+    }
 
 
 def starts(search):
@@ -82,7 +85,9 @@ def test_a_signal_stops_the_trials_and_the_same_command_continues_them(search):
         search(code, trials=1)
     assert not (search.folder / "trial-000/final").exists()
     search(code, trials=1)
-    assert [len(lines) for lines in starts(search)] == [2] and results(search)[0]["state"] == "complete"
+    assert [len(lines) for lines in starts(search)] == [2] and results(search)[0][
+        "state"
+    ] == "complete"
 
 
 def test_a_trial_among_the_worse_ones_is_pruned(search):
@@ -96,12 +101,15 @@ def test_a_trial_among_the_worse_ones_is_pruned(search):
     axes = {"optimizer.learning_rate": [0.001, 0.002, 0.05], "seed": [1]}
     search(code, axes=axes, sampler="grid", pruner={"name": "median", "n_startup_trials": 2})
     assert [one["state"] for one in results(search).values()] == ["complete", "complete", "pruned"]
-    assert json.loads((search.folder / "trial-002" / "status.json").read_text())["state"] == "pruned"
+    assert (
+        json.loads((search.folder / "trial-002" / "status.json").read_text())["state"] == "pruned"
+    )
     assert results(search)[2]["tokens"] is not None
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [("print('no room'); sys.exit(3)", "no room"), ("log(100, other=1.0); finish()", "`loss`")]
+    ("code", "reason"),
+    [("print('no room'); sys.exit(3)", "no room"), ("log(100, other=1.0); finish()", "`loss`")],
 )
 def test_trials_that_fail_in_a_row_end_the_search_with_the_reason(search, code, reason):
     with pytest.raises(TrainingError, match=reason):
@@ -121,12 +129,22 @@ def test_a_loss_that_diverges_is_a_result(search):
             log(100, loss=1.0)
         finish()
     """
-    search(code, axes={"optimizer.learning_rate": [0.01], "seed": [1, 2, 3, 4, 5]}, sampler="grid", trials=9)
-    assert [one["state"] for _, one in sorted(results(search).items())] == ["complete", *["fail"] * 4]
+    search(
+        code,
+        axes={"optimizer.learning_rate": [0.01], "seed": [1, 2, 3, 4, 5]},
+        sampler="grid",
+        trials=9,
+    )
+    assert [one["state"] for _, one in sorted(results(search).items())] == [
+        "complete",
+        *["fail"] * 4,
+    ]
 
 
 def test_only_the_best_trial_keeps_its_weights(search):
-    search("(folder / 'checkpoint-1').mkdir(); log(100, loss=abs(rate - 1e-3)); finish()", keep="best")
+    search(
+        "(folder / 'checkpoint-1').mkdir(); log(100, loss=abs(rate - 1e-3)); finish()", keep="best"
+    )
     kept = {path.parent.name for path in search.folder.glob("trial-*/checkpoint-1")}
     best = min(results(search).values(), key=lambda one: one["value"])
     assert kept == {best["run"]} and (search.folder / best["run"] / "final").exists()
@@ -150,17 +168,26 @@ def test_two_searches_of_one_folder_are_refused(search):
 
 def test_gpus_are_divided_among_the_trials(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    assert environments_of(2, 2) == [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    assert environments_of(2, 2) == [
+        {"CUDA_VISIBLE_DEVICES": "4,5"},
+        {"CUDA_VISIBLE_DEVICES": "6,7"},
+    ]
     with pytest.raises(ResourceError):
         environments_of(3, 2)
 
 
-def test_a_range_test_suggests_a_tenth_of_the_rate_at_the_lowest_loss(search, tmp_path, monkeypatch, capsys):
+def test_a_range_test_suggests_a_tenth_of_the_rate_at_the_lowest_loss(
+    search, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "runs").mkdir()
     program = tmp_path / "train.py"
-    program.write_text(f"{TRAIN}\nfor step in range(1, 41): log(256 * step, loss=1 + abs(step - 20))\nfinish()")
+    program.write_text(
+        f"{TRAIN}\nfor step in range(1, 41): log(256 * step, loss=1 + abs(step - 20))\nfinish()"
+    )
     monkeypatch.setattr(loop, "TRAIN", (sys.executable, str(program)))
     overrides = ["seed=1", f"output_dir={tmp_path / 'runs'}"]
     command(tmp_path / "recipe.yaml", overrides, learning_rates=(1e-5, 1e-1), steps=40)
     suggested = float(re.search(r"optimizer.learning_rate=(\S+),", capsys.readouterr().out)[1])
-    assert 1e-4 <= suggested <= 3e-4  # after half of the steps the rate is 1e-3; the smoothed loss is lowest later
+    assert (
+        1e-4 <= suggested <= 3e-4
+    )  # after half of the steps the rate is 1e-3; the smoothed loss is lowest later

@@ -59,7 +59,9 @@ def test_numbers_are_integers_if_the_recipe_says_so_or_all_of_them_are(tmp_path)
         ("data.packing", ["none", "best"]),
     ],
 )
-def test_what_the_recipe_or_optuna_cannot_have_is_refused_with_the_spaces_line(tiny_recipe, tmp_path, key, value):
+def test_what_the_recipe_or_optuna_cannot_have_is_refused_with_the_spaces_line(
+    tiny_recipe, tmp_path, key, value
+):
     recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
     with pytest.raises(RecipeError, match=r"space.yaml:\d+: "):
         recipes_at_ends(space_of(tmp_path, {key: value}), recipe)
@@ -85,10 +87,13 @@ def test_a_sampler_or_pruner_that_optuna_refuses_is_named(tmp_path, settings):
 
 
 @pytest.mark.parametrize(
-    ("metric", "evaluation"), [("los", {}), ("eval_domain_loss", {}), ("eval_dmain_loss", {"held_out_share": 0.1})]
+    ("metric", "evaluation"),
+    [("los", {}), ("eval_domain_loss", {}), ("eval_dmain_loss", {"held_out_share": 0.1})],
 )
 def test_a_metric_that_no_run_logs_is_refused(tiny_recipe, tmp_path, metric, evaluation):
-    recipe = load_recipe(write_recipe(tiny_recipe | {"evaluation": evaluation}, tmp_path / "recipe.yaml"))
+    recipe = load_recipe(
+        write_recipe(tiny_recipe | {"evaluation": evaluation}, tmp_path / "recipe.yaml")
+    )
     with pytest.raises(RecipeError, match=r"space.yaml:1: `search.metric`"):
         refuse_unlogged_metric(space_of(tmp_path, metric=metric), recipe)
     refuse_unlogged_metric(space_of(tmp_path, metric="loss"), recipe)
@@ -99,9 +104,13 @@ def test_a_metric_that_no_run_logs_is_refused(tiny_recipe, tmp_path, metric, eva
 )
 def test_a_shipped_space_fits_the_recipe_in_its_first_lines(path, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    command = path.read_text().partition("cpt search ")[2].partition("#   cpt")[0].partition("search:")[0]
+    command = (
+        path.read_text().partition("cpt search ")[2].partition("#   cpt")[0].partition("search:")[0]
+    )
     recipe, *words = command.replace("\\\n#", "").split()
     overrides = [word for word in words if "=" in word]
     space = load_space(path)
     refuse_unlogged_metric(space, load_recipe(recipe, overrides))
-    assert words[:2] == ["--space", str(path.relative_to(REPOSITORY))] and recipes_at_ends(space, recipe, overrides)
+    assert words[:2] == ["--space", str(path.relative_to(REPOSITORY))] and recipes_at_ends(
+        space, recipe, overrides
+    )
