@@ -48,7 +48,10 @@ def test_an_output_on_a_full_disk_is_reported_in_a_line():
     assert "No space left on device" in ended.stderr and ended.stderr.count("\n") == 1
 
 
-UNREAD = "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2); os.execv({0!r}, [{0!r}, '-c', {1!r}])"
+UNREAD = (
+    "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.dup2(w, 2);"
+    " os.execv({0!r}, [{0!r}, '-c', {1!r}])"
+)
 PRINTS = """
 import sys, typer
 from cpt.command_line import run_app

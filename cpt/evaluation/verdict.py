@@ -315,7 +315,10 @@ def general_sentence(general: Difference, what: str = "general text") -> str:
         return f"On {what}, forgetting of more than {most:.1f} % can be excluded ({evidence(general)})."
     unknown = "whether anything was forgotten is unknown"
     if general.items >= TOO_FEW:
-        unknown = f"forgetting of more than {100 * NEGLIGIBLE:.0f} % cannot be excluded, of more than {most:.1f} % it can"
+        unknown = (
+            f"forgetting of more than {100 * NEGLIGIBLE:.0f} % cannot be excluded,"
+            f" of more than {most:.1f} % it can"
+        )
     return f"On {what}, {unknown} ({evidence(general)}).{more(general)}"
 
 

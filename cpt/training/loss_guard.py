@@ -145,9 +145,8 @@ class SpikeDetector:
         values = on_one_scale(metrics.float())
         spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
         spikes = torch.stack((spikes[0] | (metrics[0] > self.highest_loss), spikes[1]))
-        skip = (
-            spikes | (values - values != 0)
-        ).any()  # the difference is NaN for non-finite values
+        is_not_finite = values - values != 0  # the difference is NaN then
+        skip = (spikes | is_not_finite).any()
         slot = (self.accepted % self.window).expand(2, 1)
         self.history.scatter_(
             1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None])

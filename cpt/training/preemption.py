@@ -141,11 +141,9 @@ class Preemption(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if self.is_told_to_stop(self.steps):
-            control.should_save, control.should_evaluate, control.should_training_stop = (
-                True,
-                False,
-                True,
-            )
+            control.should_save = True
+            control.should_evaluate = False
+            control.should_training_stop = True
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -9,7 +9,8 @@ from cpt.contrib.documents.tex import Untranslatable, of_mathml
 
 FRACTION = "<mrow><mi>v</mi><mo>=</mo><mfrac><mi>s</mi><mi>t</mi></mfrac></mrow>"
 TEX = r"v = \frac{s}{t}"
-ANNOTATED = f'<math><semantics>{FRACTION}<annotation encoding="application/x-tex">{TEX}</annotation></semantics></math>'
+TEX_ANNOTATION = f'<annotation encoding="application/x-tex">{TEX}</annotation>'
+ANNOTATED = f"<math><semantics>{FRACTION}{TEX_ANNOTATION}</semantics></math>"
 KATEX = (
     f'<span class="katex"><span class="katex-mathml">{ANNOTATED}</span><span class="katex-html" aria-hidden="true">'
     '<span class="base"><span class="mord mathnormal">v</span><span class="mrel">=</span></span>'
