@@ -48,13 +48,7 @@ def main() -> None:
 def train(folder: Path, recipe: str, processes: int, *words: str, kill_at: int = 0) -> None:
     command = [sys.executable, "-m", "cpt", "train", recipe, *words]
     if processes > 1:
-        starter = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc_per_node={processes}",
-        ]
+        starter = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command = [*starter, "-m", "cpt.train", recipe, *words]
     ended = subprocess.run(command, cwd=folder, env=environment(folder, KILL_AT=str(kill_at)))
     is_killed = ended.returncode == -signal.SIGKILL or (processes > 1 and ended.returncode == 1)
@@ -62,19 +56,12 @@ def train(folder: Path, recipe: str, processes: int, *words: str, kill_at: int =
 
 
 def cpt(folder: Path, *words: str) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "cpt", *words], cwd=folder, env=environment(folder), check=True
-    )
+    subprocess.run([sys.executable, "-m", "cpt", *words], cwd=folder, env=environment(folder), check=True)
 
 
 def environment(folder: Path, **variables: str) -> dict[str, str]:
     path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
-    fixed = {
-        "CPT_CACHE": "store",
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "HF_HUB_OFFLINE": "1",
-    }
+    fixed = {"CPT_CACHE": "store", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
     return {**os.environ, **fixed, "PYTHONPATH": path, **variables}
 
 
