@@ -353,7 +353,7 @@ def test_make_starts_a_recipe_that_is_valid(target, made):
     assert load_recipe(ROOT / files[-1]).training
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tests/launch trains what it starts
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_make_starts_reads_its_recipe(target, made):
     process = shell(*made(target), "stge=cpt")
