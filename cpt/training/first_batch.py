@@ -81,7 +81,7 @@ def prove_first_batch(trainer: "CPTTrainer") -> None:
     if differing:
         main_process_decides(lambda: fall_back(trainer, differing))
     main_process_decides(lambda: remember(folder, PROVEN, proof))
-    print_once("First batch: the fast parts agree with torch's plain operations.")
+    print_once("First batch: what was compared agrees with torch's plain operations.")
 
 
 def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
@@ -101,7 +101,7 @@ def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
     )
     if row is None or trainer.shared_rows.parts > 1 or not has_head:
         print_once(
-            "First batch: not compared, because this stage's rows are not whole rows of a language model."
+            "First batch: only the optimizer is compared: this stage has no whole rows of a language model."
         )
         return []
     tolerance = HALF_WITH_EXPERTS if has_experts(model) else HALF
