@@ -75,7 +75,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
         SourceForecast(
-            **asdict(report), asked=share, seen=seen[report.name], epochs=epochs[report.name]
+            **vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name]
         )
         for report, share in zip(data.sources, asked, strict=True)
     ]

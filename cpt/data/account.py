@@ -1,7 +1,7 @@
 """What became of a source's text, from its files to its rows: all that is dropped has a reason, a number and bytes."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cpt.data.readers.documents import BadRow, File, Listed, count_reasons, listed
@@ -12,7 +12,6 @@ REMOVED, ADDED = (
     "added by transforms",
 )  # bytes that were added are negative
 NOT_LEARNED = "prompts, not learned"  # of conversations
-READ, KEPT, TRAINED, HELD_OUT = "documents", "kept", "trained on", "held out"
 NO_BYTES = "bytes not counted: the tokens were stored by an earlier version"
 
 
@@ -115,9 +114,20 @@ def with_held_out(account: Account, held_out: int, num_bytes: int) -> Account:
 
 
 def format_account(account: Account) -> str:
-    """The account as one line: files, documents with their bytes, tokens and rows."""
+    """The account as one line: files, documents with their bytes, bad rows, tokens and rows."""
     about = "about " if account.is_estimate else ""
-    sentences = [f"{about}{', '.join(format_documents(account))}"]
+    text = account.text
+    sizes = {} if text is None else text.dropped
+    sentences = [f"{about}{format_documents(account)}"]
+    if account.dropped:
+        sentences.append(f"dropped: {amounts(account.dropped, sizes)}")
+    if account.bad_rows:
+        sentences.append(f"bad rows: {amounts(account.bad_rows, sizes)}")
+    for reason in (REMOVED, ADDED, NOT_LEARNED):
+        if sizes.get(reason):
+            sentences.append(f"{format_bytes(abs(sizes[reason]))} {reason}")
+    if text is None:
+        sentences.append(NO_BYTES)
     if account.files_read is not None:
         sentences.insert(0, format_files(account.files_read, account.files_passed_over))
     if account.tokens is not None and account.rows is not None:
@@ -126,42 +136,38 @@ def format_account(account: Account) -> str:
 
 
 def format_files(read: tuple[int, int], passed_over: Mapping[str, tuple[int, int]]) -> str:
-    parts = [amount(read[0], f"file{'' if read[0] == 1 else 's'} read", read[1])]
-    parts += [
-        amount(count, f"not read: {reason}", size) for reason, (count, size) in passed_over.items()
-    ]
-    return ", ".join(parts)
+    """`12 files read (34.1 MiB), not read: 2 README (3.0 KiB)`."""
+    noun = "file" if read[0] == 1 else "files"
+    line = amount(read[0], f"{noun} read", read[1])
+    if not passed_over:
+        return line
+    counts = {reason: count for reason, (count, _) in passed_over.items()}
+    sizes = {reason: size for reason, (_, size) in passed_over.items()}
+    return f"{line}, not read: {amounts(counts, sizes)}"
 
 
-def format_documents(account: Account) -> Iterator[str]:
-    """`1,203 documents (33.9 MiB)`, then what became of them."""
-    text = account.text
-    sizes: Mapping[str, int] = {}
-    if text is not None:
-        sizes = {READ: text.read, TRAINED: text.trained, HELD_OUT: text.held_out, **text.dropped}
-    num_read = account.documents + (account.held_out or 0) + sum(account.dropped.values())
-    yield amount(num_read, READ, sizes.get(READ))
-    kept = KEPT if account.held_out is None else TRAINED
-    yield amount(account.documents, kept, sizes.get(TRAINED))
-    if account.held_out:
-        yield amount(account.held_out, HELD_OUT, sizes.get(HELD_OUT))
-    for reason, count in account.dropped.items():
-        yield amount(count, f"dropped ({reason})", sizes.get(reason))
-    for reason, count in account.bad_rows.items():
-        yield amount(count, f"bad rows ({reason})", sizes.get(reason))
-    for reason in (REMOVED, ADDED, NOT_LEARNED):
-        if sizes.get(reason):
-            yield f"{format_bytes(abs(sizes[reason]))} {reason}"
-    if text is None:
-        yield NO_BYTES
+def format_documents(account: Account) -> str:
+    """`1,203 documents (33.9 MiB): 1,100 trained on (32.1 MiB), 60 held out (1.6 MiB)`."""
+    text, held_out = account.text, account.held_out
+    num_read = account.documents + (held_out or 0) + sum(account.dropped.values())
+    read_bytes = None if text is None else text.read
+    kept_bytes = None if text is None else text.trained
+    parts = [amount(account.documents, "kept" if held_out is None else "trained on", kept_bytes)]
+    if held_out:
+        parts.append(amount(held_out, "held out", None if text is None else text.held_out))
+    return f"{amount(num_read, 'documents', read_bytes)}: {', '.join(parts)}"
+
+
+def amounts(counts: Mapping[str, int], sizes: Mapping[str, int]) -> str:
+    return ", ".join(amount(count, what, sizes.get(what)) for what, count in counts.items())
+
+
+def amount(count: int, what: str, num_bytes: int | None) -> str:
+    """`12 empty (3.0 KiB)`; without a size that is unknown or 0."""
+    size = f" ({format_bytes(num_bytes)})" if num_bytes else ""
+    return f"{count:,} {what}{size}"
 
 
 def files_read(files: Sequence[File]) -> tuple[int, int] | None:
     """Number and bytes of a source's files; None for a function's rows."""
     return (len(files), sum(file.size for file in files)) if files else None
-
-
-def amount(count: int, what: str, num_bytes: int | None) -> str:
-    """`12 held out (3.0 KiB)`."""
-    size = "" if num_bytes is None else f" ({format_bytes(num_bytes)})"
-    return f"{count:,} {what}{size}"

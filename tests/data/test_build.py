@@ -7,7 +7,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.examples.encoder import LEARNED
 from cpt.data.readers.columns import source_with_form
-from cpt.data.rows.held_out import held_out_set, check_sizes
+from cpt.data.rows.held_out import check_sizes, held_out_set
 from cpt.data.rows.open_sources import check_sources
 from cpt.data.rows.packing import Layout
 from cpt.errors import DataError
