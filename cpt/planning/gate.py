@@ -16,6 +16,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from cpt.cache import hub_is_reachable
 from cpt.checkpoints.retention import find_rule
 from cpt.data.readers.columns import form_of_source, sections_of
+from cpt.data.readers.shared_lines import shared_line_warnings
 from cpt.data.readers.sources import kind_of
 from cpt.data.rows.contamination import small_sets
 from cpt.data.rows.held_out import size_warnings
@@ -148,6 +149,7 @@ def found_in(recipe: Recipe) -> PreflightReport:
     if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]):
         # otherwise the same files would be reported twice
         found.warnings += found.run(lambda: size_warnings(*sections_of(chosen), few=FEW)) or []
+        found.warnings += found.run(shared_line_warnings, sections_of(chosen)[0]) or []
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
         found.unchecked.append(
