@@ -127,6 +127,8 @@ NOT_KEPT = {
     "embedded pages and media": re.compile(
         r"<(?:iframe|video|audio|object|embed)\b", re.IGNORECASE
     ),
+    "drawings with text": re.compile(r"<svg\b(?:(?!</svg).)*?<text\b", re.IGNORECASE | re.DOTALL),
+    "input fields with text": re.compile(r"<select\b|<textarea\b[^>]*>(?!\s*</)", re.IGNORECASE),
 }
 RAISED, LOWERED = (
     "\ue001",

@@ -12,9 +12,10 @@ from cpt.contrib.documents.formulas import NO_LAYOUT, Formulas
 from cpt.contrib.documents.tex import Untranslatable, local, of_omml
 
 PARTS = ("word/document.xml", "word/footnotes.xml", "word/endnotes.xml")
-PASSED_OVER = re.compile(rb":(?:oMath|fldSimple|txbxContent|ruby|dir|bdo|ptab|cr)\b")
+PASSED_OVER = re.compile(rb":(?:oMath|fldSimple|txbxContent|ruby|dir|bdo|ptab|cr|vanish)\b")
 UNWRAPPED = ("fldSimple", "bdo", "dir")
 DELETED = ("del", "moveFrom")
+OFF = {"0", "false", "off"}
 
 
 def rewritten(archive: zipfile.ZipFile, raw: bytes, formulas: Formulas) -> bytes:
@@ -71,6 +72,9 @@ class WordPart:
             inside = list[Element]()
             self.rewrite(element, inside)
             return [element, *inside]
+        if name == "r" and is_hidden(element):
+            self.formulas.dropped["hidden text"] += bool(element.findtext("{*}t"))
+            return []
         if name in UNWRAPPED:
             return self.replaced(element, boxes)
         if name == "ruby":  # the reading above the text is dropped, as in HTML
@@ -108,6 +112,11 @@ class WordPart:
         run = Element(f"{self.namespace}r")
         ElementTree.SubElement(run, f"{self.namespace}t").text = text
         return run
+
+
+def is_hidden(run: Element) -> bool:
+    mark = run.find("{*}rPr/{*}vanish")
+    return mark is not None and OFF.isdisjoint(mark.attrib.values())
 
 
 def boxes_of(element: Element) -> list[Element]:
