@@ -161,7 +161,9 @@ def described(expected: Estimate, price: str | None, model: Model | Endpoint) ->
     calls = f"{expected.documents:,} documents, {expected.texts:,} texts"
     if isinstance(model, Endpoint):
         most = model.most_calls(expected.calls)
-        calls += f", {expected.calls:,} calls if each is answered, at most {most:,} calls with repeated ones; once"
+        calls += (
+            f", {expected.calls:,} calls, at most {most:,} calls with repeated ones; without these"
+        )
     else:
         calls += f", at most {expected.calls:,} calls"
     tokens = f"at most about {expected.input_tokens:,} tokens in and {expected.output_tokens:,} out"

@@ -33,6 +33,7 @@ from cpt.contrib.rewriting.model import (
     Endpoint,
     RewriteQuestion,
     Sampling,
+    all_of,
     cut,
     encode,
 )
@@ -253,7 +254,8 @@ class Rewriting:
     report: Callable[[Rewritten], None]
     most_calls: int  # each answered once
     done: Rewritten = field(default_factory=Rewritten)
-    is_any_kept: bool = False  # of the answers of this run
+    first_kept: str | None = None  # of the answers of this run
+    is_useful: bool = False  # two different answers were kept
     dropped_at_first: Counter[str] = field(default_factory=Counter)
 
     async def rewrite(self) -> None:
@@ -272,9 +274,8 @@ class Rewriting:
                 for number, pieces in groups:
                     await self.rewrite_group(number, pieces, ask)
 
-            await asyncio.gather(
-                *(work() for _ in range(GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1))
-            )
+            num_groups = GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1
+            await all_of(work() for _ in range(num_groups))
         drop_equal_answers(self.output, self.done)
         number = -(-self.done.pieces // GROUP)
         while any(
@@ -355,7 +356,7 @@ class Rewriting:
             key = missing[number].key
             append(journal, orjson.dumps({"key": key, **vars(answer)}).decode() + "\n")
             answers[key] = answer
-            if not self.is_any_kept:
+            if not self.is_useful:
                 self.count_first(missing[number], answer)
             self.done.calls, self.done.calls_settled = (
                 self.done.calls + 1,
@@ -366,14 +367,18 @@ class Rewriting:
         await ask([(call.prompt, call.seed) for call in missing], take)
 
     def count_first(self, call: Call, answer: Answer) -> None:
-        """Raises DataError if the first answers of this run are all dropped."""
+        """Raises DataError if the first answers of this run are all dropped, or equal."""
         answer = clean(answer, call.piece.text)
         reason = answer.flaw
         if not call.style.then or call.focus:
             reason = why_dropped(answer, call.piece.text, (), self.task)
-        if reason is None:
-            self.is_any_kept = True
+        if reason is None and self.first_kept is None:
+            self.first_kept = answer.text
             return
+        if reason is None and answer.text != self.first_kept:
+            self.is_useful = True
+            return
+        reason = reason or EQUAL
         self.dropped_at_first[reason] += 1
         if self.dropped_at_first.total() == FIRST_ANSWERS:
             raise DataError(nothing_kept(self.output, FIRST_ANSWERS, self.dropped_at_first))
