@@ -13,6 +13,7 @@ from cpt.contrib.documents.tex import Untranslatable, local, of_omml
 
 PARTS = ("word/document.xml", "word/footnotes.xml", "word/endnotes.xml")
 PASSED_OVER = re.compile(rb":(?:oMath|fldSimple|txbxContent|ruby|dir|bdo|ptab|cr|vanish)\b")
+MARGIN = re.compile(r"word/(?:header|footer)\d*\.xml")
 UNWRAPPED = ("fldSimple", "bdo", "dir")
 DELETED = ("del", "moveFrom")
 OFF = {"0", "false", "off"}
@@ -40,6 +41,8 @@ def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
     text = b"".join(archive.read(name) for name in PARTS if name in archive.namelist())
     counts = {"images": len(re.findall(rb"<\w+:(?:blip|imagedata)\b", text))}
     counts["charts and diagrams"] = len(re.findall(rb"<(?:c:chart|dgm:relIds)\b", text))
+    margins = [name for name in archive.namelist() if MARGIN.match(name)]
+    counts["headers and footers"] = sum(b":t>" in archive.read(name) for name in margins)
     if "word/comments.xml" in archive.namelist():
         counts["comments"] = len(re.findall(rb"<\w+:comment\b", archive.read("word/comments.xml")))
     return Counter({kind: count for kind, count in counts.items() if count})
@@ -78,6 +81,7 @@ class WordPart:
         if name in UNWRAPPED:
             return self.replaced(element, boxes)
         if name == "ruby":  # the reading above the text is dropped, as in HTML
+            self.formulas.dropped["readings"] += 1
             return [
                 new
                 for base in element
