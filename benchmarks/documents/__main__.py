@@ -1,5 +1,7 @@
 """What does `cpt data ingest` keep of real documents? `python -m benchmarks.documents FOLDER`: 2 minutes on a core.
 
+A small page of each kind of content that converters lose (pages.py) must become exactly the expected text.
+
 FOLDER holds the unpacked Debian packages postgresql-doc-15, python3.11-doc, debian-policy and installation-guide-amd64
 (newer ones do as well), for example by `apt-get download NAME` and `dpkg -x NAME_*.deb FOLDER`. The HTML is the
 reference: without menus and tables of contents, its words, headings, code blocks and raised characters are what each
@@ -24,6 +26,7 @@ from typing import Any
 
 import lxml.html
 
+from benchmarks.documents.pages import PAGES
 from cpt.contrib.documents.charsets import decode
 from cpt.contrib.documents.convert import CONVERTERS, with_clean_text
 
@@ -83,6 +86,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="of the unpacked packages")
     folder = parser.parse_args().folder
     rows: list[dict[str, Any]] = []
+    for name, page in PAGES.items():
+        is_right = page.is_right()
+        measurement = {
+            "name": f"{name}: the right text",
+            "target": ">= 1",
+            "measured": int(is_right),
+        }
+        rows.append({**measurement, "unit": "", "met": is_right})
     for name, glob in {
         "PostgreSQL": "usr/share/doc/postgresql-doc-*/html/*.html",
         "Python": "usr/share/doc/python3*/html/**/*.html",

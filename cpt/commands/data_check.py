@@ -43,6 +43,7 @@ from cpt.data.readers.documents import (
     Piece,
     refuse_too_many,
 )
+from cpt.data.readers.shared_lines import TRANSFORM, sample_lines
 from cpt.data.readers.sources import files_of, jobs_of
 from cpt.data.rows.contamination import find_contamination, is_refused, work_of
 from cpt.data.store.parallel import map_in_order, num_workers
@@ -59,6 +60,7 @@ from cpt.recipe.schema import Data, DocumentSource, Source
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # starting processes pays off with more pieces
 BAD_ROWS_SHOWN, EXAMPLES_SHOWN, CONTAMINATED_SHOWN = 20, 5, 20
+SHARED_SHOWN = 10
 TRUNCATED_SHARE = 0.05
 
 
@@ -114,6 +116,8 @@ def check_command(
             continue
         bad_rows += report.losses.bad_rows
         mistakes += report_documents(console, data, one, key, report)
+        if form_of_source(one) == "document":
+            report_shared_lines(console, data, one, key)
         if report.examples.counts:
             mistakes += report_examples(console, one, key, report.examples, truncated_share)
     if output is not None:
@@ -231,6 +235,20 @@ def report_documents(
     if not report.kept:
         return [nothing_kept(source, key, losses.documents)]
     return []
+
+
+def report_shared_lines(console: Console, data: Data, source: DocumentSource, key: str) -> None:
+    """Print the lines that most documents share, and the transform that drops them."""
+    shared = sample_lines(data, source, key)
+    found = shared.found()
+    if not found:
+        return
+    console.print(f"{reported_name(source)}: {shared.summary(found)}.", markup=False)
+    for line, count in islice(found.items(), SHARED_SHOWN):
+        console.print(f"  {count / shared.documents:.1%}: {' '.join(line.split())}", markup=False)
+    console.print(f"If they are menus or footers, drop them by `{key}.transforms`:", markup=False)
+    transform = {"name": TRANSFORM, "lines": list(found)}
+    typer.echo(f"transforms: [{json.dumps(transform, ensure_ascii=False)}]")
 
 
 def report_examples(

@@ -12,6 +12,12 @@ from jinja2 import Environment
 
 from cpt.command_line import Force, Gpu, refuse_ignored
 from cpt.data.account import format_account
+from cpt.data.readers.shared_lines import (
+    LEAST_OF_TEXT,
+    TRANSFORM,
+    SharedLines,
+    without_lines,
+)
 from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.held_out import check_sizes
 from cpt.data.store.tokenization import DocumentEncoder
@@ -101,7 +107,12 @@ def command(
         "tokens": f"{about}{facts.tokens:,} with the base's tokenizer{how}.",
         "cost": format_cost(choices, target, price_per_gpu_hour),
     }
-    text = recipe_text(facts, base, target, choices, estimates, output=output, general=general)
+    shared = SharedLines()
+    for text in facts.sample:
+        shared.add(text)
+    text = recipe_text(
+        facts, base, target, choices, estimates, shared, output=output, general=general
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     recipe = load_recipe(output)  # shape and rules; `cpt check` checks the rest
@@ -115,6 +126,9 @@ def command(
         print_once(format_account(account))
     for warning in warnings:
         print_once(f"warning: {warning}.")
+    if shared.share_of_text(shared.found()) >= LEAST_OF_TEXT:
+        summary = shared.summary(shared.found())
+        print_once(f"warning: {summary}. The transform in a comment of {output} drops them.")
     if general == SELF:
         print_once(
             f"First let the base write the text to replay: {command_for_replay(base, choices)}"
@@ -162,6 +176,7 @@ def recipe_text(
     target: Target,
     choices: RecipeChoices,
     estimates: dict[str, str],
+    shared: SharedLines,
     *,
     output: Path,
     general: str | None,
@@ -174,7 +189,9 @@ def recipe_text(
         or "cpt"
     )
     refused = next((one for one in reversed(choices.way.refused) if one.startswith("all")), "")
-    texts = sorted((text.strip() for text in facts.sample if len(text.split()) > 20), key=len)
+    shared_lines = shared.found()
+    texts = [without_lines(text, shared_lines).strip() for text in facts.sample]
+    texts = sorted((text for text in texts if len(text.split()) > 20), key=len)
     beginnings = [
         found[0] for text in texts[len(texts) // 2 :][:2] if (found := FIRST_WORDS.match(text))
     ]
@@ -203,6 +220,10 @@ def recipe_text(
         repeated=f"{100 * facts.repeats / facts.documents_read:.1f} %",
         max_bad_share=max(0.001, round(1.5 * facts.bad_share, 4)),
         public_general=PUBLIC_GENERAL,
+        shared=shared.summary(shared_lines) if shared_lines else None,
+        shared_transform=json.dumps(
+            {"name": TRANSFORM, "lines": list(shared_lines)}, ensure_ascii=False
+        ),
         pages=round(1.2 * choices.replay * choices.tokens / TOKENS_OF_A_PAGE) + 1000,
         prompts=[json.dumps(prompt, ensure_ascii=False) for prompt in beginnings or ["The"]],
     )

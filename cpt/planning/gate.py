@@ -17,6 +17,7 @@ from cpt.cache import hub_is_reachable
 from cpt.checkpoints.retention import find_rule
 from cpt.data.account import format_account
 from cpt.data.readers.columns import form_of_source, sections_of
+from cpt.data.readers.shared_lines import shared_line_warnings
 from cpt.data.readers.sources import kind_of
 from cpt.data.rows.contamination import small_sets
 from cpt.data.rows.held_out import check_sizes
@@ -153,6 +154,7 @@ def found_in(recipe: Recipe) -> PreflightReport:
         if sizes is not None:
             found.accounts, warnings = sizes
             found.warnings += warnings
+        found.warnings += found.run(shared_line_warnings, sections_of(chosen)[0]) or []
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
         found.unchecked.append(

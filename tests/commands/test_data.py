@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from tiny import write_recipe
 from tiny_documents import SENTENCE, write_docx, write_pdf
 from transformers import AutoTokenizer
@@ -49,6 +50,17 @@ def test_check_reads_documents_without_a_recipe(cpt, tmp_path, monkeypatch):
     write_rows(tmp_path / "bad.jsonl", [{"text": None}])
     assert cpt("data", "check", tmp_path)[0] == 2
     assert cpt("data", "check", tmp_path, "data.on_bad_row=skip")[0] == 2
+
+
+def test_check_prints_the_transform_that_drops_shared_lines(cpt, tiny_recipe, tmp_path):
+    rows = [{"text": f"Home and about and help\nA text of {n}."} for n in range(30)]
+    source = {"path": str(write_rows(tmp_path / "rows.jsonl", rows))}
+    tiny_recipe["data"]["sources"] = [source]
+    said = cpt("data", "check", write_recipe(tiny_recipe, tmp_path / "r.yaml"))[1]
+    assert "in 100.0%" in said and "`data.sources[0].transforms`" in said
+    source |= yaml.safe_load(next(line for line in said.splitlines() if "transforms: [" in line))
+    said = cpt("data", "check", write_recipe(tiny_recipe, tmp_path / "r.yaml"))[1]
+    assert "Home and about" not in said
 
 
 def talk(question, answer):

@@ -1,6 +1,7 @@
 """Documents and a model in, a recipe out that `cpt check` passes."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from approved import check_approved
 from tiny_checkpoints import save_llama
 
 from cpt.commands import init
+from cpt.data.readers.shared_lines import shared_line_warnings
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.planning.gate import check_reality
 from cpt.recipe.load import load_recipe
@@ -150,3 +152,24 @@ def test_a_tokenizer_of_another_model_is_refused(run, tmp_path, tokenizer_folder
     save_llama(tmp_path / "mixed", tokenizer_folder, 0, vocab_size=300)
     with pytest.raises(RecipeError, match="320 tokens"):
         run(model="./mixed")
+
+
+@pytest.mark.heavy
+def test_a_menu_is_reported_with_the_transform_that_drops_it_and_is_never_a_prompt(
+    run, tmp_path, capsys
+):
+    file = tmp_path / "domain/domain.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    menu = "Home and About and Documents and Download and Support and Purchase"
+    for row in rows:
+        row["text"] = f"{menu}\n\n{row['text']}"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recipe = run()
+    assert f"`{menu[:60]}`" in capsys.readouterr().out
+    assert not any(prompt.startswith("Home") for prompt in recipe.evaluation.prompts)
+    (warning,) = shared_line_warnings(recipe.data)
+    assert "data.sources[0]" in warning
+    comment = re.search(r"# transforms: (?:.*\n +# )*?.*\]\}\]\n", Path("recipe.yaml").read_text())
+    written = Path("recipe.yaml").read_text().replace(comment[0], comment[0].replace("# ", ""))
+    Path("recipe.yaml").write_text(written)
+    assert shared_line_warnings(load_recipe("recipe.yaml").data) == []

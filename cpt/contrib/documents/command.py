@@ -42,6 +42,12 @@ def command(
             help="Encoding of text and pages that declare none and are not UTF-8, e.g. cp1251."
         ),
     ] = None,
+    drop_shared_lines: Annotated[
+        bool,
+        typer.Option(
+            "--drop-shared-lines", help="Drop lines that most documents share: menus, footers."
+        ),
+    ] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Retry files that failed before.")
     ] = False,
@@ -66,6 +72,7 @@ def command(
             max_seconds=max_seconds,
             retry_failed=retry_failed,
             encoding=encoding,
+            drop_shared_lines=drop_shared_lines,
             report=lambda number, of: progress.update(bar, completed=number, total=of),
         )
     show_ingested(console, done)
@@ -102,6 +109,16 @@ def show_ingested(console: Console, done: "Ingested") -> None:
             style="yellow",
             markup=False,
         )
+    found = done.shared.found()
+    if done.dropped_lines:
+        console.print(
+            f"Dropped from all documents: {len(done.dropped_lines):,} line(s) that most of them shared, listed in"
+            f" {done.folder / '.ingest/dropped_lines.json'}.",
+            markup=False,
+        )
+    elif found:
+        remedy = f"`cpt data check {done.folder}` lists them; --drop-shared-lines drops them."
+        console.print(f"{done.shared.summary(found)}. {remedy}", style="yellow", markup=False)
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")

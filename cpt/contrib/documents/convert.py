@@ -121,12 +121,20 @@ MENUS: tuple[str, ...] = (
     ".navfooter",
 )
 MENUS += (".sphinxsidebar", ".related", ".footer")
+MENU = re.compile(
+    r"<(?:nav|footer)\b|<\w[^>]*\s(?:role=[\"']?(?:navigation|search)\b"
+    r"|class=[\"'](?:[^\"'>]*\s)?(?:navbar|navheader|navfooter|sphinxsidebar|related|footer)[\"'\s])",
+    re.IGNORECASE,
+)
 OWN_BACKSLASH = re.compile(r"\\|&#0*92;|&#x0*5c;|&bsol;", re.IGNORECASE)
 NOT_KEPT = {
     "images": re.compile(r"<img\b", re.IGNORECASE),
     "embedded pages and media": re.compile(
         r"<(?:iframe|video|audio|object|embed)\b", re.IGNORECASE
     ),
+    "readings": re.compile(r"<rt\b", re.IGNORECASE),
+    "drawings with text": re.compile(r"<svg\b(?:(?!</svg).)*?<text\b", re.IGNORECASE | re.DOTALL),
+    "input fields with text": re.compile(r"<select\b|<textarea\b[^>]*>(?!\s*</)", re.IGNORECASE),
 }
 RAISED, LOWERED = (
     "\ue001",
@@ -193,6 +201,8 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
     page = OWN_BACKSLASH.sub(BACKSLASH, mark_formulas(page, formulas))
     for kind, element in NOT_KEPT.items():
         formulas.dropped[kind] += len(element.findall(page))
+    if skip:
+        formulas.dropped["menus and footers"] += len(MENU.findall(page))
     formulas.dropped = +formulas.dropped  # without zeros
     parts = PREFORMATTED.split(page)
     parts[::2] = [re.sub(r"\s+", " ", CJK_LINE_END.sub("", part)) for part in parts[::2]]
@@ -356,12 +366,14 @@ def convert_pdf(raw: bytes) -> Converted:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
-    dropped = +Counter({"pages without text": sum(not page for page in pages)})
+    dropped = Counter({"pages without text": sum(not page for page in pages)})
     # Lines in the margins that recur, ignoring digits, are headers, footers and page numbers.
     times = Counter(key for keys in margins for key in keys)
     for number, keys in enumerate(margins):
         running = {key for key in keys if times[key] >= MIN_PAGES}
-        pages[number] = [line for line in pages[number] if running_key(line) not in running]
+        lines = [line for line in pages[number] if running_key(line) not in running]
+        dropped["running headers and footers"] += len(pages[number]) - len(lines)
+        pages[number] = lines
     text = text_of(pages, outline)
     if not text:
         raise NotConverted("no text, a scan?", f"no text on {len(pages):,} page(s). Run OCR first")
@@ -373,7 +385,7 @@ def convert_pdf(raw: bytes) -> Converted:
         )
     if XFA_NOTICE in text and document.get_formtype() == pypdfium2.raw.FORMTYPE_XFA_FOREGROUND:
         raise NotConverted(*XFA)
-    return Converted(text, title, len(pages), dropped=dropped)
+    return Converted(text, title, len(pages), dropped=+dropped)
 
 
 def draw_form_values(document: Any) -> None:

@@ -34,6 +34,7 @@ from cpt.contrib.documents.convert import (
 )
 from cpt.contrib.documents.errors import NotConverted
 from cpt.data.readers.opening import compression_of, format_of, open_file
+from cpt.data.readers.shared_lines import SharedLines, without_lines
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DISTRIBUTION, DataError
 from cpt.files import json_lines, output_locked, write_atomic
@@ -75,6 +76,8 @@ class Ingested:
     num_losing: Counter[str] = field(
         default_factory=Counter
     )  # the same kind -> documents that lost it
+    shared: SharedLines = field(default_factory=SharedLines)  # of all documents in the folder
+    dropped_lines: list[str] = field(default_factory=list)  # of these, now or by an earlier run
 
 
 def ingest(
@@ -84,6 +87,7 @@ def ingest(
     max_seconds: float = 120.0,
     retry_failed: bool = False,
     encoding: str | None = None,
+    drop_shared_lines: bool = False,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Ingested:
     """Convert the new files among the inputs, and add them to the output folder.
@@ -91,7 +95,8 @@ def ingest(
     A file that cannot be converted is listed, and retried only with `retry_failed`. A file that changed since it was
     converted keeps its old text. The output does not depend on the number of workers (CPT_WORKERS) or on
     interruptions. `max_seconds` limits the conversion of a file; `report` gets the numbers of finished and all files.
-    `encoding` is that of files that declare none and are not UTF-8.
+    `encoding` is that of files that declare none and are not UTF-8. With `drop_shared_lines`, lines that most
+    documents of the folder share are dropped from all of them; later runs drop the same lines from new documents.
 
     Raises DataError for an input that does not exist or an unknown encoding, ResourceError if the output folder is
     not writable, and LaunchError if another process writes to it."""
@@ -147,7 +152,9 @@ def ingest(
             folder.failed_file,
             [{key: getattr(one, name) for key, name in keys.items()} for one in failed],
         )
-        done.num_shards = len(list(output.glob("documents-*.jsonl")))
+        done.num_shards = len(folder.shards())
+        done.shared = folder.count_lines()
+        done.dropped_lines = folder.drop_lines(done.shared.found() if drop_shared_lines else ())
         done.failed = [
             one
             for name in names.values()
@@ -314,6 +321,7 @@ def answer(
 
 
 DUPLICATE = "duplicate"
+SHARED = "characters of shared lines"
 
 
 class OutputFolder:
@@ -337,6 +345,36 @@ class OutputFolder:
         write_lines(self.own / f"journal-{self.number:05}.jsonl", map(asdict, entries))
         self.entries |= {entry.path: entry for entry in entries}
         self.number += 1
+
+    def shards(self) -> list[Path]:
+        return sorted(self.folder.glob("documents-*.jsonl"))
+
+    def count_lines(self) -> SharedLines:
+        shared = SharedLines()
+        for shard in self.shards():
+            for row in filter(None, json_lines(shard)):
+                shared.add(row["text"])
+        return shared
+
+    def drop_lines(self, found: Iterable[str]) -> list[str]:
+        """Drop these lines, and those that an earlier run dropped, from all documents. Returns all of them."""
+        file = self.own / "dropped_lines.json"
+        before = orjson.loads(file.read_bytes()) if file.exists() else []
+        lines = list(dict.fromkeys([*before, *found]))
+        if not lines:
+            return []
+        write_atomic(file, orjson.dumps(lines), durable=True)
+        for shard in self.shards():
+            rows = [row for row in json_lines(shard) if row is not None]
+            for row in rows:
+                text = without_lines(row["text"], lines)
+                num_dropped = len(row["text"]) - len(text)
+                if num_dropped:
+                    dropped = Counter(row.get("dropped", {}))
+                    dropped[SHARED] += num_dropped
+                    row |= {"text": text, "dropped": dropped}
+            write_lines(shard, rows)
+        return lines
 
     def shard(self, number: int) -> Path:
         return self.folder / f"documents-{number:05}.jsonl"

@@ -12,9 +12,11 @@ from cpt.contrib.documents.formulas import NO_LAYOUT, Formulas
 from cpt.contrib.documents.tex import Untranslatable, local, of_omml
 
 PARTS = ("word/document.xml", "word/footnotes.xml", "word/endnotes.xml")
-PASSED_OVER = re.compile(rb":(?:oMath|fldSimple|txbxContent|ruby|dir|bdo|ptab|cr)\b")
+PASSED_OVER = re.compile(rb":(?:oMath|fldSimple|txbxContent|ruby|dir|bdo|ptab|cr|vanish)\b")
+MARGIN = re.compile(r"word/(?:header|footer)\d*\.xml")
 UNWRAPPED = ("fldSimple", "bdo", "dir")
 DELETED = ("del", "moveFrom")
+OFF = {"0", "false", "off"}
 
 
 def rewritten(archive: zipfile.ZipFile, raw: bytes, formulas: Formulas) -> bytes:
@@ -39,6 +41,8 @@ def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
     text = b"".join(archive.read(name) for name in PARTS if name in archive.namelist())
     counts = {"images": len(re.findall(rb"<\w+:(?:blip|imagedata)\b", text))}
     counts["charts and diagrams"] = len(re.findall(rb"<(?:c:chart|dgm:relIds)\b", text))
+    margins = [name for name in archive.namelist() if MARGIN.match(name)]
+    counts["headers and footers"] = sum(b":t>" in archive.read(name) for name in margins)
     if "word/comments.xml" in archive.namelist():
         counts["comments"] = len(re.findall(rb"<\w+:comment\b", archive.read("word/comments.xml")))
     return Counter({kind: count for kind, count in counts.items() if count})
@@ -71,9 +75,13 @@ class WordPart:
             inside = list[Element]()
             self.rewrite(element, inside)
             return [element, *inside]
+        if name == "r" and is_hidden(element):
+            self.formulas.dropped["hidden text"] += bool(element.findtext("{*}t"))
+            return []
         if name in UNWRAPPED:
             return self.replaced(element, boxes)
         if name == "ruby":  # the reading above the text is dropped, as in HTML
+            self.formulas.dropped["readings"] += 1
             return [
                 new
                 for base in element
@@ -108,6 +116,11 @@ class WordPart:
         run = Element(f"{self.namespace}r")
         ElementTree.SubElement(run, f"{self.namespace}t").text = text
         return run
+
+
+def is_hidden(run: Element) -> bool:
+    mark = run.find("{*}rPr/{*}vanish")
+    return mark is not None and OFF.isdisjoint(mark.attrib.values())
 
 
 def boxes_of(element: Element) -> list[Element]:

@@ -4,28 +4,28 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.table import Column, Table
 
 from cpt.command_line import refuse_ignored, show_log
 from cpt.contrib.rewriting.model import CONCURRENCY, TIMEOUT, Endpoint, Sampling
-from cpt.contrib.rewriting.rewrite import WRAP_TOKENS, Estimate, Rewritten, Task, estimate, rewrite
+from cpt.contrib.rewriting.rewrite import (
+    WRAP_TOKENS,
+    Estimate,
+    Rewritten,
+    Task,
+    estimate,
+    nothing_kept,
+    rewrite,
+)
 from cpt.contrib.rewriting.styles import NAMES, find_styles
 from cpt.errors import DataError, RecipeError
 from cpt.formatting import open_console
 from cpt.recipe.schema import DocumentSource, Model
 
-if TYPE_CHECKING:
-    pass
-
 TOP_P, SEED, SECONDS_OF_PROGRESS = 0.95, 42, 10
-REMEDY = (
-    "Look at the model's answers to a few texts (--max-documents 10) and choose another --output."
-    " Only thoughts: switch thinking off in the server, or raise --max-new-tokens."
-    " Refusals, framing or equal answers: another --model or --styles."
-)
 
 
 def command(
@@ -161,7 +161,9 @@ def described(expected: Estimate, price: str | None, model: Model | Endpoint) ->
     calls = f"{expected.documents:,} documents, {expected.texts:,} texts"
     if isinstance(model, Endpoint):
         most = model.most_calls(expected.calls)
-        calls += f", {expected.calls:,} calls if each is answered, at most {most:,} calls with repeated ones; once"
+        calls += (
+            f", {expected.calls:,} calls, at most {most:,} calls with repeated ones; without these"
+        )
     else:
         calls += f", at most {expected.calls:,} calls"
     tokens = f"at most about {expected.input_tokens:,} tokens in and {expected.output_tokens:,} out"
@@ -172,7 +174,11 @@ def described(expected: Estimate, price: str | None, model: Model | Endpoint) ->
     except ValueError as problem:
         raise RecipeError(f"--price {price}: expected two numbers such as 0.15,0.6.") from problem
     cost = (expected.input_tokens * of_input + expected.output_tokens * of_output) / 1e6
-    return f"{calls}: {tokens}; cost at most {cost:,.2f}"
+    priced = f"{calls}: {tokens}; cost at most {cost:,.2f}"
+    if isinstance(model, Endpoint) and expected.calls:
+        with_repeated = cost * model.most_calls(expected.calls) / expected.calls
+        priced += f", and {with_repeated:,.2f} with all repeated calls"
+    return priced
 
 
 def progress_of(most_calls: int) -> Callable[[Rewritten], None]:
@@ -208,10 +214,5 @@ def show_rewritten(done: Rewritten, output: Path) -> None:
         )
         console.print(f"Removed from answers: {listed}.", markup=False)
     if not done.texts:
-        reasons = ", ".join(
-            f"{reason} ({count:,})" for reason, count in done.dropped.most_common(3)
-        )
-        raise DataError(
-            f"{output}: no text was kept of {done.pieces:,}. Dropped: {reasons or 'nothing'}. {REMEDY}"
-        )
+        raise DataError(nothing_kept(output, done.pieces, done.dropped))
     console.print(f"A recipe reads them: data.sources: [{{path: {output}}}]", markup=False)

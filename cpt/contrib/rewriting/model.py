@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -190,6 +190,17 @@ class Endpoint:
             yield connection.ask
 
 
+async def all_of(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all; if one fails, cancel the others: nothing more is sent."""
+    tasks = [asyncio.create_task(part) for part in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class UnreadableAnswerError(Exception):
     """The server's answer has another shape than a chat completion."""
 
@@ -237,12 +248,7 @@ class Connection:
                         return
             await ask_one(number)
 
-        tasks = [asyncio.create_task(ask_one_in_turn(number)) for number in range(len(questions))]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:  # of a run that ends: nothing more is sent
-                task.cancel()
+        await all_of(ask_one_in_turn(number) for number in range(len(questions)))
 
     async def answer(self, prompt: str, seed: int) -> Answer:
         """Send the prompt as a chat until it is answered.
@@ -335,7 +341,7 @@ class Connection:
             return False
         if "max_completion_tokens" in reason and "max_tokens" in self.parameters:
             self.parameters["max_completion_tokens"] = self.parameters.pop("max_tokens")
-            self.report_change("max_completion_tokens in place of max_tokens")
+            self.report_change("with max_completion_tokens in place of max_tokens")
             return True
         if not NOT_ACCEPTED.search(reason):
             return False
@@ -351,7 +357,7 @@ class Connection:
 
     def report_change(self, change: str) -> None:
         self.changed += (change,)
-        log.warning(f"{self.endpoint.url} refuses a parameter; it is now called {change}")
+        log.warning(f"{self.endpoint.url} refuses a parameter. All calls are now {change}")
 
     def slow_down(self, sent: float, wished_seconds: float) -> None:
         """Send fewer calls after a failure of a call that was sent since the last change of the gap."""

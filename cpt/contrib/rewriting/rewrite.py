@@ -33,6 +33,7 @@ from cpt.contrib.rewriting.model import (
     Endpoint,
     RewriteQuestion,
     Sampling,
+    all_of,
     cut,
     encode,
 )
@@ -41,7 +42,7 @@ from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs
 from cpt.data.readers.documents import Document
 from cpt.data.readers.filters import gopher_repetition
 from cpt.data.readers.sources import open_source
-from cpt.errors import DISTRIBUTION, CptError, RecipeError
+from cpt.errors import DISTRIBUTION, CptError, DataError, RecipeError
 from cpt.files import append, json_lines, output_locked, write_atomic
 from cpt.models.build import build_model
 from cpt.models.config import hash_weights, weights_folder
@@ -61,6 +62,12 @@ LIKENESS = 0.8  # share of a text's runs of 8 words that are in another text, of
 # Half of the text repeats itself: questions and answers repeat more of their words than the web pages for which the
 # filter's own limits were made.
 REPETITION = partial(gopher_repetition, max_top_n_grams=(), max_duplicate_n_grams=(0.5,) * 6)
+FIRST_ANSWERS = 50  # if all are dropped, the run ends: the others would be paid for in vain
+REMEDY = (
+    "Look at the model's answers to a few texts (--max-documents 10) and choose another --output."
+    " Only thoughts: switch thinking off in the server, or raise --max-new-tokens."
+    " Refusals, framing or equal answers: another --model or --styles."
+)
 EQUAL = "equal to the answer to another text"
 FOCUS_TOKENS = 400  # at most, about, of what a further call is about
 RULES = (
@@ -202,6 +209,7 @@ def rewrite(
         RecipeError: the model's context window is too small, or `output` has texts of another task.
         LaunchError: another process writes to `output`, or the server refuses a call.
         Interrupted: a server failed for minutes.
+        DataError: the first answers are all dropped.
     """
     provenance: dict[str, object] = {"sampling": asdict(task.sampling), "run_seed": task.seed}
     provenance |= {"cpt_version": version(DISTRIBUTION), **describe_model(task.model)}
@@ -246,6 +254,9 @@ class Rewriting:
     report: Callable[[Rewritten], None]
     most_calls: int  # each answered once
     done: Rewritten = field(default_factory=Rewritten)
+    first_kept: str | None = None  # of the answers of this run
+    is_useful: bool = False  # two different answers were kept
+    dropped_at_first: Counter[str] = field(default_factory=Counter)
 
     async def rewrite(self) -> None:
         task = self.task
@@ -263,9 +274,8 @@ class Rewriting:
                 for number, pieces in groups:
                     await self.rewrite_group(number, pieces, ask)
 
-            await asyncio.gather(
-                *(work() for _ in range(GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1))
-            )
+            num_groups = GROUPS_AT_ONCE if isinstance(model, Endpoint) else 1
+            await all_of(work() for _ in range(num_groups))
         drop_equal_answers(self.output, self.done)
         number = -(-self.done.pieces // GROUP)
         while any(
@@ -346,6 +356,8 @@ class Rewriting:
             key = missing[number].key
             append(journal, orjson.dumps({"key": key, **vars(answer)}).decode() + "\n")
             answers[key] = answer
+            if not self.is_useful:
+                self.count_first(missing[number], answer)
             self.done.calls, self.done.calls_settled = (
                 self.done.calls + 1,
                 self.done.calls_settled + 1,
@@ -353,6 +365,28 @@ class Rewriting:
             self.report(self.done)
 
         await ask([(call.prompt, call.seed) for call in missing], take)
+
+    def count_first(self, call: Call, answer: Answer) -> None:
+        """Raises DataError if the first answers of this run are all dropped, or equal."""
+        answer = clean(answer, call.piece.text)
+        reason = answer.flaw
+        if not call.style.then or call.focus:
+            reason = why_dropped(answer, call.piece.text, (), self.task)
+        if reason is None and self.first_kept is None:
+            self.first_kept = answer.text
+            return
+        if reason is None and answer.text != self.first_kept:
+            self.is_useful = True
+            return
+        reason = reason or EQUAL
+        self.dropped_at_first[reason] += 1
+        if self.dropped_at_first.total() == FIRST_ANSWERS:
+            raise DataError(nothing_kept(self.output, FIRST_ANSWERS, self.dropped_at_first))
+
+
+def nothing_kept(output: Path, num_texts: int, dropped: Counter[str]) -> str:
+    reasons = ", ".join(f"{reason} ({count:,})" for reason, count in dropped.most_common(3))
+    return f"{output}: no text was kept of {num_texts:,}. Dropped: {reasons or 'nothing'}. {REMEDY}"
 
 
 @asynccontextmanager

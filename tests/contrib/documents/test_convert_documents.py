@@ -337,3 +337,9 @@ def test_pages_without_text_are_counted(tmp_path):
         {"pages without text": 9},
     )
     assert not convert_pdf(write_pdf(tmp_path / "a.pdf", [[SENTENCE]]).read_bytes()).dropped
+
+
+def test_what_a_page_shows_without_text_is_counted():
+    page = "<p>a</p><svg><path d=M/></svg><svg><g><text>axis</text></g></svg><select><option>b</select>"
+    dropped = convert_html(f"{page}<textarea> </textarea><button>Copy</button>".encode()).dropped
+    assert dropped == {"drawings with text": 1, "input fields with text": 1}

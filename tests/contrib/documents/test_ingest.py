@@ -266,3 +266,21 @@ def test_whatever_goes_wrong_in_a_converter_becomes_a_reason(function, reason, d
     with pytest.raises(NotConverted) as raised:
         run_isolated(function, None, 0.2 if function is hang_in_c else 20.0)
     assert raised.value.reason == reason and detail in raised.value.detail
+
+
+def test_shared_lines_are_reported_and_dropped_by_one_option_also_later(tmp_path, texts):
+    for number in range(30):
+        page = f"Home and about and help\n\nText {number} about {number * 7}.\n"
+        (texts / f"page{number}.txt").write_text(page)
+    done = ingest([texts], tmp_path / "out")
+    assert done.shared.found() == {"Home and about and help": 30} and not done.dropped_lines
+    console = Console(file=io.StringIO(), width=200)
+    show_ingested(console, done)
+    assert "--drop-shared-lines" in console.file.getvalue()
+    done = ingest([texts], tmp_path / "out", drop_shared_lines=True)
+    assert done.dropped_lines == ["Home and about and help"]
+    (texts / "later.txt").write_text("Home and about and help\n\nText of later.")
+    ingest([texts], tmp_path / "out")
+    rows = {row["path"].rpartition("/")[2]: row for row in rows_of(tmp_path / "out")}
+    assert rows["later.txt"]["text"] == "Text of later." and "dropped" not in rows["0.txt"]
+    assert rows["page3.txt"]["dropped"] == {"characters of shared lines": 25}

@@ -198,3 +198,17 @@ def test_comments_and_pictures_are_counted(tmp_path):
     document.add_comment(paragraph.runs, text="is this so?", author="a", initials="a")
     document.save(str(tmp_path / "a.docx"))
     assert convert_docx((tmp_path / "a.docx").read_bytes()).dropped == {"comments": 1}
+
+
+@pytest.mark.parametrize(
+    "mark, text, dropped",
+    [
+        ("<w:vanish/>", "kept", {"hidden text": 1}),
+        ('<w:vanish w:val="true"/>', "kept", {"hidden text": 1}),
+        ('<w:vanish w:val="0"/>', "kept secret", {}),
+    ],
+)
+def test_hidden_text_is_dropped_and_counted(converted, mark, text, dropped):
+    hidden = f"<w:r><w:rPr>{mark}</w:rPr><w:t xml:space='preserve'> secret</w:t></w:r>"
+    document = converted(f"<w:p>{run('kept')}{hidden}</w:p>")
+    assert (document.text, document.dropped) == (text, dropped)

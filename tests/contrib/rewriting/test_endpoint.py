@@ -13,7 +13,7 @@ from cpt.contrib.rewriting import model as rewriting_model
 from cpt.contrib.rewriting.model import Endpoint, Sampling, UnreadableAnswerError, read_answer
 from cpt.contrib.rewriting.rewrite import Task, rewrite
 from cpt.contrib.rewriting.styles import find_styles
-from cpt.errors import Interrupted, LaunchError
+from cpt.errors import DataError, Interrupted, LaunchError
 from cpt.recipe.schema import DocumentSource
 
 WORDS = [
@@ -226,7 +226,7 @@ def test_parameters_that_a_server_refuses_are_changed_once_and_recorded(ask, cap
         and "temperature" not in seen[-1]
         and seen[-1]["top_p"] == 0.95
     )
-    changed = ["max_completion_tokens in place of max_tokens", "without temperature"]
+    changed = ["with max_completion_tokens in place of max_tokens", "without temperature"]
     assert all(row["changed_parameters"] == changed for row in rows)
     assert all(
         row["sampling"] == {"max_new_tokens": 64, "temperature": None, "top_p": 0.95}
@@ -279,3 +279,17 @@ def test_a_lone_surrogate_is_replaced_and_no_error():
     assert read_answer('{"choices": [{"message": {"content": "a\\ud800b"}}]}').text == "a?b"
     with pytest.raises(UnreadableAnswerError):
         read_answer('{"choices": [{"message": "text"}]}')
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("I'm sorry, but I can't help with that request.", "refusal"), (prose(1), "equal to the")],
+)
+def test_a_run_ends_when_its_first_answers_are_all_dropped(
+    ask, corpus, monkeypatch, content, reason
+):
+    lines = [json.dumps({"text": f"Report {n} of the mill at Oberau."}) + "\n" for n in range(300)]
+    corpus.write_text("".join(lines))
+    with pytest.raises(DataError, match=f"no text was kept of 50. Dropped: {reason}"):
+        ask(lambda number, asked: (200, completion(content)))
+    assert ask.server.calls < 60  # and those that were on their way
