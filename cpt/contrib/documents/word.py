@@ -42,7 +42,7 @@ def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
     counts = {"images": len(re.findall(rb"<\w+:(?:blip|imagedata)\b", text))}
     counts["charts and diagrams"] = len(re.findall(rb"<(?:c:chart|dgm:relIds)\b", text))
     margins = [name for name in archive.namelist() if MARGIN.match(name)]
-    counts["headers and footers"] = sum(b":t>" in archive.read(name) for name in margins)
+    counts["headers and footers"] = len([one for one in margins if b":t>" in archive.read(one)])
     if "word/comments.xml" in archive.namelist():
         counts["comments"] = len(re.findall(rb"<\w+:comment\b", archive.read("word/comments.xml")))
     return Counter({kind: count for kind, count in counts.items() if count})
@@ -76,7 +76,8 @@ class WordPart:
             self.rewrite(element, inside)
             return [element, *inside]
         if name == "r" and is_hidden(element):
-            self.formulas.dropped["hidden text"] += bool(element.findtext("{*}t"))
+            if element.findtext("{*}t"):
+                self.formulas.dropped["hidden text"] += 1
             return []
         if name in UNWRAPPED:
             return self.replaced(element, boxes)
