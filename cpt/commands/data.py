@@ -15,6 +15,7 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cpt.command_line import Overrides, RecipePath
+from cpt.data.account import Losses, format_account
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
 from cpt.data.readers.columns import sections_of
 from cpt.data.readers.documents import BadRow
@@ -54,22 +55,26 @@ def see_source(
     source: DocumentSource,
     key: str,
     num_documents: int,
-    encoder: DocumentEncoder | None = None,
+    encoder: DocumentEncoder,
+    losses: Losses,
 ) -> dict[str | None, list[PreviewedExample]]:
     """Read the first documents: reason for dropping -> these documents, and None -> those that are kept. A bad row
-    does not end the preview; its reason reads like `bad row: null`."""
+    does not end the preview; its reason reads like `bad row: null`. All that is dropped is counted in `losses`."""
     seen: dict[str | None, list[PreviewedExample]] = defaultdict(list)
     functions = sieve_of(data, source, key).functions()
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for item in islice(items, min(num_documents, source.max_documents or num_documents)):
         if isinstance(item, BadRow):
             seen[f"bad row: {item.reason}"].append(PreviewedExample(item.where, item.detail))
+            losses.drop_row(item)
             continue
-        for text, dropped in sift(item, reported_name(source), *functions):
-            reason = (
-                dropped if dropped is not None or encoder is None else encoder.reason_to_drop(text)
-            )
+        results = list(sift(item, reported_name(source), *functions))
+        losses.count_transformed(item.text, [text for text, _ in results])
+        for text, dropped in results:
+            reason = encoder.reason_to_drop(text) if dropped is None else dropped
             seen[reason].append(PreviewedExample(item.where, text))
+            if reason is not None:
+                losses.drop(text, reason)
     return seen
 
 
@@ -91,8 +96,11 @@ def preview_command(
     plain = DocumentEncoder(tokenizer)
     for key, one in keyed_sources(*sections_of(loaded)):
         encoder = encoder_of(one, plain, key)
-        dropped = see_source(loaded.data, one, key, documents, encoder)
+        losses = Losses()
+        dropped = see_source(loaded.data, one, key, documents, encoder, losses)
         kept, example = dropped.pop(None, []), Column("for example", overflow="fold")
+        kept_bytes = sum(len(document.text.encode()) for document in kept)
+        account = losses.account(f"what was read of {reported_name(one)}", len(kept), kept_bytes)
         table = Table("documents", "become", example, "which reads", title=reported_name(one))
         if kept:
             table.add_row(
@@ -102,6 +110,7 @@ def preview_command(
             cells = f"dropped: {reason}", lost[0].where, excerpt(lost[0].text)
             table.add_row(f"{len(lost):,}", *map(escape, cells), style="yellow")
         console.print(table)
+        console.print(format_account(account), markup=False, highlight=False)
         if isinstance(encoder, ExampleEncoder):
             show_examples(console, kept[:rows], encoder, tokenizer)
         elif kept and rows:

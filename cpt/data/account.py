@@ -42,7 +42,7 @@ class Losses:
         self.num_bytes.update(other.num_bytes)
 
     def account(
-        self, name: str, documents: int, num_bytes: int, files: Sequence[File]
+        self, name: str, documents: int, num_bytes: int, files: Sequence[File] = ()
     ) -> "Account":
         """The account of a source that was read and not yet tokenised; the documents that are kept."""
         return Account(
