@@ -1,0 +1,135 @@
+"""Does a tokenizer give the text back? Its tokens are decoded and compared; special tokens in texts are counted."""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+WORST_KEPT, WORST_SHOWN = 20, 5
+# Systematic sampling: an excerpt per so many characters is 0.8 % of a text.
+EXCERPT_CHARACTERS, CHARACTERS_PER_EXCERPT = 1000, 125_000
+FIRST_EXCERPTS = 32  # at least, of a shard's first batch of documents
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """The characters that a tokenizer does not give back. Canonically equivalent texts (é, e + accent) are equal.
+
+    Attributes:
+        lost: encoded as nothing, so the tokens do not show that there was a character.
+        unknown: encoded as the unknown token.
+        changed: by the tokenizer's normaliser (lower case, NFKC, accents), or blanks that were added.
+        worst: characters that are not given back, with their counts; at most 20.
+    """
+
+    compared: int = 0
+    lost: int = 0
+    unknown: int = 0
+    changed: int = 0
+    worst: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """The share of the compared characters that are not given back."""
+        return (self.lost + self.unknown + self.changed) / max(1, self.compared)
+
+    def add(self, other: "TextLoss") -> "TextLoss":
+        worst = Counter(self.worst) + Counter(other.worst)
+        return TextLoss(
+            self.compared + other.compared,
+            self.lost + other.lost,
+            self.unknown + other.unknown,
+            self.changed + other.changed,
+            dict(worst.most_common(WORST_KEPT)),
+        )
+
+    def __str__(self) -> str:
+        counts = {"lost": self.lost, "unknown": self.unknown, "changed": self.changed}
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+        worst = Counter(self.worst).most_common(WORST_SHOWN)
+        named = ", ".join(f"{name_of(character)} {count:,} times" for character, count in worst)
+        return f"{self.share:.2%} of {self.compared:,} compared characters ({kinds}; {named})"
+
+
+def name_of(character: str) -> str:
+    """Such as `U+0434 CYRILLIC SMALL LETTER DE`."""
+    return f"U+{ord(character):04X} {unicodedata.name(character, 'control character')}"
+
+
+def total_loss(losses: Iterable[TextLoss | None]) -> TextLoss | None:
+    """The sum; None if nothing was compared."""
+    total: TextLoss | None = None
+    for loss in losses:
+        if loss is not None:
+            total = loss if total is None else total.add(loss)
+    return total
+
+
+def excerpts(texts: Sequence[str], at_least: int = 1) -> list[str]:
+    """Excerpts at equal distances in the concatenated texts, or the texts themselves if they are short."""
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    ends = lengths.cumsum()
+    total = int(lengths.sum())
+    number = max(total // CHARACTERS_PER_EXCERPT, at_least)
+    if total <= number * EXCERPT_CHARACTERS:
+        return list(texts)
+    places = (2 * np.arange(number) + 1) * total // (2 * number)
+    documents = np.searchsorted(ends, places, side="right")
+    starts = places - (ends - lengths)[documents]
+    return [
+        texts[document][start : start + EXCERPT_CHARACTERS]
+        for document, start in zip(documents.tolist(), starts.tolist(), strict=True)
+    ]
+
+
+def compare(text: str, decoded: str, normalised: str, *, has_unknown: bool) -> TextLoss:
+    """Compare a text with the decoded text.
+
+    Args:
+        normalised: the output of the tokenizer's normaliser for the text, to see what that changed.
+        has_unknown: the unknown token was among the tokens; it is not in `decoded`.
+    """
+    # SentencePiece adds a blank to the beginning of a text, or takes one away.
+    expected, given = (
+        Counter(unicodedata.normalize("NFC", one.removeprefix(" "))) for one in (text, decoded)
+    )
+    missing = expected - given
+    kept_by_normaliser = Counter(unicodedata.normalize("NFC", normalised.replace("▁", " ")))
+    changed = (missing & (expected - kept_by_normaliser)).total()
+    added_blanks = max(0, (given - expected)[" "] - missing.total())
+    gone = missing.total() - changed
+    worst = missing + Counter({" ": added_blanks})
+    return TextLoss(
+        compared=len(text),
+        lost=0 if has_unknown else gone,
+        unknown=gone if has_unknown else 0,
+        changed=changed + added_blanks,
+        worst=dict(worst.most_common(WORST_KEPT)),
+    )
+
+
+class SpelledTokens:
+    """Counts special tokens that are spelled in texts, where they are text. `first`: the place of the first one."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self.counts = Counter[str]()
+        self.first = ""
+        # A pattern with one first byte is searched for by memchr; longer tokens come first.
+        raw = sorted(
+            {token.encode() for token in tokens if token},
+            key=lambda token: (token[:1], -len(token)),
+        )
+        groups = groupby(raw, key=lambda token: token[:1])
+        self.patterns = [re.compile(b"|".join(map(re.escape, group))) for _, group in groups]
+
+    def count(self, raw: bytes) -> bool:
+        """Count those in a text; whether there are any."""
+        before = self.counts.total()
+        for pattern in self.patterns:
+            if pattern.search(raw) is not None:
+                self.counts.update(found.decode() for found in pattern.findall(raw))
+        return self.counts.total() > before
