@@ -28,6 +28,13 @@ from cpt.data.readers.documents import (
 )
 from cpt.data.readers.filters import Sieve, sift
 from cpt.data.readers.sources import absolute, pieces_of, read_piece
+from cpt.data.store.text_loss import (
+    FIRST_EXCERPTS,
+    SpelledTokens,
+    TextLoss,
+    excerpts,
+    total_loss,
+)
 from cpt.data.store.token_files import (
     Int64,
     ShardDescription,
@@ -154,6 +161,7 @@ class ShardWork:
     folder: Path
     enough_tokens: int | None = None  # stop reading a stream here, as it may be endless
     prove_on_the_way: bool = False  # verify the encoder on a stream's first documents
+    held_out_share: float = 0.0  # of the documents, by hash: they are decoded and compared whole
 
     def __call__(self, shard: Shard, name: str) -> None:
         """Fetch or make the shard in a folder of that name, unless it exists."""
@@ -180,6 +188,8 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
     writer = TokenWriter(folder, encoder.dtype, segmented=encoder.form != "document")
     text_digest, longest = xxh3_128(), ("", 0)
+    text_loss: TextLoss | None = None
+    spelled, spelled_at = SpelledTokens(encoder.control_tokens), ""
     for batch in batches(texts_of(work, shard, bad, dropped, encoder)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
@@ -191,6 +201,16 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
+        at_least = FIRST_EXCERPTS if not writer.num_documents else 1
+        is_whole = hashes <= np.float64(work.held_out_share * 2**64)
+        whole, others = (
+            [texts[at] for at in np.flatnonzero(mask)] for mask in (is_whole, ~is_whole)
+        )
+        compared = [*encoder.texts_read(whole), *excerpts(encoder.texts_read(others), at_least)]
+        text_loss = total_loss([text_loss, encoder.text_loss(compared)])
+        for (_, document), content in zip(batch, raw, strict=True):
+            if spelled.count(content) and not spelled_at:
+                spelled_at = document.origin.where(document.number, exact=False)
         writer.append(ids, lengths, hashes, encoder.bytes_learned(texts, raw), segments)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
@@ -207,6 +227,9 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         longest=longest,
         engine=encoder.engine,
         texts=texts_hash,
+        text_loss=text_loss,
+        spelled=dict(spelled.counts),
+        spelled_at=spelled_at,
     )
 
 

@@ -1,17 +1,25 @@
 """Does a tokenizer give the text back? Its tokens are decoded and compared; special tokens in texts are counted."""
 
+import logging
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 
+from cpt.errors import RecipeError
+
+log = logging.getLogger("cpt")
+# Shares of characters above which a source is warned about, and above which bits per byte mean nothing.
+WARNED_SHARE, UNRESTORED_SHARE = 0.001, 0.02
 WORST_KEPT, WORST_SHOWN = 20, 5
 # Systematic sampling: an excerpt per so many characters is 0.8 % of a text.
 EXCERPT_CHARACTERS, CHARACTERS_PER_EXCERPT = 1000, 125_000
+CONTROL = {"\n": "LINE FEED", "\r": "CARRIAGE RETURN", "\t": "TAB"}
 FIRST_EXCERPTS = 32  # at least, of a shard's first batch of documents
 
 
@@ -57,7 +65,8 @@ class TextLoss:
 
 def name_of(character: str) -> str:
     """Such as `U+0434 CYRILLIC SMALL LETTER DE`."""
-    return f"U+{ord(character):04X} {unicodedata.name(character, 'control character')}"
+    name = CONTROL.get(character) or unicodedata.name(character, "(no name)")
+    return f"U+{ord(character):04X} {name}"
 
 
 def total_loss(losses: Iterable[TextLoss | None]) -> TextLoss | None:
@@ -93,12 +102,9 @@ def compare(text: str, decoded: str, normalised: str, *, has_unknown: bool) -> T
         normalised: the output of the tokenizer's normaliser for the text, to see what that changed.
         has_unknown: the unknown token was among the tokens; it is not in `decoded`.
     """
-    # SentencePiece adds a blank to the beginning of a text, or takes one away.
-    expected, given = (
-        Counter(unicodedata.normalize("NFC", one.removeprefix(" "))) for one in (text, decoded)
-    )
+    expected, given = Counter(canonical(text)), Counter(canonical(decoded))
     missing = expected - given
-    kept_by_normaliser = Counter(unicodedata.normalize("NFC", normalised.replace("▁", " ")))
+    kept_by_normaliser = Counter(canonical(normalised.replace("▁", " ")))
     changed = (missing & (expected - kept_by_normaliser)).total()
     added_blanks = max(0, (given - expected)[" "] - missing.total())
     gone = missing.total() - changed
@@ -110,6 +116,44 @@ def compare(text: str, decoded: str, normalised: str, *, has_unknown: bool) -> T
         changed=changed + added_blanks,
         worst=dict(worst.most_common(WORST_KEPT)),
     )
+
+
+def check_text_loss(name: str, tokenizer: str, loss: TextLoss | None, most: float) -> None:
+    """Warn if the tokenizer does not give back the texts of a source; RecipeError if more than `most` of them."""
+    if loss is None or loss.share <= WARNED_SHARE:
+        return
+    what = f"{name}: the tokenizer `{tokenizer}` does not give the text back: {loss}"
+    if loss.share <= most:
+        log.warning(f"{what}.")
+        return
+    ways = ["use a model whose tokenizer does (compare: cpt tokenizer report MODEL --text FILES)"]
+    if loss.lost + loss.unknown > loss.changed:
+        ways.insert(
+            0, "add the characters: cpt tokenizer extend MODEL --text FILES --output FOLDER"
+        )
+    accepted = math.ceil(1000 * loss.share) / 1000
+    ways.append(
+        f"or accept it: `data.max_text_loss: {accepted}`; its bits per byte are not reported"
+    )
+    raise RecipeError(f"{what}. Either {'; '.join(ways)}.")
+
+
+def warn_of_spelled(name: str, counts: Mapping[str, int], first: str) -> None:
+    """Warn of special tokens in texts. They are encoded as text, but were probably meant as tokens."""
+    if not counts:
+        return
+    most = Counter(counts).most_common(WORST_SHOWN)
+    tokens = ", ".join(f"`{token}` {count:,} times" for token, count in most)
+    log.warning(
+        f"{name}: special tokens are spelled in the texts: {tokens}; first in {first}. They are learned as text."
+        f" To drop such documents: `data.filters: [{{name: pattern, drop: '{re.escape(most[0][0])}'}}]`; to split or"
+        " clean them: docs/howto/preparing_data.md."
+    )
+
+
+def canonical(text: str) -> str:
+    """For comparisons; SentencePiece adds a blank to the beginning of a text, or takes one away."""
+    return unicodedata.normalize("NFC", text.lstrip(" "))
 
 
 class SpelledTokens:
