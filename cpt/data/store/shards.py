@@ -208,9 +208,10 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         )
         compared = [*encoder.texts_read(whole), *excerpts(encoder.texts_read(others), at_least)]
         text_loss = total_loss([text_loss, encoder.text_loss(compared)])
-        for (_, document), content in zip(batch, raw, strict=True):
-            if spelled.count(content) and not spelled_at:
-                spelled_at = document.origin.where(document.number, exact=False)
+        first = spelled.count(raw)
+        if first is not None and not spelled_at:
+            document = batch[first][1]
+            spelled_at = document.origin.where(document.number, exact=False)
         writer.append(ids, lengths, hashes, encoder.bytes_learned(texts, raw), segments)
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:

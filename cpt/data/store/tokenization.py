@@ -245,6 +245,8 @@ class DocumentEncoder:
         if self.slow_tokenizer is not None:
             return None
         ids, lengths = self.text_ids(texts)
+        if self._gigatoken is not None and self.decode([ids]) == ["".join(texts)]:
+            return TextLoss(compared=sum(map(len, texts)))
         parts = np.split(ids, lengths.cumsum())[: len(texts)]
         known = [part[~np.isin(part, self.unknown_ids)] for part in parts]
         total = TextLoss(compared=0)
