@@ -162,14 +162,15 @@ class SpelledTokens:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self.counts = Counter[str]()
-        raw = sorted({token.encode() for token in tokens if len(token) > 1})
-        groups = groupby(raw, first_byte)
-        self.patterns = {first: re.compile(pattern_of(list(group))) for first, group in groups}
+        groups = groupby(sorted({token for token in tokens if len(token) > 1}), first_of)
+        self.patterns = {
+            first.encode(): re.compile(pattern_of(list(group)).encode()) for first, group in groups
+        }
 
     def count(self, texts: Sequence[bytes]) -> int | None:
         """Count those in some texts; the number of the first text that has one."""
         found = list[bytes]()
-        for first, pattern in self.patterns.items():  # a single byte is found ten times faster
+        for first, pattern in self.patterns.items():  # a character is found ten times faster
             found += pattern.findall(b"\0".join(text for text in texts if first in text))
         if not found:
             return None
@@ -178,16 +179,16 @@ class SpelledTokens:
         return next(at for at, text in enumerate(texts) if any(token in text for token in tokens))
 
 
-def first_byte(token: bytes) -> bytes:
+def first_of(token: str) -> str:
     return token[:1]
 
 
-def pattern_of(tokens: Sequence[bytes]) -> bytes:
+def pattern_of(tokens: Sequence[str]) -> str:
     """A regular expression for sorted tokens, the longest match first; shared prefixes are compared once."""
     start = commonprefix(tokens)
     rest = [token[len(start) :] for token in tokens]
-    endings = [pattern_of(list(group)) for _, group in groupby(filter(None, rest), first_byte)]
+    endings = [pattern_of(list(group)) for _, group in groupby(filter(None, rest), first_of)]
     if not endings:
         return re.escape(start)
-    optional = b"?" if b"" in rest else b""
-    return re.escape(start) + b"(?:" + b"|".join(endings) + b")" + optional
+    optional = "?" if "" in rest else ""
+    return f"{re.escape(start)}(?:{'|'.join(endings)}){optional}"
