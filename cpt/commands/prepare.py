@@ -170,7 +170,12 @@ def all_shards(recipe: Recipe) -> list[Wanted]:
     clean = with_decontamination(data, evaluation, cache_dir)
     encoder = DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
     sources = open_sources(
-        clean, dict(keyed_sources(clean, evaluation)), encoder, cache_dir, recipe.seed
+        clean,
+        dict(keyed_sources(clean, evaluation)),
+        encoder,
+        cache_dir,
+        recipe.seed,
+        evaluation.held_out_share or 0.0,
     ).values()
     return everything(sources)
 

@@ -184,6 +184,9 @@ class Data(Section):
     stored tokens (skip)."""
     max_bad_share: Free[float] = Field(default=0.001, ge=0, le=1)
     """With `on_bad_row: skip`, a larger share of malformed rows in a source is an error."""
+    max_text_loss: Free[float] = Field(default=0.02, ge=0, le=1)
+    """A run stops if a larger share of a source's characters is not in its tokens: lost, unknown, or changed by the
+    tokenizer's normaliser (lower case, accents). Above 2 % bits per byte are not reported."""
     packing: Fixed[Literal["best_fit", "concatenate", "sliding_window", "none", "token_budget"]] = (
         "best_fit"
     )

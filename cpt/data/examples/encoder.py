@@ -154,6 +154,16 @@ class ExampleEncoder(DocumentEncoder):
             )
         return np.array(counts, np.int64)
 
+    def texts_read(self, texts: Sequence[str]) -> Sequence[str]:
+        """The rendered examples without control tokens."""
+        rendered = [one for text in texts for one in self.write(text)]
+        return [
+            (self.writer.control.sub("", one.text) if one.is_chat else one.text).replace(
+                NOT_TOKEN, ""
+            )
+            for one in rendered
+        ]
+
     def write(self, text: str) -> list[Written]:
         try:
             return self.writer.write(text)

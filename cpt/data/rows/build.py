@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -44,6 +45,7 @@ from cpt.data.rows.selection import (
 )
 from cpt.data.rows.stretches import EndedStretch, Position
 from cpt.data.store.shards import shuffled
+from cpt.data.store.text_loss import check_text_loss, total_loss, warn_of_spelled
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
@@ -412,6 +414,7 @@ class Builder:
         for source in [*of_sets, *opened]:
             if not source.missing(source.plan.numbers):
                 source.finish()
+        check_texts(wanted, self.data.max_text_loss)
         made = {
             rows.name: rows
             for cohort in cohorts
@@ -484,7 +487,14 @@ class Builder:
             clean = self.data.model_copy(update={"sources": known})
             if own:
                 clean = with_decontamination(clean, evaluation, self.cache_dir)
-            opened = open_sources(clean, {**own, **sets}, self.encoder, self.cache_dir, self.seed)
+            opened = open_sources(
+                clean,
+                {**own, **sets},
+                self.encoder,
+                self.cache_dir,
+                self.seed,
+                self.evaluation.held_out_share or 0.0,
+            )
             sources = [opened[key] for key in own]
             cohorts.append(
                 Cohort([opened[key] for key in sets], so_far if compares else [], sources)
@@ -615,6 +625,23 @@ class Builder:
 
 def everything(sources: Iterable[TokenizedSource]) -> list[Wanted]:
     return [(source, number) for source in sources for number in source.plan.numbers]
+
+
+def check_texts(wanted: Sequence[Wanted], most: float) -> None:
+    """Warn of special tokens in the texts of these shards, and of characters that the tokenizer does not give back;
+    RecipeError if these are more than the share `most` of a source."""
+    numbers: dict[TokenizedSource, list[int]] = {}
+    for source, number in dict.fromkeys(wanted):
+        numbers.setdefault(source, []).append(number)
+    for source, shards in numbers.items():
+        name = reported_name(source.work.source)
+        described = [source.shard(number).description for number in shards]
+        if is_main_process():
+            spelled = sum((Counter(one.spelled) for one in described), Counter[str]())
+            first = next((one.spelled_at for one in described if one.spelled_at), "")
+            warn_of_spelled(name, spelled, first)
+        text_loss = total_loss(one.text_loss for one in described)
+        check_text_loss(name, source.work.encoder.name, text_loss, most)
 
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:

@@ -89,12 +89,13 @@ def open_sources(
     encoder: DocumentEncoder,
     cache_dir: Path,
     seed: int,
+    held_out_share: float = 0.0,
 ) -> dict[str, TokenizedSource]:
     """Sources and held-out sets by their key in the recipe; nothing is read yet."""
     for key, source in keyed.items():  # report all errors before reading
         sieve_of(data, source, key).functions()
     return {
-        key: open_source(data, source, key, encoder, cache_dir, seed)
+        key: open_source(data, source, key, encoder, cache_dir, seed, held_out_share)
         for key, source in keyed.items()
     }
 
@@ -106,8 +107,13 @@ def open_source(
     encoder: DocumentEncoder,
     cache_dir: Path,
     seed: int,
+    held_out_share: float = 0.0,
 ) -> TokenizedSource:
-    """Open one source; a held-out set is always one chunk."""
+    """Open one source; a held-out set is always one chunk.
+
+    Args:
+        held_out_share: share of a training source's documents that is held out.
+    """
     encoder = encoder_of(source, encoder, key)
     sieve, states = sieve_of(data, source, key), states_of(source, key)
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
@@ -122,7 +128,17 @@ def open_source(
         / "tokens"
         / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
     )
-    work = ShardWork(source, key, sieve, encoder, data.on_bad_row, folder, enough)
-    chunk_bytes = data.chunk_bytes if isinstance(source, Source) else sys.maxsize
+    is_trained = isinstance(source, Source)
+    work = ShardWork(
+        source,
+        key,
+        sieve,
+        encoder,
+        data.on_bad_row,
+        folder,
+        enough,
+        held_out_share=held_out_share if is_trained else 1.0,
+    )
+    chunk_bytes = data.chunk_bytes if is_trained else sys.maxsize
     plan = plan_of(source, key, states, chunk_bytes=chunk_bytes, seed=seed)
     return TokenizedSource(work, plan, states, data.max_bad_share)

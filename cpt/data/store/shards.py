@@ -27,6 +27,13 @@ from cpt.data.readers.documents import (
 )
 from cpt.data.readers.filters import Sieve, sift
 from cpt.data.readers.sources import absolute, pieces_of, read_piece
+from cpt.data.store.text_loss import (
+    FIRST_EXCERPTS,
+    SpelledTokens,
+    TextLoss,
+    excerpts,
+    total_loss,
+)
 from cpt.data.store.token_files import (
     Int64,
     ShardDescription,
@@ -153,6 +160,7 @@ class ShardWork:
     folder: Path
     enough_tokens: int | None = None  # stop reading a stream here, as it may be endless
     prove_on_the_way: bool = False  # verify the encoder on a stream's first documents
+    held_out_share: float = 0.0  # of the documents, by hash: they are decoded and compared whole
 
     def __call__(self, shard: Shard, name: str) -> None:
         """Fetch or make the shard in a folder of that name, unless it exists."""
@@ -179,6 +187,8 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     encoder, losses = work.encoder, Losses()
     writer = TokenWriter(folder, encoder.dtype, segmented=encoder.form != "document")
     text_digest, longest = xxh3_128(), ("", 0)
+    text_loss: TextLoss | None = None
+    spelled, spelled_at = SpelledTokens(encoder.control_tokens), ""
     for batch in batches(texts_of(work, shard, losses, encoder)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
@@ -190,6 +200,16 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
+        at_least = FIRST_EXCERPTS if not writer.num_documents else 1
+        is_whole = hashes <= np.float64(work.held_out_share * 2**64)
+        whole = [texts[at] for at in np.flatnonzero(is_whole)]
+        others = [texts[at] for at in np.flatnonzero(~is_whole)]
+        compared = [*encoder.texts_read(whole), *excerpts(encoder.texts_read(others), at_least)]
+        text_loss = total_loss([text_loss, encoder.text_loss(compared)])
+        first = spelled.count(raw)
+        if first is not None and not spelled_at:
+            document = batch[first][1]
+            spelled_at = document.origin.where(document.number, exact=False)
         num_bytes = encoder.bytes_learned(texts, raw)
         writer.append(ids, lengths, hashes, num_bytes, segments)
         if not_learned := sum(map(len, raw)) - int(num_bytes.sum()):
@@ -209,6 +229,9 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         longest=longest,
         engine=encoder.engine,
         texts=text_digest.hexdigest(),
+        text_loss=text_loss,
+        spelled=dict(spelled.counts),
+        spelled_at=spelled_at,
     )
 
 

@@ -7,7 +7,7 @@ import tarfile
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +20,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from cpt.cache import key_of
 from cpt.data.readers.documents import first_line
+from cpt.data.store.text_loss import TextLoss
 from cpt.errors import DataError, ResourceError
 from cpt.files import NO_SPACE, make_durable, sealed, size_and_hash, unsealed
 
@@ -54,6 +55,9 @@ class ShardDescription:
     dropped_bytes: dict[str, int] | None = None
     """Reason -> bytes that were read and not stored, of bad rows too; None: written by an earlier version."""
     format: int = FORMAT
+    text_loss: TextLoss | None = None  # of a sample and all held-out texts; None: not compared
+    spelled: dict[str, int] = field(default_factory=dict)  # special token -> times it is in texts
+    spelled_at: str = ""  # file and line of the first one
 
 
 class TokenWriter:
@@ -116,6 +120,8 @@ class TokenFiles:
             content.pop(
                 "scored", None
             )  # of earlier versions, which could store a score of each document
+            if content.get("text_loss") is not None:
+                content["text_loss"] = TextLoss(**content["text_loss"])
             self.description = known = ShardDescription(**content)
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
             documents, tokens = known.documents, known.tokens

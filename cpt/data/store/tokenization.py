@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
+from tokenizers import decoders, models
 from xxhash import xxh3_128_hexdigest
 
 from cpt.data.readers.documents import first_line
+from cpt.data.store.text_loss import TextLoss, canonical, compare
 from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
 
@@ -149,6 +151,7 @@ class DocumentEncoder:
             )  # leave the user's tokenizer unchanged
             backend.no_truncation()  # truncation would lose tokens, padding add some
             backend.no_padding()
+            without_sampling(backend, self.name)
             self.model_json: str = backend.to_str()
         else:
             self.model_json = json.dumps([self.engine, sorted(vocabulary.items())])
@@ -162,6 +165,11 @@ class DocumentEncoder:
         # The unknown token may occur in a text, unless it is also the EOS, as in GPT-2.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
             self.special_tokens.pop(tokenizer.unk_token_id, None)
+        names = {tokenizer.unk_token}
+        own = tokenizer.backend_tokenizer.model if tokenizer.is_fast else None
+        if isinstance(own, models.BPE | models.WordLevel | models.WordPiece):
+            names.add(own.unk_token)  # the tokenizer's config may not name it
+        self.unknown_ids = sorted(vocabulary[name] for name in names if name in vocabulary)
         self.is_special = np.zeros(max([*vocabulary.values(), *self.special_tokens]) + 1, bool)
         self.is_special[list(self.special_tokens)] = True
         edges = np.flatnonzero(np.diff(self.is_special, prepend=False, append=False)).tolist()
@@ -228,6 +236,37 @@ class DocumentEncoder:
     def reason_to_drop(self, text: str) -> str | None:
         return None
 
+    def texts_read(self, texts: Sequence[str]) -> Sequence[str]:
+        """The texts that the tokenizer encodes for some documents."""
+        return texts
+
+    def text_loss(self, texts: Sequence[str]) -> TextLoss | None:
+        """Encode and decode texts, and compare; None for a slow tokenizer."""
+        if self.slow_tokenizer is not None:
+            return None
+        ids, lengths = self.text_ids(texts)
+        if self._gigatoken is not None and self.decode([ids]) == ["".join(texts)]:
+            return TextLoss(compared=sum(map(len, texts)))
+        parts = np.split(ids, lengths.cumsum())[: len(texts)]
+        known = [part[~np.isin(part, self.unknown_ids)] for part in parts]
+        total = TextLoss(compared=0)
+        for text, decoded, part, rest in zip(texts, self.decode(known), parts, known, strict=True):
+            if decoded == text or canonical(decoded) == canonical(text):
+                loss = TextLoss(compared=len(text))
+            else:
+                normaliser = self.fast_tokenizer.normalizer
+                normalised = text if normaliser is None else normaliser.normalize_str(text)
+                loss = compare(text, decoded, normalised, has_unknown=len(rest) < len(part))
+            total = total.add(loss)
+        return total
+
+    def decode(self, parts: Sequence[Ids]) -> list[str]:
+        if self._gigatoken is not None:
+            decode = gigatoken_of(self.model_json).decode
+            return [decode(part.astype(np.uint32)).decode(errors="replace") for part in parts]
+        ids = [part.tolist() for part in parts]
+        return self.fast_tokenizer.decode_batch(ids, skip_special_tokens=False)
+
     def id_of(self, token: str) -> int | None:
         return self.fast_tokenizer.token_to_id(token) if self.slow_tokenizer is None else None
 
@@ -252,6 +291,10 @@ class DocumentEncoder:
     def fast_tokenizer(self) -> tokenizers.Tokenizer:
         fast = tokenizers.Tokenizer.from_str(self.model_json)
         fast.encode_special_tokens = True  # not stored in the JSON
+        if fast.decoder is None and '"ByteLevel"' in self.model_json:
+            fast.decoder = (
+                decoders.ByteLevel()
+            )  # the tokens have the text even if the file lacks this
         return fast
 
     def text_ids(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
@@ -293,6 +336,21 @@ class DocumentEncoder:
             found = self._encode_batch([part])[0]
             ids += self.spelling_of(part) if self.is_special[found].any() else found.tolist()
         return ids
+
+
+def without_sampling(backend: tokenizers.Tokenizer, name: str) -> None:
+    """Make the tokenizer give a text the same tokens each time, as stored tokens and resuming need it."""
+    model, switched_off = backend.model, ""
+    if isinstance(model, models.BPE) and model.dropout:
+        switched_off = f"BPE dropout ({model.dropout:.3g})"
+        model.dropout = None
+    elif isinstance(model, models.Unigram) and (model.alpha or model.nbest_size):
+        switched_off = f"sampling (alpha {model.alpha}, nbest_size {model.nbest_size})"
+        model.alpha = model.nbest_size = None
+    if switched_off:
+        log.warning(
+            f"the tokenizer `{name}` gives a text other tokens each time: its {switched_off} is switched off."
+        )
 
 
 def adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:

@@ -1,0 +1,194 @@
+"""Does a tokenizer give the text back? Its tokens are decoded and compared; special tokens in texts are counted."""
+
+import logging
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from os.path import commonprefix
+
+import numpy as np
+
+from cpt.errors import RecipeError
+
+log = logging.getLogger("cpt")
+# Shares of characters above which a source is warned about, and above which bits per byte mean nothing.
+WARNED_SHARE, UNRESTORED_SHARE = 0.001, 0.02
+WORST_KEPT, WORST_SHOWN = 20, 5
+# Systematic sampling: an excerpt per so many characters is 0.4 % of a text.
+EXCERPT_CHARACTERS, CHARACTERS_PER_EXCERPT = 1000, 250_000
+CONTROL = {"\n": "LINE FEED", "\r": "CARRIAGE RETURN", "\t": "TAB"}
+FIRST_EXCERPTS = 32  # at least, of a shard's first batch of documents
+
+
+@dataclass(frozen=True)
+class TextLoss:
+    """The characters that a tokenizer does not give back. Canonically equivalent texts (é, e + accent) are equal.
+
+    Attributes:
+        lost: encoded as nothing, so the tokens do not show that there was a character.
+        unknown: encoded as the unknown token.
+        changed: by the tokenizer's normaliser (lower case, NFKC, accents), or blanks that were added.
+        worst: characters that are not given back, with their counts; at most 20.
+    """
+
+    compared: int = 0
+    lost: int = 0
+    unknown: int = 0
+    changed: int = 0
+    worst: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """The share of the compared characters that are not given back."""
+        return (self.lost + self.unknown + self.changed) / max(1, self.compared)
+
+    def add(self, other: "TextLoss") -> "TextLoss":
+        worst = Counter(self.worst) + Counter(other.worst)
+        return TextLoss(
+            self.compared + other.compared,
+            self.lost + other.lost,
+            self.unknown + other.unknown,
+            self.changed + other.changed,
+            dict(worst.most_common(WORST_KEPT)),
+        )
+
+    def __str__(self) -> str:
+        counts = {"lost": self.lost, "unknown": self.unknown, "changed": self.changed}
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
+        worst = Counter(self.worst).most_common(WORST_SHOWN)
+        named = ", ".join(f"{name_of(character)} {count:,} times" for character, count in worst)
+        return f"{self.share:.2%} of {self.compared:,} compared characters ({kinds}; {named})"
+
+
+def name_of(character: str) -> str:
+    """Such as `U+0434 CYRILLIC SMALL LETTER DE`."""
+    name = CONTROL.get(character) or unicodedata.name(character, "(no name)")
+    return f"U+{ord(character):04X} {name}"
+
+
+def total_loss(losses: Iterable[TextLoss | None]) -> TextLoss | None:
+    """The sum; None if nothing was compared."""
+    total: TextLoss | None = None
+    for loss in losses:
+        if loss is not None:
+            total = loss if total is None else total.add(loss)
+    return total
+
+
+def excerpts(texts: Sequence[str], at_least: int = 1) -> list[str]:
+    """Excerpts at equal distances in the concatenated texts, or the texts themselves if they are short."""
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    ends = lengths.cumsum()
+    total = int(lengths.sum())
+    number = max(total // CHARACTERS_PER_EXCERPT, at_least)
+    if total <= number * EXCERPT_CHARACTERS:
+        return list(texts)
+    places = (2 * np.arange(number) + 1) * total // (2 * number)
+    documents = np.searchsorted(ends, places, side="right")
+    starts = places - (ends - lengths)[documents]
+    return [
+        texts[document][start : start + EXCERPT_CHARACTERS]
+        for document, start in zip(documents.tolist(), starts.tolist(), strict=True)
+    ]
+
+
+def compare(text: str, decoded: str, normalised: str, *, has_unknown: bool) -> TextLoss:
+    """Compare a text with the decoded text.
+
+    Args:
+        normalised: the output of the tokenizer's normaliser for the text, to see what that changed.
+        has_unknown: the unknown token was among the tokens; it is not in `decoded`.
+    """
+    expected, given = Counter(canonical(text)), Counter(canonical(decoded))
+    missing = expected - given
+    kept_by_normaliser = Counter(canonical(normalised.replace("▁", " ")))
+    changed = (missing & (expected - kept_by_normaliser)).total()
+    added_blanks = max(0, (given - expected)[" "] - missing.total())
+    gone = missing.total() - changed
+    worst = missing + Counter({" ": added_blanks})
+    return TextLoss(
+        compared=len(text),
+        lost=0 if has_unknown else gone,
+        unknown=gone if has_unknown else 0,
+        changed=changed + added_blanks,
+        worst=dict(worst.most_common(WORST_KEPT)),
+    )
+
+
+def check_text_loss(name: str, tokenizer: str, loss: TextLoss | None, most: float) -> None:
+    """Warn if the tokenizer does not give back the texts of a source; RecipeError if more than `most` of them."""
+    if loss is None or loss.share <= WARNED_SHARE:
+        return
+    what = f"{name}: the tokenizer `{tokenizer}` does not give the text back: {loss}"
+    if loss.share <= most:
+        log.warning(f"{what}.")
+        return
+    ways = ["use a model whose tokenizer does (compare: cpt tokenizer report MODEL --text FILES)"]
+    if loss.lost + loss.unknown > loss.changed:
+        ways.insert(
+            0, "add the characters: cpt tokenizer extend MODEL --text FILES --output FOLDER"
+        )
+    accepted = math.ceil(1000 * loss.share) / 1000
+    ways.append(
+        f"or accept it: `data.max_text_loss: {accepted}`; its bits per byte are not reported"
+    )
+    raise RecipeError(f"{what}. Either {'; '.join(ways)}.")
+
+
+def warn_of_spelled(name: str, counts: Mapping[str, int], first: str) -> None:
+    """Warn of special tokens in texts. They are encoded as text, but were probably meant as tokens."""
+    if not counts:
+        return
+    most = Counter(counts).most_common(WORST_SHOWN)
+    tokens = ", ".join(f"`{token}` {count:,} times" for token, count in most)
+    log.warning(
+        f"{name}: special tokens are spelled in the texts: {tokens}; first in {first}. They are learned as text."
+        f" To drop such documents: `data.filters: [{{name: pattern, drop: '{re.escape(most[0][0])}'}}]`; to split or"
+        " clean them: docs/howto/preparing_data.md."
+    )
+
+
+def canonical(text: str) -> str:
+    """For comparisons; SentencePiece adds a blank to the beginning of a text, or takes one away."""
+    return unicodedata.normalize("NFC", text.lstrip(" "))
+
+
+class SpelledTokens:
+    """Counts special tokens that are spelled in texts, where they are text."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self.counts = Counter[str]()
+        groups = groupby(sorted({token for token in tokens if len(token) > 1}), first_of)
+        self.patterns = {
+            first.encode(): re.compile(pattern_of(list(group)).encode()) for first, group in groups
+        }
+
+    def count(self, texts: Sequence[bytes]) -> int | None:
+        """Count those in some texts; the number of the first text that has one."""
+        found = list[bytes]()
+        for first, pattern in self.patterns.items():  # a character is found ten times faster
+            found += pattern.findall(b"\0".join(text for text in texts if first in text))
+        if not found:
+            return None
+        self.counts.update(token.decode() for token in found)
+        tokens = set(found)
+        return next(at for at, text in enumerate(texts) if any(token in text for token in tokens))
+
+
+def first_of(token: str) -> str:
+    return token[:1]
+
+
+def pattern_of(tokens: Sequence[str]) -> str:
+    """A regular expression for sorted tokens, the longest match first; shared prefixes are compared once."""
+    start = commonprefix(tokens)
+    rest = [token[len(start) :] for token in tokens]
+    endings = [pattern_of(list(group)) for _, group in groupby(filter(None, rest), first_of)]
+    if not endings:
+        return re.escape(start)
+    optional = "?" if "" in rest else ""
+    return f"{re.escape(start)}(?:{'|'.join(endings)}){optional}"
