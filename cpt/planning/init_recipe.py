@@ -14,7 +14,6 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.readers.documents import BadRow, Piece
 from cpt.data.readers.filters import language_identifier
-from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import CONVERTED, files_of, kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError, ResourceError
@@ -34,7 +33,7 @@ from cpt.planning.memory import plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
 from cpt.recipe.keys import AUTO, CHECKPOINTING, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
-from cpt.recipe.paths import TEXT_FILES, is_local, result_of_run
+from cpt.recipe.paths import TEXT_FILES, format_of, is_local, result_of_run
 from cpt.recipe.schema import DocumentSource, Model, Recipe, Tokenizer
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, RECIPE

@@ -3,9 +3,10 @@
 import json
 import re
 from pathlib import Path
+from posixpath import splitext
 
 DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow"}
-COMPRESSED_FILES = {".gz", ".zst"}
+COMPRESSED_FILES = {".gz": "gzip", ".zst": "zstd"}  # suffix -> pyarrow's name
 TEXT_FILES = {".txt", ".md"}
 MODEL_FILES = {".pth", ".pt", ".bin", ".safetensors", ".nemo", ".gguf", ".model"}
 RUNS = "runs/"  # the default of `output_dir`: its folders are local runs
@@ -29,9 +30,18 @@ def is_local(path: str) -> bool:
 
 def document_suffix(path: str) -> str:
     """`.jsonl` of `a.jsonl` and of `a.jsonl.gz`; empty if it is not a file of documents."""
-    name = Path(path.lower())
-    suffix = Path(name.stem).suffix if name.suffix in COMPRESSED_FILES else name.suffix
+    suffix = format_of(path)
     return suffix if suffix in DOCUMENT_FILES else ""
+
+
+def format_of(path: str) -> str:
+    """`.jsonl` of `a.jsonl`, `a.jsonl.gz` and `https://host/a.jsonl?signature=x`; `.png` of `a.png`."""
+    stem, suffix = splitext(without_query(path).lower())
+    return splitext(stem)[1] if suffix in COMPRESSED_FILES else suffix
+
+
+def without_query(path: str) -> str:
+    return path.partition("?")[0] if path.startswith(("http://", "https://")) else path
 
 
 def is_function(path: str) -> bool:

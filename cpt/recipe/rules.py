@@ -28,6 +28,7 @@ from cpt.recipe.paths import (
     document_suffix,
     is_function,
     is_local,
+    without_query,
 )
 from cpt.recipe.schema import (
     NEW_ROWS,
@@ -254,7 +255,7 @@ def reported_name(entry: DocumentSource) -> str:
 
 def name_of_path(path: str) -> str:
     """The last part of a source's path that is not a pattern, without a document suffix."""
-    parts = [part for part in Path(path).parts if not set(part) & set("*?[")]
+    parts = [part for part in Path(without_query(path)).parts if not set(part) & set("*?[")]
     last = Path(parts[-1]) if parts else Path(path)
     if last.suffix.lower() in COMPRESSED_FILES and document_suffix(last.stem):
         last = last.with_suffix("")
@@ -264,18 +265,8 @@ def name_of_path(path: str) -> str:
 def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
     """Every option of a source must have an effect, and only one of column, template and chat may be set."""
     for location, entry in keyed_sources(data, evaluation):
-        if is_local(entry.path) or ":" in entry.path:
-            given: dict[str, Any] = {"subset": entry.subset, "revision": entry.revision}
-            given |= {
-                "split": entry.split != "train",
-                "data_files": entry.data_files,
-                "streaming": entry.streaming,
-            }
-            for key, value in given.items():
-                if value not in (None, False, []):
-                    yield no_effect(
-                        f"{location}.{key}", f": `{entry.path}` is not a dataset on the Hub"
-                    )
+        for key in hub_options(entry):
+            yield no_effect(f"{location}.{key}", f": `{entry.path}` is not a dataset on the Hub")
         if entry.options and not is_function(entry.path):
             yield no_effect(
                 f"{location}.options", f": `{entry.path}` is not a `package.module:function`"
@@ -300,6 +291,21 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
         if suffix := document_suffix(entry.path):  # for folders, known after listing their files
             for key in options_without_effect(entry, {suffix}):
                 yield no_effect(f"{location}.{key}", f" on {suffix} files: remove it")
+
+
+def hub_options(entry: DocumentSource) -> list[str]:
+    """Keys that only a dataset on the Hub uses, set for another source."""
+    if not is_local(entry.path) and ":" not in entry.path:
+        return []
+    given = {
+        "revision": entry.revision is not None,
+        "data_files": bool(entry.data_files),
+        "streaming": entry.streaming,
+    }
+    may_be_dataset = not document_suffix(entry.path) and not set("*?[") & set(entry.path)
+    if is_function(entry.path) or not may_be_dataset:
+        given |= {"subset": entry.subset is not None, "split": entry.split != "train"}
+    return [key for key, is_given in given.items() if is_given]
 
 
 def ways_to_make_text(entry: DocumentSource) -> dict[str, bool]:

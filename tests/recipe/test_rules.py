@@ -169,7 +169,7 @@ def test_phases_need_a_length_in_tokens_and_exclude_a_temperature(mistakes, over
 @pytest.mark.parametrize(
     ("source", "key"),
     [
-        ("{path: ./a, subset: x}", "subset"),
+        ("{path: ./a.jsonl, subset: x}", "subset"),
         ("{path: ./a, streaming: true}", "streaming"),
         ("{path: a.json.zst, data_files: [b]}", "data_files"),
         ("{path: a.txt, text_column: b}", "text_column"),

@@ -23,8 +23,8 @@ from cpt.contrib.documents.charsets import Decoded, decode
 from cpt.contrib.documents.errors import NotConverted
 from cpt.contrib.documents.formulas import Formulas, mark_formulas
 from cpt.contrib.documents.word import count_dropped, rewritten
-from cpt.data.readers.opening import format_of
 from cpt.errors import ResourceError, install_line
+from cpt.recipe.paths import format_of
 
 SUFFIXES = {
     ".pdf": "pdf",

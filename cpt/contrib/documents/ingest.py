@@ -33,11 +33,12 @@ from cpt.contrib.documents.convert import (
     with_clean_text,
 )
 from cpt.contrib.documents.errors import NotConverted
-from cpt.data.readers.opening import compression_of, format_of, open_file
+from cpt.data.readers.opening import compression_of, open_file
 from cpt.data.readers.shared_lines import SharedLines, without_lines
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DISTRIBUTION, DataError
 from cpt.files import json_lines, output_locked, write_atomic
+from cpt.recipe.paths import format_of
 
 BATCH_FILES = 256  # texts in memory at a time, and files per output shard
 MEMORY_BYTES = 4 * 2**30  # limit for a converter

@@ -26,11 +26,11 @@ from cpt.data.readers.opening import (
     BOM,
     BUFFER,
     REMOTE_BUFFER,
-    format_of,
     is_url,
     open_file,
     open_random,
 )
+from cpt.recipe.paths import format_of
 from cpt.recipe.schema import DocumentSource
 
 LONGEST_LINE = 64 * 2**20

@@ -16,11 +16,10 @@ from xxhash import xxh3_128_hexdigest
 from cpt.cache import cannot_keep, default_cache_dir, write_once
 from cpt.data.readers.documents import BadRow, Document, File, Origin, first_line
 from cpt.data.readers.example import item_of
-from cpt.data.readers.opening import format_of
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, ResourceError
 from cpt.files import read_sealed, sealed
-from cpt.recipe.paths import DOCUMENT_FILES
+from cpt.recipe.paths import DOCUMENT_FILES, format_of
 from cpt.recipe.schema import DocumentSource
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from typing import Any, BinaryIO, TypeVar, cast
 import fsspec
 import pyarrow as pa
 
-from cpt.recipe.paths import DOCUMENT_FILES
+from cpt.recipe.paths import COMPRESSED_FILES, DOCUMENT_FILES, without_query
 
 BOM = b"\xef\xbb\xbf"
-COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
-KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED)}"
+KNOWN = f"{', '.join(sorted(DOCUMENT_FILES))}, or one of these with {' or '.join(COMPRESSED_FILES)}"
 BUFFER = 1 << 20
 SMALL_BUFFER = 1 << 16  # at most this much before the damage in a compressed file is lost
 REMOTE_BUFFER = 1 << 23  # bytes per request: the Hub takes most of a second to respond
@@ -124,14 +123,8 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def format_of(path: str) -> str:
-    """Return `.jsonl` for `a.jsonl.gz`."""
-    stem, suffix = splitext(path.lower())
-    return splitext(stem)[1] if suffix in COMPRESSED else suffix
-
-
 def compression_of(path: str) -> str | None:
-    return COMPRESSED.get(splitext(path.lower())[1])
+    return COMPRESSED_FILES.get(splitext(without_query(path).lower())[1])
 
 
 def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:

@@ -4,13 +4,12 @@ import glob
 import logging
 import os
 import re
+import shlex
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count, islice, zip_longest
-from os.path import basename
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ import pyarrow as pa
 
 from cpt.data.readers.columns import columns_of, refuse_texts
 from cpt.data.readers.documents import (
+    IN_HUB_CACHE,
     BadRow,
     BadValue,
     Document,
@@ -41,11 +41,19 @@ from cpt.data.readers.formats import (
     read_text,
 )
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
-from cpt.data.readers.opening import KNOWN, compression_of, format_of, is_http, is_url, persistently
+from cpt.data.readers.listing import Folder, Listing, count_passed_over, reasons_to_pass_over
+from cpt.data.readers.opening import KNOWN, compression_of, is_http, is_url, persistently
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.plugins import check_options, find, user_code_error
-from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, is_function, is_local
+from cpt.recipe.paths import (
+    DOCUMENT_FILES,
+    TEXT_FILES,
+    format_of,
+    is_function,
+    is_local,
+    without_query,
+)
 from cpt.recipe.schema import DocumentSource
 
 READERS: dict[str, Callable[[Piece, DocumentSource], Iterator[Document | BadRow]]] = {
@@ -63,11 +71,6 @@ log = logging.getLogger("cpt")
 GLOB = re.compile(r"[*?\[]")
 CONVERTED = {".pdf", ".html", ".htm", ".docx", ".epub"}  # formats that `cpt data ingest` converts
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DATASETS_OWN = {
-    "dataset_info.json",
-    "state.json",
-    "dataset_dict.json",
-}  # saved by `datasets` next to its arrow files
 # Headers or fields with the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 LISTING_THREADS = 16
@@ -82,12 +85,12 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """The pieces of a source, in the order of its documents. They depend only on the names and sizes of the files; no
     file is opened. A user's function, and a Hub dataset that only `datasets` can read, are one piece."""
-    files = files_of(source, key)
-    if not files:
+    listing = listing_of(source, key)
+    if not listing.files:
         return [Piece(source.path)]
-    log_formats(source)
+    log_listing(source, listing)
     pieces: list[Piece] = []
-    for file in files:
+    for file in listing.files:
         is_cut = file.size > piece_bytes and can_be_cut(file.name, source)
         starts = range(0, file.size, piece_bytes) if is_cut else range(1)
         pieces += [Piece(file.name, start, stop) for start, stop in zip_longest(starts, starts[1:])]
@@ -196,77 +199,168 @@ def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
 
 def files_of(source: DocumentSource, key: str) -> list[File]:
     """The files of a source, in order; empty for a function or a dataset that only `datasets` can read."""
+    return listing_of(source, key).files
+
+
+def listing_of(source: DocumentSource, key: str) -> Listing:
+    """The files of a source, and those of its folder that are passed over, by reason."""
     kind = kind_of(source.path)
     if kind == "hub":
-        return hub_files(source, key).files or []
+        return Listing(hub_files(source, key).files or [])
     if kind == "function":
-        return []
-    return find_local(source, key) if kind == "local" else find_remote(source, key)
+        return Listing()
+    return list_local(source, key) if kind == "local" else list_remote(source, key)
 
 
-def find_local(source: DocumentSource, key: str) -> list[File]:
+def list_local(source: DocumentSource, key: str) -> Listing:
     path = Path(source.path).expanduser()
-    if (path / "dataset_dict.json").is_file():  # saved by `datasets`, one folder per split
-        path = path / source.split
     try:
         if path.is_dir():
-            folder = os.path.join(path, "") if path != Path() else ""
-            found = [(folder + name, status) for name, status in walk(path) if is_document(name)]
-        else:
-            names = [str(path)] if path.is_file() else glob.glob(str(path), recursive=True)
-            found = [
-                (name, status) for name in names if stat.S_ISREG((status := os.stat(name)).st_mode)
-            ]
-            for name, _ in found:
-                refuse_unknown(name, key)
+            return list_folder(path, source, key)
+        matches = [str(path)] if path.is_file() else matches_of(source.path)
+        found = {name: os.stat(name) for name in matches}
     except OSError as problem:
         raise cannot_read(problem.filename or source.path, problem, key) from problem
-    if not found:
-        what = (
-            f"expected a {KNOWN} file in the folder"
-            if path.is_dir()
-            else f"no such file or folder in {Path.cwd()}"
-        )
+    files = [file_of(name, status) for name, status in found.items() if is_file(status)]
+    if not files:
+        what = f"no such file or folder in {Path.cwd()}"
+        remedy = f"Set `{key}.path`; a dataset on the Hub is written `owner/name`."
+        raise DataError(f"{source.path}: {what}. {remedy}")
+    for file in files:
+        refuse_unknown(file.name, key)
+    folders = [("folders matched by the pattern", 0)] * (len(found) - len(files))
+    return Listing(in_order(files), count_passed_over(folders))
+
+
+def matches_of(pattern: str) -> list[str]:
+    """The matches of a glob. Brackets in it are those of a name if such a file or folder exists."""
+    path = Path(pattern).expanduser()
+    known = next((str(folder) for folder in path.parents if folder.exists()), "")
+    rest = str(path.relative_to(known))
+    as_names = rest.replace("[", "[[]")
+    names: list[str] = []
+    for part in (rest, as_names):
+        names = names or glob.glob(str(Path(glob.escape(known), part)), recursive=True)
+    return names
+
+
+def list_folder(path: Path, source: DocumentSource, key: str) -> Listing:
+    root = os.path.join(path, "") if path != Path() else ""
+    found, links = walk(path, key)
+    folder = Folder(
+        path=source.path,
+        names=sorted(found),
+        read=lambda name: Path(root + name).read_bytes(),
+        split=source.split,
+        subset=source.subset,
+        key=key,
+    )
+    is_download = (path / ".cache/huggingface").is_dir() or IN_HUB_CACHE.search(f"{path}/x")
+    reasons = reasons_to_pass_over(folder, is_download=is_download is not None)
+    numbers = {inode(found[name]) for name in found.keys() - reasons.keys() - links}
+    for name in sorted(links - reasons.keys()):  # one of several names of a file is enough
+        if inode(found[name]) in numbers:
+            reasons[name] = "links to a file that is read"
+        numbers.add(inode(found[name]))
+    files = [file_of(root + name, found[name]) for name in folder.names if name not in reasons]
+    if not files:
         raise DataError(
-            f"{source.path}: {what}. Set `{key}.path`; a dataset on the Hub is written `owner/name`."
+            f"{source.path}: expected a {KNOWN} file in the folder. Set `{key}.path`; a dataset on the Hub is written"
+            " `owner/name`."
         )
-    files = [File(name, status.st_size, str(status.st_mtime_ns)) for name, status in found]
+    left_out = ((reason, found[name].st_size) for name, reason in reasons.items())
+    return Listing(in_order(files), count_passed_over(left_out))
+
+
+def walk(root: Path, key: str) -> tuple[dict[str, os.stat_result], set[str]]:
+    """Relative name -> status of every visible file in the folder, and the names of those that are links. Links to
+    folders are followed, each real folder once, but not to a folder above."""
+    found: dict[str, os.stat_result] = {}
+    links: set[str] = set()
+    seen = {inode(os.stat(folder)) for folder in [root.resolve(), *root.resolve().parents]}
+    folders, linked_folders = [(str(root), "")], list[tuple[str, str]]()
+    while folders or linked_folders:
+        path, below = folders.pop() if folders else linked_folders.pop(0)
+        if below:
+            number = inode(os.stat(path))
+            if number in seen:
+                continue
+            seen.add(number)
+        with os.scandir(path) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                name = below + entry.name
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append((entry.path, f"{name}/"))
+                elif entry.is_dir():
+                    linked_folders.append((entry.path, f"{name}/"))
+                elif entry.is_symlink():
+                    found[name] = status_of_link(entry.path, key)
+                    links.add(name)
+                elif entry.is_file():
+                    found[name] = entry.stat()
+    return found, links
+
+
+def status_of_link(path: str, key: str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except OSError as problem:
+        raise DataError(
+            f"{path}: a link to {os.readlink(path)}, which cannot be read ({problem.strerror}). Restore that file, or"
+            f" remove the link: rm {shlex.quote(path)}. Or set `{key}.path` to a glob of the other files."
+        ) from problem
+
+
+def inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def is_file(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode)
+
+
+def file_of(name: str, status: os.stat_result) -> File:
+    return File(name, status.st_size, str(status.st_mtime_ns))
+
+
+def in_order(files: Iterable[File]) -> list[File]:
     return sorted(files, key=lambda file: file.name.split(os.sep))
 
 
-def walk(folder: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield relative path and status of every visible file in the folder; links to folders are not followed."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from walk(Path(entry.path), f"{below}{entry.name}/")
-            elif entry.is_file():
-                yield below + entry.name, entry.stat()
-
-
-def is_document(path: str) -> bool:
-    return format_of(path) in DOCUMENT_FILES and basename(path) not in DATASETS_OWN
-
-
-def find_remote(source: DocumentSource, key: str) -> list[File]:
-    """The files of a URL: one file, the matches of a glob, or all supported files below a folder."""
+def list_remote(source: DocumentSource, key: str) -> Listing:
+    """The files of a URL: one file, the matches of a glob, or the documents in a folder."""
+    reasons: dict[str, str] = {}
     try:
         system, name = fsspec.core.url_to_fs(source.path)
-        if GLOB.search(source.path):
-            found = {
-                file: info
-                for file, info in system.glob(name, detail=True).items()
-                if info["type"] == "file"
-            }
-        elif format_of(name) in DOCUMENT_FILES:
+        if GLOB.search(without_query(source.path)):
+            matches = system.glob(name, detail=True).items()
+            found = {file: info for file, info in matches if info["type"] == "file"}
+        elif format_of(source.path) in DOCUMENT_FILES:
             found = {name: info_of(system, name)}
         else:
-            below = system.find(name, detail=True).items()
-            found = {file: info for file, info in below if format_of(file) in DOCUMENT_FILES}
+            below = name.rstrip("/") + "/"
+            found = {
+                file: info
+                for file, info in system.find(name, detail=True).items()
+                if not any(part.startswith(".") for part in file.removeprefix(below).split("/"))
+            }
+            folder = Folder(
+                path=source.path,
+                names=sorted(file.removeprefix(below) for file in found),
+                read=lambda name: persistently(lambda: system.cat_file(below + name)),
+                split=source.split,
+                subset=source.subset,
+                key=key,
+            )
+            reasons = {
+                below + name: reason for name, reason in reasons_to_pass_over(folder).items()
+            }
         # An HTTP listing contains only names.
-        unsized = [file for file, info in found.items() if info.get("size") is None]
+        unsized = [
+            file for file, info in found.items() if info.get("size") is None and file not in reasons
+        ]
         with ThreadPoolExecutor(LISTING_THREADS) as pool:
             found |= zip(
                 unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True
@@ -279,17 +373,18 @@ def find_remote(source: DocumentSource, key: str) -> list[File]:
         found = {}
     except (OSError, ValueError) as problem:
         raise cannot_read(source.path, problem, key) from problem
-    if not found:
-        raise DataError(f"{source.path}: no such file. Set `{key}.path`.")
     files = []
     for file, info in found.items():
-        name, version = (
-            str(system.unstrip_protocol(file)),
-            next((str(info[tag]) for tag in TAGS if info.get(tag)), ""),
-        )
+        if file in reasons:
+            continue
+        name = str(system.unstrip_protocol(file))
+        version = next((str(info[tag]) for tag in TAGS if info.get(tag)), "")
         refuse_unknown(name, key)
         files.append(File(name, int(info.get("size") or 0), version))
-    return sorted(files)
+    if not files:
+        raise DataError(f"{source.path}: no such file. Set `{key}.path`.")
+    left_out = ((reason, int(found[name].get("size") or 0)) for name, reason in reasons.items())
+    return Listing(sorted(files), count_passed_over(left_out))
 
 
 def info_of(system: fsspec.AbstractFileSystem, name: str) -> Mapping[str, Any]:
@@ -313,24 +408,11 @@ def refuse_unknown(file: str, key: str) -> None:
         )
 
 
-def log_formats(source: DocumentSource) -> None:
-    """Log the file counts of a folder: `corpus: 12 jsonl, 3 parquet, 2 skipped: .png`."""
-    folder = Path(source.path).expanduser()
-    if kind_of(source.path) != "local" or not is_main_process() or not folder.is_dir():
+def log_listing(source: DocumentSource, listing: Listing) -> None:
+    """Log what a folder holds: `corpus: 12 jsonl, 3 parquet; passed over: 2 .png files (1,024 bytes)`."""
+    if not is_main_process() or not (listing.passed_over or len(listing.files) > 1):
         return
-    names = sorted(name for name, _ in walk(folder))
-    read = Counter(format_of(name).removeprefix(".") for name in names if is_document(name))
-    skipped = Counter(
-        Path(name).suffix or basename(name) for name in names if not is_document(name)
-    )
-    parts = [f"{count:,} {name}" for name, count in read.most_common()]
-    if links := sorted(
-        path.name for path in folder.iterdir() if path.is_symlink() and not path.is_file()
-    ):
-        parts.append(f"not followed: the link(s) {', '.join(links)}")
-    if skipped:
-        parts.append(f"{skipped.total():,} skipped: {', '.join(sorted(skipped))}")
-    log.info(f"{source.path}: {', '.join(parts)}")
+    log.info(f"{source.path}: {listing}")
 
 
 def states_of(source: DocumentSource, key: str) -> list[File]:

@@ -10,13 +10,13 @@ from cpt.data.examples.encoder import encoder_of
 from cpt.data.readers.columns import columns_named, columns_of
 from cpt.data.readers.documents import BadRow, Document, Piece, complaint
 from cpt.data.readers.filters import sieve_of, sift
-from cpt.data.readers.opening import format_of
 from cpt.data.readers.sources import files_of, find_function, kind_of, read_piece, states_of
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
 from cpt.distributed import is_main_process
 from cpt.errors import CptError
+from cpt.recipe.paths import format_of
 from cpt.recipe.rules import keyed_sources, options_without_effect, reported_name
 from cpt.recipe.schema import RETAIN_PRESETS, Data, DocumentSource, Evaluation, Source
 

@@ -1,0 +1,359 @@
+"""Choose the documents of a folder: in a saved dataset or a download from the Hub, only the files of the split."""
+
+import json
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from posixpath import basename, dirname, splitext
+from typing import Any
+
+from cpt.data.readers.documents import File
+from cpt.errors import DataError
+from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, format_of
+
+DICT, STATE = "dataset_dict.json", "state.json"  # written by `save_to_disk`
+OF_DATASETS = {DICT, STATE, "dataset_info.json", "dataset_infos.json"}
+ABOUT_FILES = "README or LICENSE"
+CACHE = re.compile(r"cache-.*\.arrow|tmp[0-9a-z_]{8}")  # written by `map` and `filter`
+ABOUT = re.compile(
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|code_of_conduct)[^/.]*",
+    re.IGNORECASE,
+)
+# One of these keys in the front matter of README.md makes it the card of a dataset.
+CARD_KEYS = {
+    *("configs", "dataset_info", "license", "license_name", "pretty_name", "size_categories"),
+    *("task_categories", "task_ids", "annotations_creators", "source_datasets"),
+}
+# The split rules of `datasets`: sharded files, else names of folders, else names of files.
+SEPARATOR = "[-._ 0-9]"
+WORDS = {
+    "train": "train|training",
+    "validation": "validation|valid|dev|val",
+    "test": "test|testing|eval|evaluation",
+}
+SHARDED = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+IN_FOLDER = {
+    split: re.compile(rf"(?:.*/)?(?:[^/]*{SEPARATOR})?(?:{words})(?:{SEPARATOR}[^/]*)?/.+")
+    for split, words in WORDS.items()
+}
+IN_NAME = {
+    split: re.compile(rf"(?:.*/)?(?:[^/]*{SEPARATOR})?(?:{words}){SEPARATOR}[^/]*")
+    for split, words in WORDS.items()
+}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a source, in order, and those of its folder that are not read."""
+
+    files: list[File] = field(default_factory=list)
+    passed_over: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Reason -> (files, bytes), the largest number of files first."""
+
+    def __str__(self) -> str:
+        formats = Counter(format_of(file.name).removeprefix(".") for file in self.files)
+        read = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())
+        lost = ", ".join(
+            f"{files:,} {reason} ({num_bytes:,} bytes)"
+            for reason, (files, num_bytes) in self.passed_over.items()
+        )
+        return f"{read}; passed over: {lost}" if lost else read
+
+
+def count_passed_over(reasons: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
+    """Reason -> (files, bytes), of a reason and a size for each file."""
+    files, sizes = Counter[str](), Counter[str]()
+    for reason, size in reasons:
+        files[reason] += 1
+        sizes[reason] += size
+    return {reason: (count, sizes[reason]) for reason, count in files.most_common()}
+
+
+@dataclass
+class Folder:
+    """The names in a folder, sorted, with / between their parts, and why each is not a document."""
+
+    path: str
+    names: Sequence[str]
+    read: Callable[[str], bytes]
+    split: str
+    subset: str | None
+    key: str
+    reasons: dict[str, str] = field(default_factory=dict)
+    is_split_used: bool = False
+    is_subset_used: bool = False
+
+    def below(self, folder: str) -> Sequence[str]:
+        if not folder:
+            return self.names
+        first, end = bisect_left(self.names, folder), bisect_left(self.names, folder[:-1] + "0")
+        return self.names[first:end]  # "0" follows "/"
+
+    def leave_out(self, names: Iterable[str], reason: str) -> None:
+        for name in names:
+            self.reasons.setdefault(name, reason)
+
+    def no_split(self, folder: str, splits: Iterable[str]) -> DataError:
+        has = ", ".join(f"`{split}`" for split in splits) or "none"
+        where = f"{self.path.rstrip('/')}/{folder}".rstrip("/")
+        another = f", or make {where} a source of its own with it" if folder else ""
+        return DataError(
+            f"{where}: no split `{self.split}`. It has: {has}. Set `{self.key}.split`{another}."
+        )
+
+
+def reasons_to_pass_over(folder: Folder, is_download: bool = False) -> dict[str, str]:
+    """Name -> why it is not a document, for all that are not. `is_download`: the folder is known to be a dataset."""
+    for name in folder.names:
+        if format_of(name) not in DOCUMENT_FILES:
+            suffix = splitext(name)[1]
+            folder.reasons[name] = f"{suffix} files" if suffix else "files without a suffix"
+    claimed = saved_datasets(folder)
+    for name in folder.names:
+        reason = why_not_data(name)
+        if reason and reason != ABOUT_FILES:  # those may be the text
+            folder.leave_out([name], reason)
+    roots = {dirname(name): card for name in folder.names if (card := card_of(folder, name))}
+    roots |= {dirname(name): {} for name in folder.names if basename(name) == "dataset_infos.json"}
+    if is_download:
+        roots.setdefault("", {})
+    for root in sorted(roots, key=lambda root: (root.count("/"), root)):
+        prefix = f"{root}/" if root else ""
+        if not prefix.startswith(tuple(claimed)):
+            claimed.append(prefix)
+            choose_as_the_hub(folder, prefix, roots[root])
+    if "" not in claimed:
+        choose_by_names(folder, claimed)
+    if folder.split != "train" and not folder.is_split_used:
+        raise folder.no_split("", [])
+    if folder.subset is not None and not folder.is_subset_used:
+        raise DataError(
+            f"{folder.path}: no subset `{folder.subset}`. Remove `{folder.key}.subset`."
+        )
+    return folder.reasons
+
+
+def saved_datasets(folder: Folder) -> list[str]:
+    """Leave out all but the files of the split in folders that `save_to_disk` wrote; return these folders."""
+    claimed = []
+    for name in [name for name in folder.names if basename(name) == DICT]:
+        prefix = name.removesuffix(DICT)
+        splits = values_of(folder, name, "splits")
+        if not splits:
+            continue
+        if folder.split not in splits:
+            raise folder.no_split(prefix, splits)
+        folder.is_split_used = True
+        claimed.append(prefix)
+        for split in splits:
+            if split != folder.split:
+                folder.leave_out(folder.below(f"{prefix}{split}/"), f"of split `{split}`")
+        chosen = set(folder.below(f"{prefix}{folder.split}/"))
+        leave_out_others(folder, set(folder.below(prefix)) - chosen, DICT)
+    for name in [name for name in folder.names if basename(name) == STATE]:
+        prefix = name.removesuffix(STATE)
+        stored = [prefix + str(file["filename"]) for file in values_of(folder, name, "_data_files")]
+        if not stored or folder.reasons.get(name):
+            continue
+        claimed.append(prefix)
+        if missing := sorted(set(stored) - set(folder.below(prefix))):
+            raise DataError(
+                f"{folder.path}: {missing[0]}, one of the {len(stored)} files of the dataset in {name}, is missing."
+                f" Copy the folder again, or set `{folder.key}.path` to a glob of the files that are there."
+            )
+        leave_out_others(folder, set(folder.below(prefix)) - set(stored), STATE)
+    return claimed
+
+
+def leave_out_others(folder: Folder, names: Iterable[str], described_in: str) -> None:
+    for name in names:
+        folder.leave_out([name], why_not_data(name) or f"not in the dataset of `{described_in}`")
+
+
+def why_not_data(name: str) -> str:
+    """Why a file of a dataset has no documents, by its name; empty if it may have some."""
+    if CACHE.fullmatch(basename(name)):
+        return "caches of `datasets`"
+    if basename(name) in OF_DATASETS:
+        return "metadata of `datasets`"
+    return ABOUT_FILES if is_about(name) else ""
+
+
+def values_of(folder: Folder, name: str, key: str) -> list[Any]:
+    try:
+        values = json.loads(folder.read(name))[key]
+    except (ValueError, KeyError, TypeError):  # a file of another program
+        return []
+    return values if isinstance(values, list) else []
+
+
+def card_of(folder: Folder, name: str) -> dict[str, Any] | None:
+    """The front matter of a dataset's card; None for another file."""
+    if basename(name) != "README.md" or folder.reasons.get(name):
+        return None
+    text = folder.read(name).decode(errors="replace").removeprefix("\ufeff")
+    found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
+    if found is None:
+        return None
+    import yaml
+
+    try:
+        card = yaml.safe_load(found[1])
+    except yaml.YAMLError:
+        return None
+    return card if isinstance(card, dict) and CARD_KEYS & card.keys() else None
+
+
+def choose_as_the_hub(folder: Folder, prefix: str, card: Mapping[str, Any]) -> None:
+    """Leave out what `datasets` would not read of a folder with this card."""
+    config = config_of(folder, prefix, card)
+    all_names = [name for name in folder.below(prefix) if name not in folder.reasons]
+    folder.leave_out(filter(is_about, all_names), ABOUT_FILES)
+    names = [name.removeprefix(prefix) for name in all_names if name not in folder.reasons]
+    splits = splits_of_config(names, config)
+    folder.is_split_used = True
+    chosen = splits.get(folder.split)
+    if not chosen:
+        raise folder.no_split(prefix, [split for split, files in splits.items() if files])
+    for split, files in splits.items():
+        others = (prefix + name for name in files if name not in chosen)
+        folder.leave_out(others, f"of split `{split}`")
+    rest = (prefix + name for name in names if name not in chosen)
+    folder.leave_out(rest, "not in the dataset's data files")
+
+
+def config_of(folder: Folder, prefix: str, card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the subset, or the default one."""
+    listed = card.get("configs") or []
+    configs = {
+        str(config.get("config_name", "default")): config
+        for config in listed
+        if isinstance(config, dict)
+    }
+    if folder.subset is not None and folder.subset in configs:
+        folder.is_subset_used = True
+        return configs[folder.subset]
+    defaults = [config for config in configs.values() if config.get("default")]
+    if len(configs) > 1 and "default" not in configs and not defaults:
+        raise DataError(
+            f"{folder.path}: {prefix}README.md has the subsets {', '.join(configs)}. Set `{folder.key}.subset`."
+        )
+    return next(iter([*defaults, *[configs.get("default")], *configs.values()]), None) or {}
+
+
+def splits_of_config(names: Sequence[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
+    data_files, data_dir = config.get("data_files"), str(config.get("data_dir") or "").strip("./")
+    base = f"{data_dir}/" if data_dir else ""
+    if data_files is None:
+        within = [name.removeprefix(base) for name in names if name.startswith(base)]
+        splits = splits_by_name(within) or {"train": of_most_common_format(within)}
+        return {split: [base + name for name in files] for split, files in splits.items()}
+    return {
+        split: [name for name in names if any(pattern.match(name) for pattern in patterns)]
+        for split, patterns in patterns_of(data_files, base).items()
+    }
+
+
+def patterns_of(data_files: Any, base: str) -> dict[str, list[re.Pattern[str]]]:
+    """`data_files` of a card: a pattern, a list of them, a dict, or a list of `{split: ..., path: ...}`."""
+    from fsspec.utils import glob_translate
+
+    if isinstance(data_files, list) and all(isinstance(entry, dict) for entry in data_files):
+        data_files = {entry.get("split", "train"): entry.get("path", []) for entry in data_files}
+    if not isinstance(data_files, dict):
+        data_files = {"train": data_files}
+    written = {
+        str(split): paths if isinstance(paths, list) else [paths]
+        for split, paths in data_files.items()
+    }
+    return {
+        split: [re.compile(glob_translate(base + str(path).removeprefix("./"))) for path in paths]
+        for split, paths in written.items()
+    }
+
+
+def splits_by_name(names: Iterable[str]) -> dict[str, list[str]]:
+    """Split -> names, by the rules of `datasets`; empty if no name has a split's word."""
+    sharded: dict[str, list[str]] = {}
+    for name in names:
+        if (found := SHARDED.fullmatch(name)) is not None:
+            sharded.setdefault(found[1], []).append(name)
+    if sharded:
+        return sharded
+    for rules in (IN_FOLDER, IN_NAME):
+        splits = {
+            split: [name for name in names if rule.fullmatch(name)] for split, rule in rules.items()
+        }
+        if any(splits.values()):
+            return {split: files for split, files in splits.items() if files}
+    return {}
+
+
+def of_most_common_format(names: Sequence[str]) -> list[str]:
+    formats = Counter(format_of(name).replace(".jsonl", ".json") for name in names)
+    if not formats:
+        return []
+    ((chosen, _),) = formats.most_common(1)
+    return [name for name in names if format_of(name).replace(".jsonl", ".json") == chosen]
+
+
+def is_about(name: str) -> bool:
+    return (
+        format_of(name) in TEXT_FILES and ABOUT.fullmatch(splitext(basename(name))[0]) is not None
+    )
+
+
+def choose_by_names(folder: Folder, claimed: Sequence[str]) -> None:
+    """Apply the split rules to each folder without a card whose files of rows all have names of splits."""
+    rest = [
+        name
+        for name in folder.names
+        if name not in folder.reasons and not name.startswith(tuple(claimed))
+    ]
+    for prefix, names in with_subfolders(rest):
+        splits = guessed_splits(names)
+        if folder.split not in splits:
+            continue
+        folder.is_split_used = True
+        chosen = set(splits[folder.split])
+        for split, files in splits.items():
+            others = (prefix + name for name in files if name not in chosen)
+            folder.leave_out(others, f"of split `{split}`")
+        folder.leave_out((prefix + name for name in names if is_about(name)), ABOUT_FILES)
+
+
+def with_subfolders(names: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
+    """Each folder with the names below it, from the top; the folders in one with split names are not visited."""
+    waiting = [("", list(names))]
+    while waiting:
+        prefix, below = waiting.pop()
+        if not any(format_of(name) not in TEXT_FILES or WORD.search(name) for name in below):
+            continue  # a folder of text: its names mean nothing
+        yield prefix, below
+        if guessed_splits(below):
+            continue
+        children: dict[str, list[str]] = {}
+        for name in below:
+            child, slash, rest = name.partition("/")
+            if slash:
+                children.setdefault(f"{child}/", []).append(rest)
+        waiting += [(prefix + child, inside) for child, inside in children.items()]
+
+
+WORD = re.compile("|".join(WORDS.values()))
+
+
+def guessed_splits(names: Sequence[str]) -> dict[str, list[str]]:
+    """The splits of a folder, if all its files of rows, or else all its txt files, are of one and some of `train`."""
+    documents = [name for name in names if format_of(name) not in TEXT_FILES]
+    is_text = not documents
+    if is_text:
+        documents = [name for name in names if not is_about(name)]
+        if any(format_of(name) == ".md" for name in documents):
+            return {}
+    splits = splits_by_name(documents)
+    covered = {name for files in splits.values() for name in files}
+    is_sure = len(covered) == len(documents) and "train" in splits
+    return splits if is_sure and not (is_text and len(splits) == 1) else {}
