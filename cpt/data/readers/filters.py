@@ -3,12 +3,15 @@
 A filter returns the reason to drop a document, or None to keep it. A transform returns the document changed, or a list
 of documents."""
 
+import gzip
 import inspect
+import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -324,6 +327,8 @@ def c4_lines(
 
 
 FILTERS = (length, pattern, keep_share, language, c4, gopher_quality, gopher_repetition, fineweb, decontaminate)
+VERSIONS = {function.__name__: 1 for function in (*FILTERS, normalise, c4_lines)}
+"""In the names of stored tokens: incremented when the results of a filter or transform change."""
 BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {
     "transform": {"normalise": normalise, "c4_lines": c4_lines},
     "filter": {function.__name__: function for function in FILTERS},
@@ -344,10 +349,10 @@ class Sieve:
         return build_components("transform", self.transforms), build_components("filter", self.filters)
 
     def code(self) -> dict[str, list[list[object]]]:
-        """Names, options and source code of the functions, for the key of stored tokens."""
+        """Names, options and versions of the functions, for the key of stored tokens."""
         return {
             f"{kind}s": [
-                [one.name, key_options(one.name, one.options), module_text(kind, one.name)]
+                [one.name, key_options(one.name, one.options), version_text(kind, one)]
                 for components in lists.values()
                 for one in components
             ]
@@ -373,9 +378,25 @@ def build_components(kind: str, lists: ComponentLists) -> list[Callable[..., Any
     return functions
 
 
+def version_text(kind: str, component: Component) -> str:
+    """A built-in function's version, or the text of the module of a user's: part of the names of stored tokens."""
+    function = BUILT_IN[kind].get(component.name)
+    if function is None:
+        return module_text(kind, component.name)
+    version = VERSIONS[component.name]
+    return first_texts()[function.__module__] if version == 1 else f"version {version}"
+
+
+@cache
+def first_texts() -> dict[str, str]:
+    """Module -> its text of version 1, which the names contained before there were versions."""
+    packed = (Path(__file__).parent / "version_1.json.gz").read_bytes()
+    return dict(json.loads(gzip.decompress(packed)))
+
+
 def module_text(kind: str, name: str) -> str:
-    """The source code of a function's module: a change in it invalidates stored tokens."""
-    function = find(kind, name, BUILT_IN.get(kind, {}))
+    """The source code of a module with a user's function: a change in it invalidates stored tokens."""
+    function = find(kind, name, {})
     module = inspect.getmodule(function)
     try:
         return inspect.getsource(module if module is not None and module.__name__ != "__main__" else function)
