@@ -2,12 +2,11 @@
 
 import json
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -25,8 +24,10 @@ from cpt.command_line import (
     refuse_ignored,
     show_log,
 )
+from cpt.data.account import Losses, format_account
 from cpt.data.examples.check import (
     CUT,
+    DROPPED,
     WORKERS_IMPORT,
     WRONG,
     ExampleReport,
@@ -37,19 +38,17 @@ from cpt.data.examples.encoder import ExampleEncoder, encoder_of
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.documents import (
-    BadRow,
     Document,
     Listed,
     Piece,
-    count_reasons,
-    listed,
     refuse_too_many,
 )
-from cpt.data.readers.filters import sieve_of
-from cpt.data.readers.sources import jobs_of, read_piece
-from cpt.data.rows.contamination import find_contamination, is_refused
+from cpt.data.readers.sources import files_of, jobs_of
+from cpt.data.rows.contamination import find_contamination, is_refused, work_of
 from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.data.store.shards import ShardWork, texts_of
 from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenized import nothing_kept
 from cpt.errors import CptError, DataError, RecipeError
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
@@ -109,11 +108,11 @@ def check_command(
         try:
             if plain_encoder is not None and form_of_source(one) != "document":
                 inspector = inspector_of(data, one, key, plain_encoder)
-            report = read_source(one, key, inspector)
+            report = read_source(work_of(data, one, key), inspector)
         except CptError as problem:
             mistakes.append(problem)
             continue
-        bad_rows += report.bad
+        bad_rows += report.losses.bad_rows
         mistakes += report_documents(console, data, one, key, report)
         if report.examples.counts:
             mistakes += report_examples(console, one, key, report.examples, truncated_share)
@@ -136,39 +135,34 @@ def inspector_of(
             f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, not a token"
             " of the tokenizer. Add it as a special token, or use the tokenizer's own template."
         )
-    name, are_repeats_wrong = reported_name(source), data.deduplicate is None
-    return Inspector(
-        name, sieve_of(data, source, key), encoder, data.sequence_length, are_repeats_wrong
-    )
+    return Inspector(encoder, data.sequence_length, are_repeats_wrong=data.deduplicate is None)
 
 
 @dataclass
 class SourceInspection:
     """Counts of a source, or of a part of it."""
 
-    documents: int = 0
-    empty: int = 0  # documents without visible characters, included in `documents`
-    bad: list[Listed] = field(default_factory=list)
+    kept: int = 0  # documents
+    kept_bytes: int = 0
+    losses: Losses = field(default_factory=Losses)
     examples: ExampleReport = field(default_factory=ExampleReport)
 
     def add(self, other: "SourceInspection") -> None:
-        self.documents += other.documents
-        self.empty += other.empty
-        self.bad += other.bad
+        self.kept += other.kept
+        self.kept_bytes += other.kept_bytes
+        self.losses.add(other.losses)
         self.examples.add(other.examples)
 
 
-def read_source(
-    source: DocumentSource, key: str, inspector: Inspector | None = None
-) -> SourceInspection:
-    """Read a source once, in several processes if it is large."""
-    jobs = jobs_of(source, key, PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES)
+def read_source(work: ShardWork, inspector: Inspector | None = None) -> SourceInspection:
+    """Read a source once, in several processes if it is large. Bad rows are counted, whatever `data.on_bad_row` is."""
+    work = replace(work, on_bad_row="skip")
+    piece_bytes = PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES
+    jobs = jobs_of(work.source, work.key, piece_bytes)
     workers = num_workers() if len(jobs) > PIECES_ALONE else 0
     imports = () if inspector is None else WORKERS_IMPORT
     whole = SourceInspection()
-    for part in map_in_order(
-        lambda: partial(read_part, source, key, inspector), jobs, workers, imports
-    ):
+    for part in map_in_order(lambda: partial(read_part, work, inspector), jobs, workers, imports):
         whole.add(part)
     if inspector is not None and inspector.are_repeats_wrong:
         whole.examples.find_repeated()
@@ -176,61 +170,66 @@ def read_source(
 
 
 def read_part(
-    source: DocumentSource, key: str, inspector: Inspector | None, pieces: Sequence[Piece]
+    work: ShardWork, inspector: Inspector | None, pieces: Sequence[Piece]
 ) -> SourceInspection:
     report = SourceInspection()
-    rows = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
-    documents = islice(counted(rows, report), source.max_documents)
+    texts = texts_of(work, pieces, report.losses)
     if inspector is None:
-        deque(documents, maxlen=0)
+        deque(counted(texts, report), maxlen=0)
     else:
-        report.examples = inspector(documents)
+        examples = counted(accepted(texts, report, inspector.encoder), report)
+        report.examples.add(inspector(examples))
     return report
 
 
-def counted(rows: Iterable[Document | BadRow], report: SourceInspection) -> Iterator[Document]:
-    """Yield the documents among the rows, and count documents and bad rows."""
-    for row in rows:
-        if isinstance(row, BadRow):
-            report.bad.append(listed(row))
-            continue
-        report.documents += 1
-        report.empty += not row.text or row.text.isspace()
-        yield row
+def counted(
+    texts: Iterable[tuple[str, Document]], report: SourceInspection
+) -> Iterator[tuple[str, Document]]:
+    for text, document in texts:
+        report.kept += 1
+        report.kept_bytes += len(text.encode())
+        yield text, document
+
+
+def accepted(
+    texts: Iterable[tuple[str, Document]], report: SourceInspection, encoder: ExampleEncoder
+) -> Iterator[tuple[str, Document]]:
+    """Yield the examples that the chat template accepts, and count the others."""
+    for text, document in texts:
+        refusal = encoder.reason_to_drop(text)
+        if refusal is None:
+            yield text, document
+        else:
+            report.losses.drop(text, refusal)
+            report.examples.find(f"{DROPPED}{refusal}", (document.origin, document.number))
 
 
 def report_documents(
     console: Console, data: Data, source: DocumentSource, key: str, report: SourceInspection
 ) -> list[CptError]:
-    """Print a table and the first bad rows; return the errors that would stop a run."""
-    reasons = Counter(count_reasons(report.bad))
-    table = Table("source", "documents", "of these empty", "bad rows", "why")
-    numbers = report.documents, report.empty, reasons.total()
-    why = ", ".join(f"{reason}: {count:,}" for reason, count in reasons.most_common())
-    table.add_row(
-        escape(reported_name(source)),
-        *(f"{number:,}" for number in numbers),
-        why,
-        style="yellow" if why else None,
+    """Print the account and the first bad rows; return the errors that would stop a run."""
+    losses, bad_rows = report.losses, report.losses.bad_rows
+    account = losses.account(
+        reported_name(source), report.kept, report.kept_bytes, files_of(source, key)
     )
-    console.print(table)
-    for row in report.bad[:BAD_ROWS_SHOWN]:
+    console.print(format_account(account), markup=False, highlight=False)
+    for row in bad_rows[:BAD_ROWS_SHOWN]:
         byte = "" if row["byte"] is None else f" (byte {row['byte']:,})"
         console.print(f"  {row['where']}: {row['detail']}{byte}", style="yellow", markup=False)
-    if len(report.bad) > BAD_ROWS_SHOWN:
-        console.print(
-            f"  ... and {len(report.bad) - BAD_ROWS_SHOWN:,} more; --output FILE lists all of them"
-        )
-    num_bad = sum(row["rows"] for row in report.bad)
-    if report.bad and data.on_bad_row == "error":
+    if len(bad_rows) > BAD_ROWS_SHOWN:
+        more = len(bad_rows) - BAD_ROWS_SHOWN
+        console.print(f"  ... and {more:,} more; --output FILE lists all of them")
+    num_bad = sum(row["rows"] for row in bad_rows)
+    if bad_rows and data.on_bad_row == "error":
         fix = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."
         return [DataError(f"{source.path}: {num_bad:,} bad row(s). {fix}")]
+    num_good = report.kept + losses.documents.total()
     try:
-        refuse_too_many(num_bad, report.documents, data.max_bad_share, source.path, key, report.bad)
+        refuse_too_many(num_bad, num_good, data.max_bad_share, source.path, key, bad_rows)
     except DataError as problem:
         return [problem]
-    if report.documents == report.empty:
-        return [DataError(f"{source.path}: no document with any text. Set `{key}.path`.")]
+    if not report.kept:
+        return [nothing_kept(source, key, losses.documents)]
     return []
 
 

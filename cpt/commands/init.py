@@ -11,8 +11,9 @@ import typer
 from jinja2 import Environment
 
 from cpt.command_line import Force, Gpu, refuse_ignored
+from cpt.data.account import format_account
 from cpt.data.readers.sources import files_of, kind_of
-from cpt.data.rows.held_out import size_warnings
+from cpt.data.rows.held_out import check_sizes
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import print_once
 from cpt.errors import RecipeError, install_line
@@ -109,7 +110,10 @@ def command(
     domain = recipe.data.model_copy(
         update={"sources": recipe.data.sources[:1]}
     )  # without the replay
-    for warning in size_warnings(domain, recipe.evaluation, few=FEW):
+    accounts, warnings = check_sizes(domain, recipe.evaluation, few=FEW)
+    for account in accounts:
+        print_once(format_account(account))
+    for warning in warnings:
         print_once(f"warning: {warning}.")
     if general == SELF:
         print_once(

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from cpt.checkpoints.resume import complete_checkpoints, step_of
 from cpt.command_line import AsJson, Overrides, RecipePath, print_json
+from cpt.data.account import format_account
 from cpt.data.rows.build import PreparedData, SourceReport, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, from_row, shares_over
 from cpt.formatting import open_console
@@ -74,7 +75,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
         SourceForecast(
-            **asdict(report), asked=share, seen=seen[report.name], epochs=epochs[report.name]
+            **vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name]
         )
         for report, share in zip(data.sources, asked, strict=True)
     ]
@@ -176,12 +177,7 @@ def print_forecast(forecast: Forecast, console: Console) -> None:
     for table in (sources, *([phases] if forecast.phases else [])):
         console.print(table)
     for source in forecast.sources:
-        dropped = [f"{count:,} {reason}" for reason, count in source.dropped.items()]
-        dropped += [f"{count:,} bad rows ({reason})" for reason, count in source.bad_rows.items()]
-        if dropped:
-            console.print(
-                escape(f"Dropped from {source.name}: {', '.join(dropped)}."), highlight=False
-            )
+        console.print(format_account(source), markup=False, highlight=False)
     for remark in forecast.remarks:
         console.print(escape(remark), highlight=False)
     verdict = (

@@ -155,8 +155,7 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
             and dominated(one.difference) not in verdict.headline()
         ):
             console.print(f"warning: `{one.name}`: {dominated(one.difference)}", markup=False)
-    if num_dropped := sum(source.decontaminated for source in verdict.sources):
-        console.print(f"Dropped as contaminated: {num_dropped:,} training documents.")
+    show_data(verdict, console)
     if verdict.not_run:
         console.print(
             f"Not run: {', '.join(missing.what for missing in verdict.not_run)}; the page has the commands."
@@ -166,6 +165,15 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
     )
     if verdict.serve:
         console.print(f"Serve it: {verdict.serve}", markup=False)
+
+
+def show_data(verdict: Verdict, console: Console) -> None:
+    """Print what became of the training data."""
+    for source in verdict.sources:
+        if source.account:
+            console.print(source.account, markup=False, highlight=False)
+    if num_dropped := sum(source.decontaminated for source in verdict.sources):
+        console.print(f"Dropped as contaminated: {num_dropped:,} training documents.")
 
 
 if __name__ == "__main__":  # the main process of several continues with this program

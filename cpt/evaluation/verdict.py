@@ -198,6 +198,7 @@ class SourceFacts:
     share: float  # share of the run's tokens
     licence: str | None
     decontaminated: int = 0  # documents that the filter `decontaminate` dropped
+    account: str = ""  # what became of its text; empty for a run of an earlier version
 
 
 @dataclass(frozen=True)
@@ -351,9 +352,15 @@ def verdict_of_run(
         decontaminated = sum(
             count for reason, count in facts["dropped"].items() if reason.startswith(REASON)
         )
-        sources.append(
-            SourceFacts(name, facts["documents"], facts["share"], facts["licence"], decontaminated)
+        source = SourceFacts(
+            name=name,
+            documents=facts["documents"],
+            share=facts["share"],
+            licence=facts["licence"],
+            decontaminated=decontaminated,
+            account=facts.get("account", ""),
         )
+        sources.append(source)
     lines = [
         line
         for line in read_lines(folder / SAMPLES)

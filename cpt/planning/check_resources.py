@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from cpt.cache import size_of
+from cpt.data.account import Account
 from cpt.distributed import world_size
 from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib, free_host_memory_gib
@@ -42,6 +43,8 @@ class PreflightReport:
     """Conditions of the run that cannot be checked here."""
     warnings: list[str] = field(default_factory=list)
     """Settings outside published ranges."""
+    accounts: list[Account] = field(default_factory=list)
+    """What is in the sources that are quick to read."""
     plan: dict[str, Any] | None = None
     """Planned memory and speed on the GPUs of this machine."""
 

@@ -15,10 +15,11 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.cache import hub_is_reachable
 from cpt.checkpoints.retention import find_rule
+from cpt.data.account import format_account
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.sources import kind_of
 from cpt.data.rows.contamination import small_sets
-from cpt.data.rows.held_out import size_warnings
+from cpt.data.rows.held_out import check_sizes
 from cpt.data.rows.open_sources import check_sources, unchecked_sources
 from cpt.distributed import print_once, world_size
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
@@ -116,7 +117,8 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
     if torch.cuda.is_available() and not recipe.training.get("use_cpu"):
         ask_triton()
     found = found_in(recipe)
-    lines = [f"warning: {placed(warning, root)}." for warning in found.warnings]
+    lines = list(map(format_account, found.accounts))
+    lines += [f"warning: {placed(warning, root)}." for warning in found.warnings]
     for group, problems in {
         "error": found.mistakes,
         "blocker on this machine": found.blockers,
@@ -147,7 +149,10 @@ def found_in(recipe: Recipe) -> PreflightReport:
     found = check_reality(chosen)
     if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]):
         # otherwise the same files would be reported twice
-        found.warnings += found.run(lambda: size_warnings(*sections_of(chosen), few=FEW)) or []
+        sizes = found.run(check_sizes, *sections_of(chosen), few=FEW)
+        if sizes is not None:
+            found.accounts, warnings = sizes
+            found.warnings += warnings
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
         found.unchecked.append(

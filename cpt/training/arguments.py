@@ -15,6 +15,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
+from cpt.data.account import format_account
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
@@ -360,7 +361,12 @@ def describe_inputs(
         "files",
     )
     sources = {
-        source.name: {field: getattr(source, field) for field in fields} for source in data.sources
+        source.name: {
+            **{field: getattr(source, field) for field in fields},
+            "text": source.text and asdict(source.text),
+            "account": format_account(source),
+        }
+        for source in data.sources
     }
     model = recipe.model
     is_loaded = model.path is not None and not model.from_scratch

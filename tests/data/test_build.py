@@ -7,7 +7,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.data.examples.encoder import LEARNED
 from cpt.data.readers.columns import source_with_form
-from cpt.data.rows.held_out import held_out_set, size_warnings
+from cpt.data.rows.held_out import check_sizes, held_out_set
 from cpt.data.rows.open_sources import check_sources
 from cpt.data.rows.packing import Layout
 from cpt.errors import DataError
@@ -127,9 +127,10 @@ def test_a_small_held_out_share_is_a_warning_or_a_mistake_before_the_build(build
         held_out = build(first, evaluation=evaluation).held_out["a"]
     except DataError:
         with pytest.raises(DataError):
-            size_warnings(Data(sources=[first]), evaluation, few=20)
+            check_sizes(Data(sources=[first]), evaluation, few=20)
     else:
-        (line,) = size_warnings(Data(sources=[first]), evaluation, few=20)
+        (account,), (line,) = check_sizes(Data(sources=[first]), evaluation, few=20)
+        assert account.held_out == held_out.num_documents
         assert f" {held_out.num_documents} of {count} documents" in line
 
 

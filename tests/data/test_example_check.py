@@ -8,9 +8,9 @@ from cpt.data.examples import check
 from cpt.data.examples.check import LISTED, Inspector, missing_tokens
 from cpt.data.examples.encoder import LONG_PROMPT, NOTHING_LEARNED, encoder_of
 from cpt.data.readers.columns import source_with_form
-from cpt.data.readers.filters import Sieve
+from cpt.data.rows.contamination import work_of
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.recipe.schema import Source
+from cpt.recipe.schema import Data, Source
 
 ENDLESS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}{{"
@@ -35,7 +35,7 @@ def inspect(talking, rows_file):
         source = source_with_form(rows_file("a", rows), form, "k")
         encoder = encoder_of(source, DocumentEncoder(tokenizer or talking()), "k")
         found = read_source(
-            source, "k", Inspector("a", Sieve({}, {"k.filters": []}), encoder, 100)
+            work_of(Data(sources=[source]), source, "k"), Inspector(encoder, 100)
         ).examples
         return {
             kind: [int(where.rpartition(":")[2]) for where in found.where(kind, LISTED)]
@@ -124,7 +124,8 @@ def test_processes_and_pieces_do_not_change_what_a_check_finds(tmp_path, monkeyp
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*rows, "bad", "{}"]) + "\n")
     source = Source(path=str(tmp_path))
-    alone = read_source(source, "k")
+    work = work_of(Data(sources=[source]), source, "k")
+    alone = read_source(work)
     monkeypatch.setattr(data_check, "PIECE_BYTES", 5000)
     monkeypatch.setenv("CPT_WORKERS", "2")
-    assert read_source(source, "k") == alone
+    assert read_source(work) == alone

@@ -20,7 +20,6 @@ from cpt.data.examples.encoder import (
 )
 from cpt.data.readers.documents import Document, Origin
 from cpt.data.readers.example import Example, Message, example_of
-from cpt.data.readers.filters import Sieve, sift
 from cpt.data.store.shards import batches
 from cpt.data.store.token_files import Int64, Mask
 
@@ -76,16 +75,14 @@ class ExampleReport:
 class Inspector:
     """Checks a source's examples; pickled to worker processes."""
 
-    source_name: str
-    sieve: Sieve
     encoder: ExampleEncoder
     sequence_length: int
     are_repeats_wrong: bool = True
 
-    def __call__(self, documents: Iterator[Document]) -> ExampleReport:
+    def __call__(self, examples: Iterator[tuple[str, Document]]) -> ExampleReport:
         found, form = ExampleReport(), self.encoder.form
         control = [*self.encoder.control_tokens.values(), self.encoder.eos]
-        for batch in batches(self.examples(documents, found)):
+        for batch in batches(examples):
             texts = [text for text, _ in batch]
             places = [(document.origin, document.number) for _, document in batch]
             found.examples += len(texts)
@@ -102,20 +99,6 @@ class Inspector:
                 for number in numbers:
                     found.find(kind, places[number])
         return found
-
-    def examples(
-        self, documents: Iterator[Document], found: ExampleReport
-    ) -> Iterator[tuple[str, Document]]:
-        """The texts that a run would train on; examples rejected by the template are counted."""
-        functions = self.sieve.functions()
-        for document in documents:
-            for text, dropped in sift(document, self.source_name, *functions):
-                if dropped is not None:
-                    continue
-                if (refusal := self.encoder.reason_to_drop(text)) is not None:
-                    found.find(f"{DROPPED}{refusal}", (document.origin, document.number))
-                else:
-                    yield text, document
 
 
 def missing_tokens(encoder: ExampleEncoder) -> list[str]:

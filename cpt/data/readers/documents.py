@@ -4,7 +4,7 @@ import json
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -97,6 +97,7 @@ class BadRow:
     number: int
     byte: int | None = None  # in the decompressed file: start of the row or, if known, of the error
     num_rows: int = 1  # lost rows; above 1 for a file, or the rest of one
+    num_bytes: int = 0  # of the row in its file; 0 if unknown
 
     @property
     def where(self) -> str:
@@ -146,17 +147,17 @@ REMEDIES = {
 }
 
 
-def apply_policy(
-    items: Iterable[Document | BadRow], policy: OnBadRow, key: str, found: list[Listed]
+def documents_of(
+    items: Iterable[Document | BadRow], key: str, skip: Callable[[BadRow], None] | None = None
 ) -> Iterator[Document]:
-    """Yield the documents; skipped bad rows are appended to `found`."""
+    """Yield the documents. Bad rows are passed to `skip`; without it the first one raises a DataError."""
     for item in items:
         if isinstance(item, Document):
             yield item
-        elif policy == "error":
+        elif skip is None:
             raise DataError(complaint(item, key))
         else:
-            found.append(listed(item))
+            skip(item)
 
 
 def complaint(bad: BadRow, key: str) -> str:

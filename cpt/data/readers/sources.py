@@ -25,8 +25,8 @@ from cpt.data.readers.documents import (
     File,
     Origin,
     Piece,
-    apply_policy,
     clean,
+    documents_of,
     first_line,
     kind_of_value,
 )
@@ -76,7 +76,7 @@ LISTING_THREADS = 16
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
     """The documents in order of file name, at most `max_documents`."""
     items = chain.from_iterable(read_piece(source, piece, key) for piece in pieces_of(source, key))
-    yield from islice(apply_policy(items, "error", key, []), source.max_documents)
+    yield from islice(documents_of(items, key), source.max_documents)
 
 
 def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:

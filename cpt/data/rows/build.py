@@ -12,6 +12,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from cpt.cache import default_cache_dir, key_of
+from cpt.data.account import Account, files_read, format_account
 from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.chunks import ChunkedRows, other_documents
@@ -62,12 +63,8 @@ NO_HASHES = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True)
-class SourceReport:
-    name: str
-    documents: int  # documents trained on
-    held_out: int  # evaluated, or equal to a document of a held-out set; never trained on
-    dropped: dict[str, int]
-    bad_rows: dict[str, int]
+class SourceReport(Account):
+    held_out: int
     lengths: dict[int, int]  # power of two n -> documents of n to 2n - 1 tokens
     tokens: int  # in the documents trained on, counted once
     rows: int
@@ -75,18 +72,14 @@ class SourceReport:
     share: float  # requested share of training tokens; with phases, over the whole run if its length is known
     files: dict[str, str]  # file -> xxh3-128 of its content, once the whole source was read
     licence: str | None
-    is_estimate: bool  # extrapolated from the chunks read so far
 
 
 def report_on(rows: ChunkedRows) -> SourceReport:
     known, chunks = rows.known_so_far()
-    source, plan, description = (
-        rows.tokenized.work.source,
-        rows.tokenized.plan,
-        rows.tokenized.description,
-    )
+    tokenized = rows.tokenized
+    source, description = tokenized.work.source, tokenized.description
     is_estimate = rows.total is None
-    scale = plan.scale_from(chunks) if is_estimate else 1.0
+    scale = tokenized.plan.scale_from(chunks) if is_estimate else 1.0
 
     def scaled(counts: Mapping[str, int]) -> dict[str, int]:
         return {name: round(scale * count) for name, count in counts.items()}
@@ -97,6 +90,10 @@ def report_on(rows: ChunkedRows) -> SourceReport:
         held_out=round(scale * known.held_out),
         dropped=scaled(known.left_out),
         bad_rows=scaled(known.bad_rows),
+        is_estimate=is_estimate,
+        text=known.text and known.text.scaled(scale),
+        files_read=files_read(tokenized.states),
+        files_passed_over={},
         lengths={length: round(scale * count) for length, count in sorted(known.lengths.items())},
         tokens=round(scale * known.tokens),
         rows=round(scale * known.rows),
@@ -104,7 +101,6 @@ def report_on(rows: ChunkedRows) -> SourceReport:
         share=0.0,
         files=description.files if description else {},
         licence=source.licence if isinstance(source, Source) else None,
-        is_estimate=is_estimate,
     )
 
 
@@ -117,13 +113,11 @@ def log_report(report: SourceReport, rows: ChunkedRows) -> None:
         giant := absurd_share(report.name, where, longest, report.tokens, report.documents)
     ):
         log.warning(giant)
-    about = f"estimated from the first {chunks} of {len(rows.tokenized.plan.chunks)} chunks, "
-    dropped = "".join(f", {count:,} dropped ({reason})" for reason, count in report.dropped.items())
-    bad = "".join(f", {count:,} bad ({reason})" for reason, count in report.bad_rows.items())
-    log.info(
-        f"{report.name}: {about if report.is_estimate else ''}{report.documents:,} documents, {report.tokens:,} tokens"
-        f" in {report.rows:,} rows ({report.padding:.2%} padding), {report.held_out:,} held out{dropped}{bad}"
-    )
+    about = ""
+    if report.is_estimate:
+        num_chunks = len(rows.tokenized.plan.chunks)
+        about = f", estimated from the first {chunks} of {num_chunks} chunks"
+    log.info(f"{format_account(report)} ({report.padding:.2%} padding){about}")
 
 
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:

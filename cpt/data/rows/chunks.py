@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_intact_files, hold, key_of, publish_derived, write_once
+from cpt.data.account import TextBytes
 from cpt.data.examples.encoder import fitting
 from cpt.data.rows.packing import FORMAT, Layout, PackedRows
-from cpt.data.rows.selection import AFTER_MAX_TOKENS, Selection
+from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection
 from cpt.data.store.shards import seed_of, shuffled
-from cpt.data.store.token_files import Int64
+from cpt.data.store.token_files import Int64, StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed
@@ -47,18 +48,25 @@ class ChunkEntry:
     longest: tuple[str, int]  # its file and line, its tokens
     own_digest: str  # digest of the documents trained on
     digest: str  # digest of these and of all chunks before
+    text: TextBytes | None = None  # None: an earlier version wrote the entry or the tokens
 
     @property
     def end(self) -> int:
         return self.first_row + self.rows
 
 
-START = ChunkEntry(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, ("", 0), "", "")
+START = ChunkEntry(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, ("", 0), "", "", TextBytes(0, 0, {}))
 
 
 def entry_of(content: Mapping[str, Any]) -> ChunkEntry:
     lengths = {int(length): count for length, count in content["lengths"].items()}
-    return ChunkEntry(**{**content, "lengths": lengths, "longest": tuple(content["longest"])})
+    text = content.get("text")
+    read = {
+        "lengths": lengths,
+        "longest": tuple(content["longest"]),
+        "text": None if text is None else TextBytes(**text),
+    }
+    return ChunkEntry(**{**content, **read})
 
 
 def summed(entries: Sequence[ChunkEntry]) -> ChunkEntry:
@@ -70,7 +78,9 @@ def summed(entries: Sequence[ChunkEntry]) -> ChunkEntry:
     for name in ("left_out", "bad_rows", "lengths"):
         sums[name] = added(vars(entry)[name] for entry in entries)
     longest = max((entry.longest for entry in entries), key=lambda place: place[1])
-    return replace(START, **sums, longest=longest, digest=entries[-1].digest)
+    texts = [entry.text for entry in entries if entry.text is not None]
+    text = reduce(TextBytes.plus, texts) if len(texts) == len(entries) else None
+    return replace(START, **sums, longest=longest, digest=entries[-1].digest, text=text)
 
 
 def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -450,11 +460,29 @@ class ChunkedRows:
             ),
             own_digest=own_digest,
             digest=key_of({"before": before.digest, "own": own_digest}),
+            text=text_bytes(documents, chosen, numbers, unfit),
         )
         self.keep(chunk, entry)
 
     def chunk_folder(self, chunk: int) -> Path:
         return self.folder / f"{chunk:06}"
+
+
+def text_bytes(
+    documents: StoredDocuments, chosen: Chosen, trained: Int64, unfit: Mapping[str, int]
+) -> TextBytes | None:
+    """Where the bytes of a chunk's texts went; None if an earlier version stored its tokens."""
+    dropped = Counter[str]()
+    for part in documents.parts:
+        if part.description.dropped_bytes is None:
+            return None
+        dropped.update(part.description.dropped_bytes)
+    dropped.update(chosen.left_out_bytes)
+    sizes = documents.num_bytes
+    num_trained = int(sizes[trained].sum())
+    for reason in unfit:  # at most one
+        dropped[reason] += int(sizes[chosen.documents].sum()) - num_trained
+    return TextBytes(num_trained, chosen.held_out_bytes, dict(dropped))
 
 
 def refuse_bad_chunks(tokenized: TokenizedSource, known: ChunkEntry, chunk: int) -> None:

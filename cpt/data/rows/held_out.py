@@ -8,6 +8,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
+from cpt.data.account import Account, Losses, with_held_out
 from cpt.data.examples.encoder import fitting
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
@@ -72,22 +73,27 @@ def whole_set(source: TokenizedSource, layout: Layout, cache_dir: Path) -> HeldO
     return held_out_set(name, documents, np.arange(len(documents)), layout, cache_dir)
 
 
-def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
-    """Warn about one huge document, and about the result of `held_out_share`, for sources that are quick to read.
-    Below `few` held-out documents, a confidence interval means little."""
+def check_sizes(data: Data, evaluation: Evaluation, *, few: int) -> tuple[list[Account], list[str]]:
+    """Read the sources that are quick to read: their accounts, and warnings about one huge document and about the
+    result of `held_out_share`. Below `few` held-out documents, a confidence interval means little."""
     share, warnings, held_out = evaluation.held_out_share, list[str](), list[tuple[int, int]]()
+    accounts: list[Account] = []
     for number, source in enumerate(data.sources):
-        name, found = reported_name(source), sizes_of(data, source, f"data.sources[{number}]")
+        key, losses = f"data.sources[{number}]", Losses()
+        name, found = reported_name(source), sizes_of(data, source, key, losses)
         if found is None:
             continue
         hashes, sizes, largest = found
         total, count = int(sizes.sum()), len(sizes)
+        account = losses.account(name, count, total, files_of(source, key))
+        accounts.append(account)
         if giant := absurd_share(name, largest, int(sizes.max()), total, count, "bytes"):
             warnings.append(giant.rstrip("."))
         if share is None:
             continue
         chosen = sizes[is_held_out(hashes, sizes, share, longest_held_out(total, count, share))]
         held_out.append((len(chosen), count))
+        accounts[-1] = with_held_out(account, len(chosen), int(chosen.sum()))
         counts = (
             f"{name}: `evaluation.held_out_share` holds out {len(chosen)} of {count:,} documents"
         )
@@ -105,16 +111,18 @@ def size_warnings(data: Data, evaluation: Evaluation, *, few: int) -> list[str]:
         and not any(chosen for chosen, _ in held_out)
     ):
         raise DataError(nothing_held_out(share, sum(count for _, count in held_out)))
-    return warnings
+    return accounts, warnings
 
 
-def sizes_of(data: Data, source: Source, key: str) -> tuple[Hashes, Int64, str] | None:
+def sizes_of(
+    data: Data, source: Source, key: str, losses: Losses
+) -> tuple[Hashes, Int64, str] | None:
     """For a small local source of documents: hashes of the texts, their bytes, and the place of the largest one."""
     is_read = kind_of(source.path) == "local" and form_of_source(source) == "document"
     if not is_read or sum(file.size for file in files_of(source, key)) > MOST_BYTES_READ:
         return None
     hashes, sizes, largest = list[int](), list[int](), ("", -1)
-    for text, document in texts_of(work_of(data, source, key), pieces_of(source, key)):
+    for text, document in texts_of(work_of(data, source, key), pieces_of(source, key), losses):
         raw = text.encode()
         hashes.append(xxh3_64_intdigest(raw))
         sizes.append(len(raw))

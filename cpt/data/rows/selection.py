@@ -170,6 +170,8 @@ class Chosen:
     documents: Int64
     held_out: int
     left_out: dict[str, int]
+    held_out_bytes: int
+    left_out_bytes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -197,15 +199,20 @@ class Selection:
         chosen = np.flatnonzero(
             is_first & ~self.is_held_out(documents) & ~np.isin(documents.hashes, self.evaluated)
         )
-        left_out = {reason: int(which.sum()) for reason, which in repeated.items() if which.any()}
+        sizes = documents.num_bytes
+        repeats = {reason: which for reason, which in repeated.items() if which.any()}
+        left_out = {reason: int(which.sum()) for reason, which in repeats.items()}
+        left_out_bytes = {reason: int(sizes[which].sum()) for reason, which in repeats.items()}
         held_out = int(is_first.sum()) - len(chosen)
+        held_out_bytes = int(sizes[is_first].sum() - sizes[chosen].sum())
         if self.max_tokens is not None:
             tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
             number = int(np.searchsorted(tokens, self.max_tokens, "right"))
             if number < len(chosen):
                 left_out[AFTER_MAX_TOKENS] = len(chosen) - number
+                left_out_bytes[AFTER_MAX_TOKENS] = int(sizes[chosen[number:]].sum())
             chosen = chosen[:number]
-        return Chosen(chosen, held_out, left_out)
+        return Chosen(chosen, held_out, left_out, held_out_bytes, left_out_bytes)
 
     def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
         """The documents held out by the hash of their text, each text once."""

@@ -3,7 +3,6 @@
 The names and sizes of the files alone decide the cut. A small source is one chunk. A large one is read chunk by
 chunk, in an order drawn from the seed: training starts when the first, small, chunk is ready."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
@@ -16,14 +15,14 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
+from cpt.data.account import NOT_LEARNED, Losses
 from cpt.data.readers.documents import (
     Document,
     File,
-    Listed,
     OnBadRow,
     Piece,
-    apply_policy,
     count_reasons,
+    documents_of,
     write_bad_rows,
 )
 from cpt.data.readers.filters import Sieve, sift
@@ -177,10 +176,10 @@ class ShardWork:
 
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
-    encoder, bad, dropped = work.encoder, list[Listed](), Counter[str]()
+    encoder, losses = work.encoder, Losses()
     writer = TokenWriter(folder, encoder.dtype, segmented=encoder.form != "document")
     text_digest, longest = xxh3_128(), ("", 0)
-    for batch in batches(texts_of(work, shard, bad, dropped, encoder)):
+    for batch in batches(texts_of(work, shard, losses, encoder)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
             encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
@@ -191,45 +190,53 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
-        writer.append(ids, lengths, hashes, encoder.bytes_learned(texts, raw), segments)
+        num_bytes = encoder.bytes_learned(texts, raw)
+        writer.append(ids, lengths, hashes, num_bytes, segments)
+        if not_learned := sum(map(len, raw)) - int(num_bytes.sum()):
+            losses.num_bytes[NOT_LEARNED] += not_learned
         at = int(lengths.argmax())
         if lengths[at] > longest[1]:
             document = batch[at][1]
             longest = document.origin.where(document.number, exact=False), int(lengths[at])
         if work.enough_tokens is not None and writer.num_tokens >= work.enough_tokens:
             break
-    if bad:
-        write_bad_rows(bad, folder)
-    reasons, texts_hash = count_reasons(bad), text_digest.hexdigest()
+    if losses.bad_rows:
+        write_bad_rows(losses.bad_rows, folder)
     writer.close(
-        dropped=dict(dropped),
-        bad_rows=reasons,
+        dropped=dict(losses.documents),
+        dropped_bytes=dict(losses.num_bytes),
+        bad_rows=count_reasons(losses.bad_rows),
         longest=longest,
         engine=encoder.engine,
-        texts=texts_hash,
+        texts=text_digest.hexdigest(),
     )
 
 
 def texts_of(
     work: ShardWork,
     pieces: Sequence[Piece],
-    bad: list[Listed] | None = None,
-    dropped: Counter[str] | None = None,
+    losses: Losses | None = None,
     encoder: DocumentEncoder | None = None,
 ) -> Iterator[tuple[str, Document]]:
-    """Yield the transformed texts that filters and the encoder's chat template accept, each with its document. Bad
-    rows are appended to `bad`, and other texts counted in `dropped` by reason."""
-    functions, name = work.sieve.functions(), reported_name(work.source)
+    """Yield the transformed texts that filters and the encoder's chat template accept, each with its document. All
+    others are counted in `losses`."""
+    losses = Losses() if losses is None else losses
+    name = reported_name(work.source)
+    transforms, filters = work.sieve.functions()
+    skip = losses.drop_row if work.on_bad_row == "skip" else None
     rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
-    documents = apply_policy(rows, work.on_bad_row, work.key, [] if bad is None else bad)
+    documents = documents_of(rows, work.key, skip)
     for document in islice(documents, work.source.max_documents):
-        for text, reason in sift(document, name, *functions):
+        results = list(sift(document, name, transforms, filters))
+        if transforms:
+            losses.count_transformed(document.text, [text for text, _ in results])
+        for text, reason in results:
             if reason is None and encoder is not None:
                 reason = encoder.reason_to_drop(text)
             if reason is None:
                 yield text, document
-            elif dropped is not None:
-                dropped[reason] += 1
+            else:
+                losses.drop(text, reason)
 
 
 def batches(documents: Iterator[tuple[str, Known]]) -> Iterator[list[tuple[str, Known]]]:

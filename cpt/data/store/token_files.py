@@ -51,6 +51,8 @@ class ShardDescription:
     longest: tuple[str, int]  # file and line of the longest document; its tokens
     engine: str
     texts: str  # xxh3-128 over the hashes of the texts
+    dropped_bytes: dict[str, int] | None = None
+    """Reason -> bytes that were read and not stored, of bad rows too; None: written by an earlier version."""
     format: int = FORMAT
 
 

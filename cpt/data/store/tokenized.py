@@ -227,16 +227,7 @@ class TokenizedSource:
             engines[part.engine] = None
             shards[self.shard_folder(number).name] = part.digest
         if not documents:
-            what = f"no documents. Set `{key}.path`."
-            if dropped:
-                reasons = ", ".join(
-                    f"{reason}: {count:,}" for reason, count in dropped.most_common()
-                )
-                what = (
-                    f"all {dropped.total():,} documents were dropped ({reasons}). Loosen `data.filters` or"
-                    f" `{key}.filters`, or set another `{key}.path`."
-                )
-            raise DataError(f"{source.path}: {what}")
+            raise nothing_kept(source, key, dropped)
         if states_of(source, key) != self.states:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
@@ -251,6 +242,16 @@ class TokenizedSource:
         for left in self.folder.glob("*.unfinished"):
             rmtree(left, ignore_errors=True)
         return description
+
+
+def nothing_kept(source: DocumentSource, key: str, dropped: Counter[str]) -> DataError:
+    if not dropped:
+        return DataError(f"{source.path}: no documents. Set `{key}.path`.")
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.most_common())
+    return DataError(
+        f"{source.path}: all {dropped.total():,} documents were dropped ({reasons}). Loosen `data.filters` or"
+        f" `{key}.filters`, or set another `{key}.path`."
+    )
 
 
 def listed_rows(folder: Path) -> list[Listed]:

@@ -1,0 +1,117 @@
+"""What is read of a source is trained on, held out, or dropped for a reason, to the byte."""
+
+import csv
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cpt.data.account import REMOVED, TextBytes, format_account
+from cpt.recipe.schema import Component, Evaluation, Source
+
+LETTERS = "abc  \t,;\"'éß漢字😀한اب"
+
+
+def write_lines(path: Path, texts: list[str]) -> dict[str, object]:
+    path.write_text("\n".join(texts) + "\n")
+    return {"text_documents": "line"}
+
+
+def write_parts(path: Path, texts: list[str]) -> dict[str, object]:
+    path.write_text("\n%%\n".join(texts))
+    return {"text_documents": "\n%%\n"}
+
+
+def write_json_lines(path: Path, texts: list[str]) -> None:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+def write_json(path: Path, texts: list[str]) -> None:
+    path.write_text(json.dumps([{"text": text} for text in texts]))
+
+
+def write_table(path: Path, texts: list[str]) -> None:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        rows.writerows([["text", "more"], *([text, "x"] for text in texts)])
+
+
+def write_parquet(path: Path, texts: list[str]) -> None:
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=7)
+
+
+def write_arrow(path: Path, texts: list[str]) -> None:
+    table = pa.table({"text": texts})
+    with pa.ipc.new_file(path, table.schema) as file:
+        file.write_table(table, max_chunksize=5)
+
+
+def write_files(path: Path, texts: list[str]) -> None:
+    path.mkdir()
+    for number, text in enumerate(texts):
+        (path / f"{number:03}.txt").write_text(text)
+
+
+def compressed(write, pack):
+    def both(path: Path, texts: list[str]) -> dict[str, object] | None:
+        options = write(path, texts)
+        path.write_bytes(pack(path.read_bytes()))
+        return options
+
+    return both
+
+
+WRITERS = {
+    "lines.txt": write_lines,
+    "parts.txt": write_parts,
+    "folder": write_files,
+    "rows.jsonl": write_json_lines,
+    "rows.json": write_json,
+    "rows.csv": write_table,
+    "rows.tsv": write_table,
+    "rows.parquet": write_parquet,
+    "rows.arrow": write_arrow,
+    "rows.jsonl.gz": compressed(write_json_lines, gzip.compress),
+    "lines.txt.zst": compressed(write_lines, lambda raw: pa.compress(raw, "zstd", asbytes=True)),
+    "rows.csv.gz": compressed(write_table, gzip.compress),
+}
+
+
+def without_a(document: dict[str, str]) -> dict[str, str]:
+    return {**document, "text": document["text"].replace("a", "")}
+
+
+def random_texts(seed: int) -> list[str]:
+    """Texts of 0 to 60 characters that neither begin nor end with a blank, some twice, and some long ones."""
+    draw = random.Random(seed)
+    texts = ["".join(draw.choices(LETTERS, k=draw.randrange(60))).strip() for _ in range(40)]
+    texts += [f"{number} {'long text ' * 30}".strip() for number in range(10)]
+    texts += draw.choices(texts, k=10)
+    draw.shuffle(texts)
+    return [text for text in texts if text]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("seed", range(2))
+def test_bytes_read_are_trained_on_or_held_out_or_dropped(build, tmp_path, name, seed):
+    texts = random_texts(seed)
+    options = WRITERS[name](tmp_path / name, texts) or {}
+    data = build(
+        Source(path=str(tmp_path / name), max_tokens=2500, **options),
+        cache=f"cache{seed}",
+        evaluation=Evaluation(held_out_share=0.1),
+        filters=[Component(name="length", min_characters=10)],
+        transforms=[Component(name=f"{__name__}:without_a")],
+        deduplicate="exact",
+        sequence_length=64,
+    )
+    (report,) = data.sources
+    assert report.text.read == sum(len(text.encode()) for text in texts)
+    # The tokenizer of these tests has a token per byte, and one at the end of each document.
+    assert report.text.trained == report.tokens - report.documents
+    assert report.documents + report.held_out + sum(report.dropped.values()) == len(texts)
+    assert {"exact duplicate", "after max_tokens", REMOVED} < report.text.dropped.keys()
