@@ -8,6 +8,7 @@ from tiny import write_documents
 from cpt.data.readers import filters
 from cpt.data.readers.filters import build_components, reason_to_drop
 from cpt.errors import RecipeError, UserCodeError
+from cpt.files import key_of
 from cpt.recipe.schema import Component, Source
 
 PROSE = " ".join(f"the house of number{number} and road{number * 7}" for number in range(20))
@@ -183,6 +184,55 @@ def test_only_the_languages_asked_for_are_kept():
         is None
     )
     assert filters.language(german, keep=["en"]) == "language is de"
+
+
+# Names of stored tokens
+
+
+def test_names_of_tokens_stored_before_there_were_versions_are_the_same():
+    transforms = {"data.transforms": [Component(name="normalise")]}
+    listed = [Component(name="length", min_words=3), Component(name="gopher_quality")]
+    code = filters.Sieve(transforms, {"data.filters": listed}).code()
+    assert key_of(code) == "e665904c7337a78ccb70b604aa7d0668"
+
+
+RESULTS = {  # name -> version, digest of the results for TEXTS
+    "length": (1, "f4051737"),
+    "pattern": (1, "56cbb2ec"),
+    "keep_share": (1, "18d63ab3"),
+    "language": (1, "57439228"),
+    "c4": (1, "5afb76d2"),
+    "gopher_quality": (1, "fab625ca"),
+    "gopher_repetition": (1, "48ada1f3"),
+    "fineweb": (1, "488f1dac"),
+    "decontaminate": (1, "2a5ae138"),
+    "normalise": (1, "14251628"),
+    "c4_lines": (1, "1437a488"),
+}
+OPTIONS = {
+    "length": {"min_words": 4, "max_characters": 900},
+    "pattern": {"drop": "lorem", "require": "[a-z]"},
+    "keep_share": {"share": 0.4},
+    "language": {"keep": ["en"]},
+}
+
+
+@pytest.fixture(scope="module")
+def texts():
+    sentences = [*prose(12), "Lorem ipsum dolor.", "- a list", "x = {1: 2}", "Où est l\u2019été ?"]
+    draw = random.Random(0)
+    made = ["\n".join(draw.choices(sentences, k=draw.randrange(1, 30))) for _ in range(60)]
+    return ["", "a\u0301 \r\nb\t", PROSE, words(60), *made]
+
+
+@pytest.mark.parametrize("name", filters.VERSIONS)
+def test_a_built_in_with_other_results_has_another_version(name, texts, tmp_path):
+    """After a change: raise the version in `VERSIONS`, and write both here. Stored tokens are then made again."""
+    (tmp_path / "exam.txt").write_text(texts[3])
+    options = {**OPTIONS, "decontaminate": {"against": [str(tmp_path / "exam.txt")]}}
+    built_in = {**filters.BUILT_IN["filter"], **filters.BUILT_IN["transform"]}[name]
+    results = [built_in(view(text), **options.get(name, {})) for text in texts]
+    assert (filters.VERSIONS[name], key_of({"results": results})[:8]) == RESULTS[name]
 
 
 # Parts of the user's own

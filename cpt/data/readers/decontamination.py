@@ -88,7 +88,9 @@ class Runs:
         if len(words) < WORDS:
             return None
         runs = runs_of(words)
-        likely = np.flatnonzero(self._table[runs & np.uint64(len(self._table) - 1)])  # most runs end here
+        likely = np.flatnonzero(
+            self._table[runs & np.uint64(len(self._table) - 1)]
+        )  # most runs end here
         if not len(likely):
             return None
         first = np.searchsorted(self.hashes, runs[likely])
@@ -100,14 +102,21 @@ class Runs:
         most = (-1.0, 0, 0.0, False)  # the evaluation document with the largest covered share
         for owner in np.unique(owners).tolist():
             is_shared = owners == owner
-            of_evaluation, of_training = num_covered(self.places[known[is_shared]]), num_covered(begins[is_shared])
+            of_evaluation, of_training = (
+                num_covered(self.places[known[is_shared]]),
+                num_covered(begins[is_shared]),
+            )
             shares = of_evaluation / self._words[owner], of_training / len(words)
-            is_enough = of_evaluation >= min(LEAST_WORDS, self._words[owner]) and max(shares) >= LEAST_SHARE
+            is_enough = (
+                of_evaluation >= min(LEAST_WORDS, self._words[owner]) and max(shares) >= LEAST_SHARE
+            )
             most = max(most, (max(shares) + is_enough, owner, shares[0], is_enough))
         _, owner, share, is_enough = most
         begin = int(begins[owners == owner].min())
         set_name, where = self.documents[owner]
-        return Overlap(set_name, where, b" ".join(words[begin : begin + WORDS]).decode(), share, is_enough)
+        return Overlap(
+            set_name, where, b" ".join(words[begin : begin + WORDS]).decode(), share, is_enough
+        )
 
     def is_own(self, text: str) -> bool:
         wanted = np.uint64(xxh3_64_intdigest(text.encode()))
@@ -117,9 +126,16 @@ class Runs:
     def save(self, folder: Path) -> Path:
         """Write the index to a file for worker processes. The first part of the file name hashes everything that
         decides what the filter drops; the second part includes the places."""
-        arrays: dict[str, Any] = {"hashes": self.hashes, "owners": self.owners, "places": self.places, "own": self.own}
+        arrays: dict[str, Any] = {
+            "hashes": self.hashes,
+            "owners": self.owners,
+            "places": self.places,
+            "own": self.own,
+        }
         set_names = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
-        decides = xxh3_128_hexdigest(b"".join([set_names, *(array.tobytes() for array in arrays.values())]))
+        decides = xxh3_128_hexdigest(
+            b"".join([set_names, *(array.tobytes() for array in arrays.values())])
+        )
         about = json.dumps([FORMAT, self.documents, self.too_short]).encode()
         path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
 
@@ -158,13 +174,22 @@ def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
     common = max(COMMON_AT_LEAST, min(COMMON_AT_MOST, int(COMMON_SHARE * len(places))))
     firsts = [np.unique(found, return_index=True) for found in runs]
     every = np.concatenate([np.empty(0, np.uint64), *(found for found, _ in firsts)])
-    begins = np.concatenate([np.empty(0, np.int32), *(begin.astype(np.int32) for _, begin in firsts)])
+    begins = np.concatenate(
+        [np.empty(0, np.int32), *(begin.astype(np.int32) for _, begin in firsts)]
+    )
     owners = np.repeat(np.arange(len(runs), dtype=np.int32), [len(found) for found, _ in firsts])
     _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
     is_rare = counts[which] <= common
     order = np.argsort(every[is_rare], kind="stable")
     kept = np.flatnonzero(is_rare)[order]
-    return Runs(every[kept], owners[kept], begins[kept], places, np.sort(np.array(list(own), np.uint64)), too_short)
+    return Runs(
+        every[kept],
+        owners[kept],
+        begins[kept],
+        places,
+        np.sort(np.array(list(own), np.uint64)),
+        too_short,
+    )
 
 
 @lru_cache(maxsize=4)
@@ -175,13 +200,26 @@ def load_runs(path: str) -> Runs:
             if form != FORMAT:
                 raise ValueError("it has another version")
             places = [tuple(document) for document in documents]
-            return Runs(arrays["hashes"], arrays["owners"], arrays["places"], places, arrays["own"], too_short)
+            return Runs(
+                arrays["hashes"],
+                arrays["owners"],
+                arrays["places"],
+                places,
+                arrays["own"],
+                too_short,
+            )
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
-        raise DataError(f"{path}: cannot be read ({problem}). Delete the file; it is built again.") from problem
+        raise DataError(
+            f"{path}: cannot be read ({problem}). Delete the file; it is built again."
+        ) from problem
 
 
 def decontaminate(
-    document: DocumentView, *, index: str | None = None, against: Sequence[str] = (), own_evaluation: bool = True
+    document: DocumentView,
+    *,
+    index: str | None = None,
+    against: Sequence[str] = (),
+    own_evaluation: bool = True,
 ) -> str | None:
     """Drop a document if it contains half of an evaluation document, or if half of it is from one.
 
@@ -190,7 +228,10 @@ def decontaminate(
         against: files, folders and globs of further evaluation documents, read like held-out sets.
         own_evaluation: false ignores the recipe's `evaluation` section.
     """
-    for runs in (load_runs(index) if index is not None else None, runs_of_files(tuple(against)) if against else None):
+    for runs in (
+        load_runs(index) if index is not None else None,
+        runs_of_files(tuple(against)) if against else None,
+    ):
         overlap = runs.find(document["text"]) if runs is not None else None
         if overlap is not None and overlap.is_contaminated:
             return f"{REASON}{overlap.set_name}"
@@ -215,7 +256,10 @@ def words_of(text: str) -> list[bytes]:
 
 def runs_of(words: Sequence[bytes]) -> Hashes:
     """A hash of each run of `WORDS` words; the order of the words matters."""
-    number, hashes = len(words) - WORDS + 1, np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words))
+    number, hashes = (
+        len(words) - WORDS + 1,
+        np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words)),
+    )
     runs = np.zeros(number, np.uint64)
     for place in range(WORDS):
         runs = runs * FACTOR + hashes[place : place + number]  # modulo 2^64

@@ -3,12 +3,15 @@
 A filter returns the reason to drop a document, or None to keep it. A transform returns the document changed, or a list
 of documents."""
 
+import gzip
 import inspect
+import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -43,7 +46,9 @@ def length(
     return None
 
 
-def pattern(document: DocumentView, *, drop: str | None = None, require: str | None = None) -> str | None:
+def pattern(
+    document: DocumentView, *, drop: str | None = None, require: str | None = None
+) -> str | None:
     """Drop documents that match the regular expression `drop`, or that do not match `require`."""
     if drop is None and require is None:
         raise RecipeError("the filter `pattern` needs `drop` or `require`, a regular expression.")
@@ -65,8 +70,12 @@ def keep_share(document: DocumentView, *, share: float, seed: int = 0) -> str | 
     choice is independent of `evaluation.held_out_share`, which hashes without this prefix.
     """
     if not 0 < share <= 1:
-        raise RecipeError(f"the filter `keep_share` needs a `share` above 0 and at most 1, got {share}.")
-    drawn = xxh3_64_intdigest(f"keep_share {seed}\n{document['text']}".encode(errors="surrogatepass"))
+        raise RecipeError(
+            f"the filter `keep_share` needs a `share` above 0 and at most 1, got {share}."
+        )
+    drawn = xxh3_64_intdigest(
+        f"keep_share {seed}\n{document['text']}".encode(errors="surrogatepass")
+    )
     return None if drawn < share * 2**64 else f"not in the sample of {share}"
 
 
@@ -172,7 +181,9 @@ def gopher_quality(
     mean_length = sum(map(len, words)) / max(1, len(words))
     if not min_mean_word_length <= mean_length <= max_mean_word_length:
         return f"gopher: mean word length is not {min_mean_word_length} to {max_mean_word_length}"
-    if max(text.count("#"), text.count("...") + text.count("…")) > max_symbols_per_word * len(words):
+    if max(text.count("#"), text.count("...") + text.count("…")) > max_symbols_per_word * len(
+        words
+    ):
         return f"gopher: more than {max_symbols_per_word} symbols a word"
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if sum(line.startswith(BULLETS) for line in lines) > max_bullet_lines * len(lines):
@@ -181,7 +192,10 @@ def gopher_quality(
         return f"gopher: more than {max_ellipsis_lines} of the lines end with an ellipsis"
     if sum(any(map(str.isalpha, word)) for word in words) < min_alphabetic_words * len(words):
         return f"gopher: fewer than {min_alphabetic_words} of the words have a letter"
-    if len({word.lower().strip(".,;:!?\"'()") for word in words} & set(stop_words)) < min_stop_words:
+    if (
+        len({word.lower().strip(".,;:!?\"'()") for word in words} & set(stop_words))
+        < min_stop_words
+    ):
         return f"gopher: fewer than {min_stop_words} stop words"
     return None
 
@@ -207,7 +221,11 @@ def gopher_repetition(
     text = document["text"]
     limits = {
         "lines": (text.split("\n"), max_duplicate_lines, max_duplicate_line_characters),
-        "paragraphs": (text.split("\n\n"), max_duplicate_paragraphs, max_duplicate_paragraph_characters),
+        "paragraphs": (
+            text.split("\n\n"),
+            max_duplicate_paragraphs,
+            max_duplicate_paragraph_characters,
+        ),
     }
     for what, (split, max_parts, max_characters) in limits.items():
         parts = [part for part in map(str.strip, split) if part]
@@ -215,10 +233,14 @@ def gopher_repetition(
             return f"gopher: more than {max_parts} of the {what} are repeated"
         if sum(map(len, parts)) - sum(map(len, set(parts))) > max_characters * sum(map(len, parts)):
             return f"gopher: more than {max_characters} of the characters are in repeated {what}"
-    last_n = max(len(max_top_n_grams) + 1, len(max_duplicate_n_grams) + 4 if max_duplicate_n_grams else 0)
+    last_n = max(
+        len(max_top_n_grams) + 1, len(max_duplicate_n_grams) + 4 if max_duplicate_n_grams else 0
+    )
     for n, top, duplicate in repeated_n_grams(text.split(), last_n):
         if n - 2 < len(max_top_n_grams) and top > max_top_n_grams[n - 2]:
-            return f"gopher: more than {max_top_n_grams[n - 2]} of the characters are in one {n}-gram"
+            return (
+                f"gopher: more than {max_top_n_grams[n - 2]} of the characters are in one {n}-gram"
+            )
         if 0 <= n - 5 < len(max_duplicate_n_grams) and duplicate > max_duplicate_n_grams[n - 5]:
             return f"gopher: more than {max_duplicate_n_grams[n - 5]} of the characters are in repeated {n}-grams"
     return None
@@ -233,8 +255,12 @@ def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float
     upto = np.concatenate([np.zeros(1, np.int64), sizes.cumsum()])
     grams = ids
     for n in range(2, min(last_n, len(words)) + 1):
-        pairs = grams[:-1] * len(vocabulary) + ids[n - 1 :]  # an n-gram is an (n-1)-gram plus a word
-        _, first, grams, counts = np.unique(pairs, return_index=True, return_inverse=True, return_counts=True)
+        pairs = (
+            grams[:-1] * len(vocabulary) + ids[n - 1 :]
+        )  # an n-gram is an (n-1)-gram plus a word
+        _, first, grams, counts = np.unique(
+            pairs, return_index=True, return_inverse=True, return_counts=True
+        )
         if counts.max() == 1:  # then longer n-grams are not repeated either
             return
         most = first[counts == counts.max()]
@@ -248,7 +274,11 @@ def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float
 
 
 def language(
-    document: DocumentView, *, keep: Sequence[str], min_confidence: float = 0.5, max_characters: int = 10_000
+    document: DocumentView,
+    *,
+    keep: Sequence[str],
+    min_confidence: float = 0.5,
+    max_characters: int = 10_000,
 ) -> str | None:
     """Drop documents that are not in one of the languages `keep`, or only with low confidence.
 
@@ -268,7 +298,11 @@ def language(
     found, confidence = identifier.classify(document["text"][:max_characters])
     if found not in keep:
         return f"language is {found}"
-    return None if confidence >= min_confidence else f"language is unsure (confidence below {min_confidence})"
+    return (
+        None
+        if confidence >= min_confidence
+        else f"language is unsure (confidence below {min_confidence})"
+    )
 
 
 @cache
@@ -276,16 +310,28 @@ def language_identifier() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as problem:
-        raise ResourceError(f"the filter `language` needs py3langid: {install_line('language')}.") from problem
+        raise ResourceError(
+            f"the filter `language` needs py3langid: {install_line('language')}."
+        ) from problem
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
-POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
+POLICY = (
+    "terms of use",
+    "privacy policy",
+    "cookie policy",
+    "uses cookies",
+    "use of cookies",
+    "use cookies",
+)
 
 
 def normalise(
-    document: DocumentView, *, form: Literal["NFC", "NFKC"] | None = "NFC", keep_trailing_whitespace: bool = False
+    document: DocumentView,
+    *,
+    form: Literal["NFC", "NFKC"] | None = "NFC",
+    keep_trailing_whitespace: bool = False,
 ) -> DocumentView:
     """Normalise to Unicode NFC and `\\n` line ends, strip trailing blanks and remove a byte order mark."""
     text = document["text"].replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
@@ -318,12 +364,28 @@ def c4_lines(
         is_ended = clean.endswith((".", "?", "!", '"')) and not clean.endswith("...")
         is_notice = drop_javascript and "javascript" in lower
         is_notice = is_notice or drop_policies and any(notice in lower for notice in POLICY)
-        if len(clean.split()) >= min_words and (is_ended or not require_punctuation) and not is_notice:
+        if (
+            len(clean.split()) >= min_words
+            and (is_ended or not require_punctuation)
+            and not is_notice
+        ):
             kept.append(clean)
     return {**document, "text": "\n".join(kept)}
 
 
-FILTERS = (length, pattern, keep_share, language, c4, gopher_quality, gopher_repetition, fineweb, decontaminate)
+FILTERS = (
+    length,
+    pattern,
+    keep_share,
+    language,
+    c4,
+    gopher_quality,
+    gopher_repetition,
+    fineweb,
+    decontaminate,
+)
+VERSIONS = {function.__name__: 1 for function in (*FILTERS, normalise, c4_lines)}
+"""In the names of stored tokens: incremented when the results of a filter or transform change."""
 BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {
     "transform": {"normalise": normalise, "c4_lines": c4_lines},
     "filter": {function.__name__: function for function in FILTERS},
@@ -341,13 +403,15 @@ class Sieve:
     filters: ComponentLists
 
     def functions(self) -> tuple[list[Transform], list[Filter]]:
-        return build_components("transform", self.transforms), build_components("filter", self.filters)
+        return build_components("transform", self.transforms), build_components(
+            "filter", self.filters
+        )
 
     def code(self) -> dict[str, list[list[object]]]:
-        """Names, options and source code of the functions, for the key of stored tokens."""
+        """Names, options and versions of the functions, for the key of stored tokens."""
         return {
             f"{kind}s": [
-                [one.name, key_options(one.name, one.options), module_text(kind, one.name)]
+                [one.name, key_options(one.name, one.options), version_text(kind, one)]
                 for components in lists.values()
                 for one in components
             ]
@@ -373,15 +437,35 @@ def build_components(kind: str, lists: ComponentLists) -> list[Callable[..., Any
     return functions
 
 
+def version_text(kind: str, component: Component) -> str:
+    """A built-in function's version, or the text of the module of a user's: part of the names of stored tokens."""
+    function = BUILT_IN[kind].get(component.name)
+    if function is None:
+        return module_text(kind, component.name)
+    version = VERSIONS[component.name]
+    return first_texts()[function.__module__] if version == 1 else f"version {version}"
+
+
+@cache
+def first_texts() -> dict[str, str]:
+    """Module -> its text of version 1, which the names contained before there were versions."""
+    packed = (Path(__file__).parent / "version_1.json.gz").read_bytes()
+    return dict(json.loads(gzip.decompress(packed)))
+
+
 def module_text(kind: str, name: str) -> str:
-    """The source code of a function's module: a change in it invalidates stored tokens."""
-    function = find(kind, name, BUILT_IN.get(kind, {}))
+    """The source code of a module with a user's function: a change in it invalidates stored tokens."""
+    function = find(kind, name, {})
     module = inspect.getmodule(function)
     try:
-        return inspect.getsource(module if module is not None and module.__name__ != "__main__" else function)
+        return inspect.getsource(
+            module if module is not None and module.__name__ != "__main__" else function
+        )
     except (OSError, TypeError) as problem:
         why = "so that changes to it are noticed"
-        raise RecipeError(f"the {kind} `{name}` must be a function in a Python file, {why}.") from problem
+        raise RecipeError(
+            f"the {kind} `{name}` must be a function in a Python file, {why}."
+        ) from problem
 
 
 def sift(
@@ -394,7 +478,11 @@ def sift(
     documents: list[DocumentView] = [View(document, source_name)]
     for transform in transforms:
         results = [called_on(transform, one) for one in documents]
-        documents = [made for result in results for made in (result if isinstance(result, list) else [result])]
+        documents = [
+            made
+            for result in results
+            for made in (result if isinstance(result, list) else [result])
+        ]
         for made in documents:
             is_view = isinstance(made, Mapping) and {"text", "source", "where"} <= set(made)
             if not is_view or not isinstance(made["text"], str):
@@ -437,7 +525,9 @@ def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | N
             return reason
         if reason is not None:
             expected = "a string, the reason to drop, or None to keep"
-            raise RecipeError(f"the filter {name_of(check)} returned {reason!r}. It must return {expected}.")
+            raise RecipeError(
+                f"the filter {name_of(check)} returned {reason!r}. It must return {expected}."
+            )
     return None
 
 
