@@ -15,8 +15,8 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from cpt.command_line import Overrides, RecipePath
-from cpt.data.account import Losses, format_account
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
+from cpt.data.readers.account import Losses, format_account
 from cpt.data.readers.columns import sections_of
 from cpt.data.readers.documents import BadRow
 from cpt.data.readers.filters import sieve_of, sift
@@ -66,7 +66,7 @@ def see_source(
     for item in islice(items, min(num_documents, source.max_documents or num_documents)):
         if isinstance(item, BadRow):
             seen[f"bad row: {item.reason}"].append(PreviewedExample(item.where, item.detail))
-            losses.drop_row(item)
+            losses.drop_row(item, key)
             continue
         results = list(sift(item, reported_name(source), *functions))
         losses.count_transformed(item.text, [text for text, _ in results])
@@ -96,7 +96,7 @@ def preview_command(
     plain = DocumentEncoder(tokenizer)
     for key, one in keyed_sources(*sections_of(loaded)):
         encoder = encoder_of(one, plain, key)
-        losses = Losses()
+        losses = Losses(counts_lost_files=True)
         dropped = see_source(loaded.data, one, key, documents, encoder, losses)
         kept, example = dropped.pop(None, []), Column("for example", overflow="fold")
         kept_bytes = sum(len(document.text.encode()) for document in kept)

@@ -25,7 +25,6 @@ from cpt.command_line import (
     refuse_ignored,
     show_log,
 )
-from cpt.data.account import Losses, format_account
 from cpt.data.examples.check import (
     CUT,
     DROPPED,
@@ -36,16 +35,19 @@ from cpt.data.examples.check import (
     missing_tokens,
 )
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
+from cpt.data.readers.account import Losses, format_account
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.documents import (
+    REMEDIES,
+    REMEDY,
     Document,
     Listed,
     Piece,
     refuse_too_many,
 )
 from cpt.data.readers.shared_lines import TRANSFORM, sample_lines
-from cpt.data.readers.sources import files_of, jobs_of
+from cpt.data.readers.sources import jobs_of, listing_of
 from cpt.data.rows.contamination import find_contamination, is_refused, work_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import ShardWork, texts_of
@@ -149,7 +151,7 @@ class SourceInspection:
 
     kept: int = 0  # documents
     kept_bytes: int = 0
-    losses: Losses = field(default_factory=Losses)
+    losses: Losses = field(default_factory=lambda: Losses(counts_lost_files=True))
     examples: ExampleReport = field(default_factory=ExampleReport)
 
     def add(self, other: "SourceInspection") -> None:
@@ -215,7 +217,7 @@ def report_documents(
     """Print the account and the first bad rows; return the errors that would stop a run."""
     losses, bad_rows = report.losses, report.losses.bad_rows
     account = losses.account(
-        reported_name(source), report.kept, report.kept_bytes, files_of(source, key)
+        reported_name(source), report.kept, report.kept_bytes, listing_of(source, key)
     )
     console.print(format_account(account), markup=False, highlight=False)
     for row in bad_rows[:BAD_ROWS_SHOWN]:
@@ -224,6 +226,13 @@ def report_documents(
     if len(bad_rows) > BAD_ROWS_SHOWN:
         more = len(bad_rows) - BAD_ROWS_SHOWN
         console.print(f"  ... and {more:,} more; --output FILE lists all of them")
+    lost_files = [row for row in bad_rows if row["lost_file"]]
+    if lost_files:
+        first = f"{lost_files[0]['where']}: {lost_files[0]['detail']}"
+        remedy = REMEDIES.get(lost_files[0]["reason"], REMEDY).format(key=key)
+        return [
+            DataError(f"{source.path}: {len(lost_files):,} file(s) are lost. {first}. {remedy}")
+        ]
     num_bad = sum(row["rows"] for row in bad_rows)
     if bad_rows and data.on_bad_row == "error":
         fix = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."

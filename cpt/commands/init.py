@@ -11,7 +11,7 @@ import typer
 from jinja2 import Environment
 
 from cpt.command_line import Force, Gpu, refuse_ignored
-from cpt.data.account import format_account
+from cpt.data.readers.account import format_account
 from cpt.data.readers.shared_lines import (
     LEAST_OF_TEXT,
     TRANSFORM,

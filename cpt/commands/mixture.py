@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from cpt.checkpoints.resume import complete_checkpoints, step_of
 from cpt.command_line import AsJson, Overrides, RecipePath, print_json
-from cpt.data.account import format_account
+from cpt.data.readers.account import format_account
 from cpt.data.rows.build import PreparedData, SourceReport, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, from_row, shares_over
 from cpt.formatting import open_console
@@ -33,7 +33,7 @@ WORTHWHILE_EPOCHS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceForecast(SourceReport):
     asked: float  # share of the run's tokens
     seen: float  # share of the run's tokens expected in the run

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from cpt.cache import size_of
-from cpt.data.account import Account
+from cpt.data.readers.account import Account
 from cpt.distributed import world_size
 from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus, free_disk_gib, free_host_memory_gib

@@ -15,7 +15,7 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.cache import hub_is_reachable
 from cpt.checkpoints.retention import find_rule
-from cpt.data.account import format_account
+from cpt.data.readers.account import format_account
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.shared_lines import shared_line_warnings
 from cpt.data.readers.sources import kind_of

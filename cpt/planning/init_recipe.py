@@ -12,7 +12,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
-from cpt.data.readers.documents import BadRow, Piece
+from cpt.data.readers.documents import BadRow, Piece, complaint
 from cpt.data.readers.filters import language_identifier
 from cpt.data.readers.sources import CONVERTED, files_of, kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder
@@ -152,6 +152,8 @@ def read_documents(
             break
         for item in read_piece(source, piece, "DOCUMENTS"):
             if isinstance(item, BadRow):
+                if item.loses_file:
+                    raise DataError(complaint(item, "DOCUMENTS"))
                 facts.bad_rows += item.num_rows
                 facts.first_bad = facts.first_bad or f"{item.where}: {item.detail}"
                 continue

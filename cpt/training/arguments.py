@@ -15,7 +15,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
-from cpt.data.account import format_account
+from cpt.data.readers.account import format_account
 from cpt.data.readers.columns import form_of_stage
 from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped

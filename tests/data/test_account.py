@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cpt.data.account import REMOVED
+from cpt.data.readers.account import REMOVED
 from cpt.recipe.schema import Component, Evaluation, Source
 
 LETTERS = "abc  \t,;\"'éß漢字😀한اب"

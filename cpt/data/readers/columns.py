@@ -246,7 +246,10 @@ def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Se
     """The columns of the text; `found` are the columns of the file."""
     form, named = form_of_source(source), columns_of_turns(columns_named(source))
     if source.chat is None:
-        return text_columns(source)
+        columns = text_columns(source)
+        if found is None:
+            return columns
+        return tuple(dict.fromkeys(top_column(column, found) for column in columns))
     if form == "document" or found is None:
         return named or (NAMED[form][0][0],)
     if form == "prompt":  # a reward may use any column
@@ -278,8 +281,12 @@ def check_columns(found: Sequence[str], source: DocumentSource) -> None:
             else needed_columns(source)
         )
     for column in needed:
-        if column not in found:
+        top = top_column(column, found)
+        if top not in found:
             raise missing_column(found, column)
+        if found.count(top) > 1:
+            what = f"{found.count(top)} columns are called `{top}`"
+            raise BadValue("columns of one name", what)
 
 
 def missing_column(found: Sequence[str], column: str) -> BadValue:
@@ -289,6 +296,16 @@ def missing_column(found: Sequence[str], column: str) -> BadValue:
 
 
 def value_of(row: Mapping[str, object], column: str) -> object:
-    if column not in row:
+    """The value of a column, or of a nested one: `meta.text`."""
+    if column in row:
+        return row[column]
+    top, _, rest = column.partition(".")
+    inside = row.get(top)
+    if not rest or not isinstance(inside, Mapping):
         raise missing_column(list(row), column)
-    return row[column]
+    return value_of(inside, rest)
+
+
+def top_column(column: str, found: Sequence[str]) -> str:
+    """The column of a file that has a nested column: `meta` for `meta.text`."""
+    return column if column in found else column.partition(".")[0]

@@ -98,6 +98,7 @@ class BadRow:
     byte: int | None = None  # in the decompressed file: start of the row or, if known, of the error
     num_rows: int = 1  # lost rows; above 1 for a file, or the rest of one
     num_bytes: int = 0  # of the row in its file; 0 if unknown
+    loses_file: bool = False  # the file, or the rest of it: always an error in a run
 
     @property
     def where(self) -> str:
@@ -144,6 +145,13 @@ REMEDIES = {
         OTHER_COLUMNS,
     ),
     **dict.fromkeys(("invalid UTF-8", "UTF-16"), CONVERT),
+    "too long": "Split it. For a txt file, set `{key}.text_documents` to `line` or to a separator.",
+    "columns of one name": "Rename all but one.",
+    "long window": "Unpack it: zstd -d --long=31 FILE.",
+    "damaged file": "Download or copy it again, or set `{key}.path` to a glob of the other files.",
+    "pointer of Git LFS": "Fetch the files: git lfs pull. Or download them: hf download NAME --repo-type dataset.",
+    "page of HTML": "Download it again: servers answer with a page instead of a file if a sign-in is missing. Convert"
+    " real pages: cpt data ingest.",
 }
 
 
@@ -172,6 +180,7 @@ def listed(bad: BadRow) -> Listed:
         "reason": bad.reason,
         "detail": bad.detail,
         "rows": bad.num_rows,
+        "lost_file": bad.loses_file,
     }
 
 

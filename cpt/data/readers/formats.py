@@ -1,10 +1,12 @@
 """Read txt, md, jsonl, json, csv, tsv, parquet and arrow; `READERS` in sources.py maps suffixes to readers."""
 
 import csv
+import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import orjson
 import pyarrow as pa
@@ -25,6 +27,7 @@ from cpt.data.readers.example import document_of, item_of
 from cpt.data.readers.opening import (
     BOM,
     BUFFER,
+    DAMAGE,
     REMOTE_BUFFER,
     is_url,
     open_file,
@@ -36,6 +39,7 @@ from cpt.recipe.schema import DocumentSource
 LONGEST_LINE = 64 * 2**20
 LONGEST_RECORD = 64 * 2**20  # an unclosed quote turns the rest of the file into one record
 BATCH = 1000
+QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 MAGIC = b"ARROW1"
 Lines = Iterator[
     tuple[int, int, bytes]
@@ -107,7 +111,10 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
             yield Origin(piece.path, "document"), 1, 0, shortened(raw.removeprefix(BOM), len(raw))
             return
         origin = Origin(piece.path, "item")
-        for number, (byte, part) in enumerate(split(file, unit.encode()), start=1):
+        separator = unit.encode()
+        if b"\r\n" in file.peek(BUFFER) and b"\r" not in separator:  # type: ignore[attr-defined]
+            separator = separator.replace(b"\n", b"\r\n")
+        for number, (byte, part) in enumerate(split(file, separator), start=1):
             if part.strip():
                 yield origin, number, byte, part
 
@@ -148,7 +155,7 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
         elif line.strip():
             try:
                 refuse_long(line)
-                row = orjson.loads(line)
+                row = loads(line)
                 if not isinstance(row, dict):
                     raise not_an_object(row, source)
                 yield document_of(row, source, origin, number)
@@ -156,6 +163,19 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
                 yield why_not_json(line, problem).at(origin, number, byte)
             except BadValue as bad:
                 yield bad.at(origin, number, byte)
+
+
+def loads(raw: bytes) -> Any:
+    """The value of some JSON, also with NaN and Infinity, which Python writes."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as problem:
+        if b"NaN" not in raw and b"Infinity" not in raw:
+            raise
+        try:
+            return json.loads(raw)
+        except ValueError:
+            raise problem from None
 
 
 def not_an_object(row: object, source: DocumentSource) -> BadValue:
@@ -178,14 +198,20 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
 def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, whole = Origin(piece.path, "item"), Origin(piece.path, "document")
     with open_file(piece.path) as file:
-        raw = file.read().removeprefix(BOM)
+        raw = file.read(BUFFER).removeprefix(BOM)
+        are_lines = is_json_lines(raw)
+        if not are_lines:
+            raw += file.read()
+    if are_lines:  # read in constant memory
+        yield from read_json_lines(piece, source)
+        return
     try:
-        rows = orjson.loads(raw)
+        rows = loads(raw)
     except orjson.JSONDecodeError as problem:
-        if is_json_lines(raw):
+        if is_json_lines(raw):  # of long lines
             yield from read_json_lines(piece, source)
         else:
-            yield why_not_json(raw, problem).at(whole, 1, 0)
+            yield replace(why_not_json(raw, problem).at(whole, 1, 0), loses_file=True)
         return
     if not isinstance(rows, list):
         rows, origin = [rows], whole
@@ -199,9 +225,23 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
 def is_json_lines(raw: bytes) -> bool:
     first, _, rest = raw.lstrip().partition(b"\n")
     try:
-        return bool(rest.strip()) and isinstance(orjson.loads(first), dict)
+        return bool(rest.strip()) and isinstance(loads(first), dict)
     except orjson.JSONDecodeError:
         return False
+
+
+def has_quoting(path: str) -> bool:
+    """Whether quotes in a tsv file enclose fields: each that begins a field ends it, or lines are parts of rows."""
+    with open_file(path) as file:
+        start = file.read(BUFFER)
+    lines = start.splitlines()
+    if len(start) == BUFFER:
+        lines.pop()  # cut
+    num_tabs = lines[0].count(b"\t") if lines else 0
+    if any(line and line.count(b"\t") != num_tabs for line in lines):
+        return True
+    fields = (field for line in lines for field in line.split(b"\t") if field[:1] == b'"')
+    return all(QUOTED.fullmatch(field) for field in fields)
 
 
 class Records:
@@ -213,7 +253,10 @@ class Records:
         self.number, self.byte, self.num_lines = 1, 0, 0
         self.problem: BadValue | None = None
         csv.field_size_limit(sys.maxsize)  # Python's default limit is 128 KiB per field
-        self._delimiter = "\t" if format_of(piece.path) == ".tsv" else ","
+        self._dialect: dict[str, Any] = {"delimiter": ","}
+        if format_of(piece.path) == ".tsv":
+            quoting = csv.QUOTE_MINIMAL if has_quoting(piece.path) else csv.QUOTE_NONE
+            self._dialect = {"delimiter": "\t", "quoting": quoting}
         self._reader: Iterator[list[str]] | None = None
 
     def _text(self) -> Iterator[str]:
@@ -239,9 +282,7 @@ class Records:
 
     def next(self) -> list[str] | None:
         self.num_lines, self.problem = 0, None
-        self._reader = self._reader or csv.reader(
-            self._text(), delimiter=self._delimiter, strict=True
-        )
+        self._reader = self._reader or csv.reader(self._text(), strict=True, **self._dialect)
         try:
             record = next(self._reader, None)
         except BadValue:
@@ -266,9 +307,8 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
         columns = records.next() or []
         check_columns(columns, source)
     except BadValue as bad:
-        yield replace(
-            records.bad(bad), num_rows=max(1, sum(1 for _ in records.lines))
-        )  # all following lines are lost
+        num_lost = max(1, sum(1 for _ in records.lines))  # all following lines
+        yield replace(records.bad(bad), num_rows=num_lost, loses_file=True)
         return
     places = [columns.index(column) for column in columns_of(source, columns)]
     while True:
@@ -346,21 +386,20 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
                 yield from read_batch(batch, source, origin, first + number)
                 number += batch.num_rows
     except BadValue as bad:
-        yield replace(bad.at(whole, 1), num_rows=max(1, num_rows))
-    except (pa.ArrowException, OSError) as problem:
+        yield replace(bad.at(whole, 1), num_rows=max(1, num_rows), loses_file=True)
+    except DAMAGE as problem:
         if not is_damage(problem, piece.path):
             raise
         detail = f"cannot be read as parquet ({first_line(problem)}); {num_rows - number:,} rows are lost"
-        yield BadRow("damaged file", detail, whole, 1, num_rows=max(1, num_rows - number))
+        num_lost = max(1, num_rows - number)
+        yield BadRow("damaged file", detail, whole, 1, num_rows=num_lost, loses_file=True)
 
 
 def is_damage(problem: Exception, path: str) -> bool:
     """True if the file's content is damaged, False if the file cannot be reached."""
-    return (
-        isinstance(problem, pa.ArrowException)
-        or isinstance(problem, OSError)
-        and not (problem.errno or is_url(path))
-    )
+    if isinstance(problem, OSError) and not isinstance(problem, pa.ArrowException):
+        return not (problem.errno or is_url(path))
+    return isinstance(problem, DAMAGE)
 
 
 def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
@@ -389,7 +428,8 @@ def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadR
             num_rows += batch.num_rows
     except BadValue as bad:
         num_lost = sum(batch.num_rows for batch in batches_of(piece.path))
-        yield replace(bad.at(Origin(piece.path, "document"), 1), num_rows=max(1, num_lost))
+        whole = bad.at(Origin(piece.path, "document"), 1)
+        yield replace(whole, num_rows=max(1, num_lost), loses_file=True)
 
 
 def batches_of(path: str) -> Iterator[pa.RecordBatch]:

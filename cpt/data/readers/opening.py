@@ -1,8 +1,11 @@
 """Open a file, local or behind a URL, plain or compressed."""
 
+import gzip
 import io
+import re
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from posixpath import splitext
@@ -19,9 +22,16 @@ BUFFER = 1 << 20
 SMALL_BUFFER = 1 << 16  # at most this much before the damage in a compressed file is lost
 REMOTE_BUFFER = 1 << 23  # bytes per request: the Hub takes most of a second to respond
 PAST_STOP = 1 << 16  # bytes per request for a line that ends after its piece
+FIRST_BYTES = 512
+POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/")
+PAGE = re.compile(
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])",
+    re.IGNORECASE | re.DOTALL,
+)
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.5  # doubled after each try
 TRY_AGAIN = (408, 425, 429)  # and every status >= 500
+DAMAGE = (OSError, EOFError, zlib.error, pa.ArrowException)  # raised by files that are not intact
 Result = TypeVar("Result")
 
 
@@ -123,6 +133,23 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
+def disguise_of(path: str) -> tuple[str, str] | None:
+    """What a file is instead of what its name says, by its first bytes: a reason and a sentence."""
+    with open_plain(path, stop=FIRST_BYTES) as file:
+        start = file.read(FIRST_BYTES)
+    if start.startswith(POINTERS):
+        return "pointer of Git LFS", "a pointer of Git LFS or git-annex, not the file itself"
+    if compression_of(path) is not None and not PAGE.match(start):
+        try:
+            with open_file(path) as unpacked:
+                start = unpacked.read(FIRST_BYTES)
+        except DAMAGE:
+            return None  # the reader reports the damage
+    if PAGE.match(start):
+        return "page of HTML", "a page of HTML, not what its name says"
+    return None
+
+
 def compression_of(path: str) -> str | None:
     return COMPRESSED_FILES.get(splitext(without_query(path).lower())[1])
 
@@ -131,6 +158,9 @@ def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
     """Open a file decompressed, starting at byte `begin`."""
     if compression_of(path) is None:
         return open_plain(path, begin, stop)
+    if compression_of(path) == "gzip":  # unlike pyarrow's, it passes over zeros at the end
+        unpacked = gzip.GzipFile(fileobj=open_plain(path))
+        return cast(BinaryIO, io.BufferedReader(unpacked, SMALL_BUFFER))
     stream: Any = pa.CompressedInputStream(
         pa.PythonFile(open_plain(path), mode="r"), compression_of(path)
     )

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import fsspec
-import pyarrow as pa
 
 from cpt.data.readers.columns import columns_of, refuse_texts
 from cpt.data.readers.documents import (
@@ -42,7 +41,15 @@ from cpt.data.readers.formats import (
 )
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
 from cpt.data.readers.listing import Folder, Listing, count_passed_over, reasons_to_pass_over
-from cpt.data.readers.opening import KNOWN, compression_of, is_http, is_url, persistently
+from cpt.data.readers.opening import (
+    DAMAGE,
+    KNOWN,
+    compression_of,
+    disguise_of,
+    is_http,
+    is_url,
+    persistently,
+)
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.plugins import check_options, find, user_code_error
@@ -132,6 +139,10 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
         refuse_texts(source, format_of(piece.path), key)
     whole = Origin(piece.path, "document")
     try:
+        disguise = disguise_of(piece.path) if not piece.start else None
+        if disguise is not None:
+            yield BadRow(*disguise, whole, 1, loses_file=True)
+            return
         items = READERS[format_of(piece.path)](piece, source)
         if (first := next(items, None)) is not None:
             yield first
@@ -143,12 +154,18 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
                 whole,
                 1,
             )
-    except (OSError, pa.ArrowException) as problem:
+    except DAMAGE as problem:
         if not is_damage(problem, piece.path):
             raise cannot_read(piece.path, problem, key) from problem
         # A truncated or damaged compressed file.
         lost = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
-        yield BadRow("damaged file", lost, whole, 1)
+        reason = "damaged file"
+        if "too much memory" in lost:
+            reason, lost = (
+                "long window",
+                "it was packed by zstd with a longer window than readers take",
+            )
+        yield BadRow(reason, lost, whole, 1, loses_file=True)
 
 
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
@@ -417,7 +434,11 @@ def log_listing(source: DocumentSource, listing: Listing) -> None:
 
 def states_of(source: DocumentSource, key: str) -> list[File]:
     """Files with their versions, to detect changes; local files by their absolute paths."""
-    return [file._replace(name=absolute(file.name)) for file in files_of(source, key)]
+    return with_absolute_names(files_of(source, key))
+
+
+def with_absolute_names(files: Iterable[File]) -> list[File]:
+    return [file._replace(name=absolute(file.name)) for file in files]
 
 
 def absolute(path: str) -> str:

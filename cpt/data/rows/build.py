@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from cpt.cache import default_cache_dir, key_of
-from cpt.data.account import Account, files_read, format_account
+from cpt.data.readers.account import Account, files_read, format_account
 from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.chunks import ChunkedRows, other_documents
@@ -64,7 +64,7 @@ CLOSE_TO_ALL = 0.9  # above this share of a source is read, its exact size is ne
 NO_HASHES = np.empty(0, np.uint64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceReport(Account):
     held_out: int
     lengths: dict[int, int]  # power of two n -> documents of n to 2n - 1 tokens
@@ -95,7 +95,7 @@ def report_on(rows: ChunkedRows) -> SourceReport:
         is_estimate=is_estimate,
         text=known.text and known.text.scaled(scale),
         files_read=files_read(tokenized.states),
-        files_passed_over={},
+        files_passed_over=tokenized.passed_over,
         lengths={length: round(scale * count) for length, count in sorted(known.lengths.items())},
         tokens=round(scale * known.tokens),
         rows=round(scale * known.rows),
@@ -414,7 +414,7 @@ class Builder:
         for source in [*of_sets, *opened]:
             if not source.missing(source.plan.numbers):
                 source.finish()
-        check_texts(wanted, self.data.max_text_loss)
+        losses = check_texts(wanted, self.data.max_text_loss)
         made = {
             rows.name: rows
             for cohort in cohorts
@@ -441,6 +441,7 @@ class Builder:
             for rows in scarce:
                 rows.begin(all_chunks=True)
             mixture, reports, num_rows = self.mix(chunked)
+        reports = [replace(report, **losses.get(report.name, {})) for report in reports]
         if is_main_process():
             for report, rows in zip(reports, chunked, strict=True):
                 log_report(report, rows)
@@ -627,21 +628,25 @@ def everything(sources: Iterable[TokenizedSource]) -> list[Wanted]:
     return [(source, number) for source in sources for number in source.plan.numbers]
 
 
-def check_texts(wanted: Sequence[Wanted], most: float) -> None:
+def check_texts(wanted: Sequence[Wanted], most: float) -> dict[str, dict[str, Any]]:
     """Warn of special tokens in the texts of these shards, and of characters that the tokenizer does not give back;
-    RecipeError if these are more than the share `most` of a source."""
+    RecipeError if these are more than the share `most` of a source. Returns for each source what its account says."""
+    found: dict[str, dict[str, Any]] = {}
     numbers: dict[TokenizedSource, list[int]] = {}
     for source, number in dict.fromkeys(wanted):
         numbers.setdefault(source, []).append(number)
     for source, shards in numbers.items():
         name = reported_name(source.work.source)
         described = [source.shard(number).description for number in shards]
+        spelled = sum((Counter(one.spelled) for one in described), Counter[str]())
         if is_main_process():
-            spelled = sum((Counter(one.spelled) for one in described), Counter[str]())
             first = next((one.spelled_at for one in described if one.spelled_at), "")
             warn_of_spelled(name, spelled, first)
         text_loss = total_loss(one.text_loss for one in described)
         check_text_loss(name, source.work.encoder.name, text_loss, most)
+        lost_share = None if text_loss is None else text_loss.share
+        found[name] = {"lost_share": lost_share, "num_spelled": spelled.total()}
+    return found
 
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:

@@ -18,8 +18,8 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_intact_files, hold, key_of, publish_derived, write_once
-from cpt.data.account import TextBytes
 from cpt.data.examples.encoder import fitting
+from cpt.data.readers.account import TextBytes
 from cpt.data.rows.packing import FORMAT, Layout, PackedRows
 from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection
 from cpt.data.store.shards import seed_of, shuffled

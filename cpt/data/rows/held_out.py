@@ -8,11 +8,11 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
-from cpt.data.account import Account, Losses, with_held_out
 from cpt.data.examples.encoder import fitting
+from cpt.data.readers.account import Account, Losses, with_held_out
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
-from cpt.data.readers.sources import files_of, kind_of, pieces_of
+from cpt.data.readers.sources import files_of, kind_of, listing_of, pieces_of
 from cpt.data.rows.contamination import work_of
 from cpt.data.rows.packing import FORMAT, Layout, Row
 from cpt.data.rows.selection import is_held_out, longest_held_out
@@ -85,7 +85,7 @@ def check_sizes(data: Data, evaluation: Evaluation, *, few: int) -> tuple[list[A
             continue
         hashes, sizes, largest = found
         total, count = int(sizes.sum()), len(sizes)
-        account = losses.account(name, count, total, files_of(source, key))
+        account = losses.account(name, count, total, listing_of(source, key))
         accounts.append(account)
         if giant := absurd_share(name, largest, int(sizes.max()), total, count, "bytes"):
             warnings.append(giant.rstrip("."))

@@ -10,7 +10,14 @@ from cpt.data.examples.encoder import encoder_of
 from cpt.data.readers.columns import columns_named, columns_of
 from cpt.data.readers.documents import BadRow, Document, Piece, complaint
 from cpt.data.readers.filters import sieve_of, sift
-from cpt.data.readers.sources import files_of, find_function, kind_of, read_piece, states_of
+from cpt.data.readers.sources import (
+    files_of,
+    find_function,
+    kind_of,
+    listing_of,
+    read_piece,
+    with_absolute_names,
+)
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
@@ -72,7 +79,7 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
             continue
         try:
             first = next(read_piece(source, Piece(file.name), key), None)
-            if isinstance(first, BadRow) and data.on_bad_row == "error":
+            if isinstance(first, BadRow) and (first.loses_file or data.on_bad_row == "error"):
                 complaints.append(complaint(first, key))
             elif (
                 isinstance(first, Document) and number == 0
@@ -115,7 +122,8 @@ def open_source(
         held_out_share: share of a training source's documents that is held out.
     """
     encoder = encoder_of(source, encoder, key)
-    sieve, states = sieve_of(data, source, key), states_of(source, key)
+    sieve, listing = sieve_of(data, source, key), listing_of(source, key)
+    states = with_absolute_names(listing.files)
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
         then = "a run cannot resume" if states else "its stored tokens are used unchanged"
         log.warning(
@@ -141,4 +149,4 @@ def open_source(
     )
     chunk_bytes = data.chunk_bytes if is_trained else sys.maxsize
     plan = plan_of(source, key, states, chunk_bytes=chunk_bytes, seed=seed)
-    return TokenizedSource(work, plan, states, data.max_bad_share)
+    return TokenizedSource(work, plan, states, data.max_bad_share, listing.passed_over)

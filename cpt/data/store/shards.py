@@ -5,7 +5,7 @@ chunk, in an order drawn from the seed: training starts when the first, small, c
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from itertools import islice
 from os.path import commonpath
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
 
 from cpt.cache import key_of, publish_once
-from cpt.data.account import NOT_LEARNED, Losses
+from cpt.data.readers.account import NOT_LEARNED, Losses
 from cpt.data.readers.documents import (
     Document,
     File,
@@ -246,7 +246,7 @@ def texts_of(
     losses = Losses() if losses is None else losses
     name = reported_name(work.source)
     transforms, filters = work.sieve.functions()
-    skip = losses.drop_row if work.on_bad_row == "skip" else None
+    skip = partial(losses.drop_row, key=work.key) if work.on_bad_row == "skip" else None
     rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
     documents = documents_of(rows, work.key, skip)
     for document in islice(documents, work.source.max_documents):

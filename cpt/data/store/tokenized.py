@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -61,14 +61,18 @@ class TokenizedSource:
     """
 
     def __init__(
-        self, work: ShardWork, plan: Plan, states: Sequence[File], max_bad_share: float
+        self,
+        work: ShardWork,
+        plan: Plan,
+        states: Sequence[File],
+        max_bad_share: float,
+        passed_over: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        self.work, self.plan, self.states, self.max_bad_share = (
-            work,
-            plan,
-            list(states),
-            max_bad_share,
-        )
+        self.work, self.plan, self.states = work, plan, list(states)
+        self.max_bad_share = max_bad_share
+        self.passed_over = dict(
+            passed_over or {}
+        )  # files of the folder that are not read, by reason
         self.folder = work.folder
         self._state_of = {file.name: (file.size, file.version) for file in states}
         hold(self.folder, self)

@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cpt.data.readers.documents import BadRow, File, Listed, count_reasons, listed
+from cpt.data.readers.documents import BadRow, File, Listed, complaint, count_reasons, listed
+from cpt.data.readers.listing import Listing
+from cpt.errors import DataError
 from cpt.formatting import format_bytes
 
 REMOVED, ADDED = (
@@ -22,12 +24,16 @@ class Losses:
     bad_rows: list[Listed] = field(default_factory=list)
     documents: Counter[str] = field(default_factory=Counter)  # by reason
     num_bytes: Counter[str] = field(default_factory=Counter)  # of their texts in UTF-8, by reason
+    counts_lost_files: bool = False  # instead of ending at them
 
     def drop(self, text: str, reason: str) -> None:
         self.documents[reason] += 1
         self.num_bytes[reason] += len(text.encode())
 
-    def drop_row(self, bad: BadRow) -> None:
+    def drop_row(self, bad: BadRow, key: str) -> None:
+        """Count a skipped row; DataError if a whole file is lost with it, or the rest of one."""
+        if bad.loses_file and not self.counts_lost_files:
+            raise DataError(complaint(bad, key))
         self.bad_rows.append(listed(bad))
         self.num_bytes[bad.reason] += bad.num_bytes
 
@@ -42,7 +48,7 @@ class Losses:
         self.num_bytes.update(other.num_bytes)
 
     def account(
-        self, name: str, documents: int, num_bytes: int, files: Sequence[File] = ()
+        self, name: str, documents: int, num_bytes: int, listing: Listing | None = None
     ) -> "Account":
         """The account of a source that was read and not yet tokenised; the documents that are kept."""
         return Account(
@@ -53,8 +59,8 @@ class Losses:
             bad_rows=count_reasons(self.bad_rows),
             is_estimate=False,
             text=TextBytes(num_bytes, 0, dict(self.num_bytes)),
-            files_read=files_read(files),
-            files_passed_over={},
+            files_read=files_read(listing.files if listing else ()),
+            files_passed_over=listing.passed_over if listing else {},
             tokens=None,
             rows=None,
         )
@@ -89,7 +95,7 @@ class TextBytes:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Account:
     """The text of one source. What is not known yet is None: `cpt check` reads documents, but makes no rows."""
 
@@ -105,6 +111,10 @@ class Account:
     files_passed_over: dict[str, tuple[int, int]]  # reason -> number, bytes
     tokens: int | None
     rows: int | None
+    lost_share: float | None = None
+    """Share of the characters that the tokenizer does not give back; None: not compared."""
+    num_spelled: int = 0
+    """Special tokens that are spelled in the text."""
 
 
 def with_held_out(account: Account, held_out: int, num_bytes: int) -> Account:
@@ -132,6 +142,10 @@ def format_account(account: Account) -> str:
         sentences.insert(0, format_files(account.files_read, account.files_passed_over))
     if account.tokens is not None and account.rows is not None:
         sentences.append(f"{about}{account.tokens:,} tokens in {account.rows:,} rows")
+    if account.lost_share is not None:
+        sentences.append(f"the tokenizer loses {account.lost_share:.2%} of the characters")
+    if account.num_spelled:
+        sentences.append(f"{account.num_spelled:,} special tokens are spelled in the text")
     return f"{account.name}: {'; '.join(sentences)}"
 
 
