@@ -37,7 +37,7 @@ from cpt.training.changes import EndOfPart, RecipeChanges
 from cpt.training.first_batch import with_fallbacks
 from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors
 from cpt.training.preemption import Preemption
-from cpt.training.resuming import keep_dtype, keep_global_batch, train_from
+from cpt.training.resuming import comparison_of, keep_dtype, keep_global_batch, train_from
 from cpt.training.saving import seal_export
 from cpt.training.trainer import CPTTrainer
 
@@ -105,7 +105,8 @@ def train(
             keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None
         )
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        data = data_of(recipe, tokenizer, ended_stretches(part.stretches))
+        stretches = ended_stretches(part.stretches)
+        data = data_of(recipe, tokenizer, stretches, comparison=comparison_of(point))
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         limit_gpu_memory(recipe.safety.max_gpu_memory, arguments)
         model = model_for(recipe, tokenizer, arguments)

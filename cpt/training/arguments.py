@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from cpt.data.readers.account import format_account
 from cpt.data.readers.columns import form_of_stage
+from cpt.data.readers.comparing import COMPARISON
 from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
 from cpt.data.rows.stretches import EndedStretch
@@ -329,6 +330,7 @@ def data_of(
     *,
     checks_budget: bool = True,
     whole: bool = False,
+    comparison: int = COMPARISON,
 ) -> PreparedData:
     """`build_data` of a recipe; unless it `checks_budget`, a source may have too few tokens."""
     return build_data(
@@ -340,6 +342,7 @@ def data_of(
         whole=whole,
         form=form_of_stage(recipe.stage),
         earlier=earlier,
+        comparison=comparison,
     )
 
 

@@ -25,6 +25,7 @@ from cpt.checkpoints.sharding import (
     sharding_in,
     sharding_of,
 )
+from cpt.data.readers.comparing import COMPARISON, FIRST_COMPARISON
 from cpt.data.rows.build import PreparedData
 from cpt.data.rows.loader import ReadAhead
 from cpt.data.rows.mixture import RowsOfSteps
@@ -277,6 +278,15 @@ def keep_dtype(recipe: Recipe, point: ResumePoint, *, deepspeed: bool) -> Recipe
         return recipe
     dtype = str(stored.pop()).removeprefix("torch.")
     return recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": dtype})})
+
+
+def comparison_of(point: ResumePoint) -> int:
+    """How the data of the checkpoint were compared with evaluation documents; the newest way for a new run."""
+    if point.checkpoint is None or not (point.checkpoint / POSITION).exists():
+        return COMPARISON
+    return int(
+        json.loads((point.checkpoint / POSITION).read_text()).get("comparison", FIRST_COMPARISON)
+    )
 
 
 def warn_elastic(folder: Path, manifest: Manifest) -> None:

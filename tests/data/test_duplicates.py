@@ -16,9 +16,8 @@ def near(tokenized, source, tmp_path):
 
     def dropped(texts):
         opened = tokenized(source("a", texts))
-        return near_duplicates(
-            opened.documents(range(len(opened.plan.shards))).parts, tmp_path
-        ).tolist()
+        parts = opened.documents(range(len(opened.plan.shards))).parts
+        return near_duplicates(parts, tmp_path, [opened.work.encoder] * len(parts)).tolist()
 
     return dropped
 

@@ -205,7 +205,7 @@ RESULTS = {  # name -> version, digest of the results for TEXTS
     "gopher_quality": (1, "fab625ca"),
     "gopher_repetition": (1, "48ada1f3"),
     "fineweb": (1, "488f1dac"),
-    "decontaminate": (1, "2a5ae138"),
+    "decontaminate": (2, "2a5ae138"),
     "normalise": (1, "14251628"),
     "c4_lines": (1, "1437a488"),
 }

@@ -38,7 +38,8 @@ from cpt.contrib.rewriting.model import (
     encode,
 )
 from cpt.contrib.rewriting.styles import Style, fill
-from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files, words_of
+from cpt.data.readers.comparing import COMPARISON, words_of
+from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files
 from cpt.data.readers.documents import Document
 from cpt.data.readers.filters import gopher_repetition
 from cpt.data.readers.sources import open_source
@@ -220,7 +221,7 @@ def rewrite(
         **{name: vars(task)[name] for name in RULES},
     }
     try:
-        runs_of_files(task.against)  # before the model is loaded
+        runs_of_files(task.against, COMPARISON)  # before the model is loaded
     except CptError as problem:
         raise type(problem)(f"--decontaminate-against: {problem}") from problem
     with output_locked(output, output / OWN_FOLDER / "lock", "cpt data rewrite"):

@@ -1,17 +1,19 @@
 """Find training documents that share runs of 8 words with evaluation documents, and drop them:
 docs/howto/evaluating.md.
 
-Words are compared in lower case and without punctuation. A training document is contaminated if the shared runs cover
-half of one evaluation document's words, or half of the training document; at least 13 words, or all words of a shorter
-evaluation document. This finds copies and parts, also after light edits, but not a phrase, a code idiom or a
-quotation. The length and the share are those of Tülu 3 (arxiv.org/abs/2411.15124, section 3.2). Runs in more than a
-twentieth of the evaluation documents (limit between 2 and 10), such as a licence's header, are ignored.
+Words are compared without punctuation, and without the differences that `comparing.py` removes. A training document
+is contaminated if the shared runs cover half of one evaluation document's words, or half of the training document; at
+least 13 words, or all words of a shorter evaluation document. This finds copies and parts, also after light edits, but
+not a phrase, a code idiom or a quotation. The length and the share are those of Tülu 3 (arxiv.org/abs/2411.15124,
+section 3.2). Runs in more than a twentieth of the evaluation documents (limit between 2 and 10), such as a licence's
+header, are ignored.
 
 Memory: 16 bytes per word of the evaluation documents. A worker searches 35 MB/s of ASCII text, 15 MB/s of other."""
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
+from cpt.data.readers.comparing import ASCII_WORDS, COMPARISON, FIRST_COMPARISON, words_of
 from cpt.data.readers.documents import DocumentView
-from cpt.data.readers.sources import open_source
+from cpt.data.readers.sources import open_source, states_of
 from cpt.errors import DataError
 from cpt.files import write_atomic
 from cpt.recipe.rules import reported_name
@@ -32,14 +35,11 @@ from cpt.recipe.schema import DocumentSource
 WORDS = 8  # in a run; shorter evaluation documents would match by chance and are ignored
 LEAST_SHARE, LEAST_WORDS = 0.5, 13
 COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
-FORMAT = 3  # version of the stored index
+AGAINST = "filters.decontaminate.against"
 NAME, REASON = "decontaminate", "contaminated: "  # name of the filter; prefix of its reasons
 
-# Chinese and Japanese have no spaces between words: each character counts as a word.
+# As in the first version; Chinese and Japanese have no spaces, so each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
-ASCII_WORDS = bytes(
-    ord(letter.lower()) if WORD.match(letter) else ord(" ") for letter in map(chr, range(128))
-) + bytes(128)
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd: multiplication keeps all bits of earlier words
 TABLE_BITS = 22
 
@@ -72,6 +72,7 @@ class Runs:
     documents: Sequence[tuple[str, str]]  # (set, place) of each
     own: Hashes  # hashes of the held-out texts, sorted
     too_short: int  # documents with too few words to search for
+    comparison: int = COMPARISON
 
     def __post_init__(self) -> None:
         order = np.argsort(self.owners, kind="stable")
@@ -84,7 +85,7 @@ class Runs:
 
     def find(self, text: str) -> Overlap | None:
         """The overlap with an evaluation document; None without an overlap, or if `text` is held out."""
-        words = words_of(text)
+        words = COMPARISONS[self.comparison](text)
         if len(words) < WORDS:
             return None
         runs = runs_of(words)
@@ -114,9 +115,8 @@ class Runs:
         _, owner, share, is_enough = most
         begin = int(begins[owners == owner].min())
         set_name, where = self.documents[owner]
-        return Overlap(
-            set_name, where, b" ".join(words[begin : begin + WORDS]).decode(), share, is_enough
-        )
+        shared = unicodedata.normalize("NFC", b" ".join(words[begin : begin + WORDS]).decode())
+        return Overlap(set_name, where, shared, share, is_enough)
 
     def is_own(self, text: str) -> bool:
         wanted = np.uint64(xxh3_64_intdigest(text.encode()))
@@ -132,11 +132,13 @@ class Runs:
             "places": self.places,
             "own": self.own,
         }
-        set_names = json.dumps([FORMAT, [set_name for set_name, _ in self.documents]]).encode()
+        set_names = json.dumps(
+            [self.comparison, [set_name for set_name, _ in self.documents]]
+        ).encode()
         decides = xxh3_128_hexdigest(
             b"".join([set_names, *(array.tobytes() for array in arrays.values())])
         )
-        about = json.dumps([FORMAT, self.documents, self.too_short]).encode()
+        about = json.dumps([self.comparison, self.documents, self.too_short]).encode()
         path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
 
         def write(unfinished: Path) -> None:
@@ -149,12 +151,20 @@ class Runs:
 
 
 def key_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """A filter's options for the key of stored tokens: an index is keyed by content, not by path."""
-    index = options.get("index") if name == NAME else None
-    return options if index is None else {**options, "index": Path(index).name.partition(".")[0]}
+    """A filter's options for the key of stored tokens: an index is keyed by content, not by path; so are files."""
+    if name != NAME:
+        return options
+    options = dict(options)
+    if "index" in options:
+        options["index"] = Path(options["index"]).name.partition(".")[0]
+    if options.pop("comparison", COMPARISON) == COMPARISON and "against" in options:
+        sources = [DocumentSource(path=path) for path in options["against"]]
+        files = [file for source in sources for file in states_of(source, AGAINST)]
+        options["files"] = [[file.size, file.version] for file in files]
+    return options
 
 
-def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
+def read_runs(documents: Iterable[EvaluationDocument], comparison: int = COMPARISON) -> Runs:
     """Build the index of these documents; of equal texts the first counts."""
     seen, own, too_short = set[int](), set[int](), 0
     places, runs = list[tuple[str, str]](), list[Hashes]()
@@ -165,7 +175,7 @@ def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
         if digest in seen:
             continue
         seen.add(digest)
-        words = words_of(document.text)
+        words = COMPARISONS[comparison](document.text)
         if len(words) < WORDS:
             too_short += 1
             continue
@@ -189,6 +199,7 @@ def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
         places,
         np.sort(np.array(list(own), np.uint64)),
         too_short,
+        comparison,
     )
 
 
@@ -196,8 +207,8 @@ def read_runs(documents: Iterable[EvaluationDocument]) -> Runs:
 def load_runs(path: str) -> Runs:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            form, documents, too_short = json.loads(arrays["about"].tobytes())
-            if form != FORMAT:
+            comparison, documents, too_short = json.loads(arrays["about"].tobytes())
+            if comparison not in COMPARISONS:
                 raise ValueError("it has another version")
             places = [tuple(document) for document in documents]
             return Runs(
@@ -207,6 +218,7 @@ def load_runs(path: str) -> Runs:
                 places,
                 arrays["own"],
                 too_short,
+                comparison,
             )
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
         raise DataError(
@@ -220,6 +232,7 @@ def decontaminate(
     index: str | None = None,
     against: Sequence[str] = (),
     own_evaluation: bool = True,
+    comparison: int = COMPARISON,
 ) -> str | None:
     """Drop a document if it contains half of an evaluation document, or if half of it is from one.
 
@@ -227,10 +240,11 @@ def decontaminate(
         index: a file written by `Runs.save` for the recipe's evaluation: see `contamination.with_decontamination`.
         against: files, folders and globs of further evaluation documents, read like held-out sets.
         own_evaluation: false ignores the recipe's `evaluation` section.
+        comparison: 3 compares accents, format characters and line hyphens too, as runs before version 4 did.
     """
     for runs in (
         load_runs(index) if index is not None else None,
-        runs_of_files(tuple(against)) if against else None,
+        runs_of_files(tuple(against), comparison) if against else None,
     ):
         overlap = runs.find(document["text"]) if runs is not None else None
         if overlap is not None and overlap.is_contaminated:
@@ -239,19 +253,26 @@ def decontaminate(
 
 
 @lru_cache(maxsize=4)
-def runs_of_files(paths: tuple[str, ...]) -> Runs:
-    return read_runs(
+def runs_of_files(paths: tuple[str, ...], comparison: int) -> Runs:
+    documents = (
         EvaluationDocument(reported_name(source), document.where, document.text, is_held_out=False)
         for source in (DocumentSource(path=path) for path in paths)
-        for document in open_source(source, "filters.decontaminate.against")
+        for document in open_source(source, AGAINST)
     )
+    return read_runs(documents, comparison)
 
 
-def words_of(text: str) -> list[bytes]:
+def words_of_first_comparison(text: str) -> list[bytes]:
     if text.isascii():  # three times as fast
         return text.encode().translate(ASCII_WORDS).split()
     words: list[str] = WORD.findall(text.lower())
     return [word.encode() for word in words]
+
+
+COMPARISONS: dict[int, Callable[[str], list[bytes]]] = {
+    FIRST_COMPARISON: words_of_first_comparison,
+    COMPARISON: words_of,
+}
 
 
 def runs_of(words: Sequence[bytes]) -> Hashes:

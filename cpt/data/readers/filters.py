@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from cpt.data.readers.comparing import FIRST_COMPARISON
 from cpt.data.readers.decontamination import decontaminate, key_options
 from cpt.data.readers.documents import Document, DocumentView
 from cpt.errors import RecipeError, ResourceError, UserCodeError, install_line
@@ -385,6 +386,7 @@ FILTERS = (
     decontaminate,
 )
 VERSIONS = {function.__name__: 1 for function in (*FILTERS, normalise, c4_lines)}
+VERSIONS["decontaminate"] = 2
 """In the names of stored tokens: incremented when the results of a filter or transform change."""
 BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {
     "transform": {"normalise": normalise, "c4_lines": c4_lines},
@@ -443,7 +445,9 @@ def version_text(kind: str, component: Component) -> str:
     if function is None:
         return module_text(kind, component.name)
     version = VERSIONS[component.name]
-    return first_texts()[function.__module__] if version == 1 else f"version {version}"
+    if version == 1 or component.options.get("comparison") == FIRST_COMPARISON:
+        return first_texts()[function.__module__]
+    return f"version {version}"
 
 
 @cache

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from cpt.cache import default_cache_dir, key_of
 from cpt.data.readers.account import Account, files_read, format_account
 from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
+from cpt.data.readers.comparing import COMPARISON
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.chunks import ChunkedRows, other_documents
 from cpt.data.rows.contamination import with_decontamination
@@ -186,6 +187,7 @@ class PreparedData:
     """The held-out sets with separate files."""
     earlier: Sequence[EndedStretch]
     """The stretches of the run before `rows`."""
+    comparison: int = COMPARISON
     unused_chunks: dict[str, Any] = field(default_factory=dict)
     """Of a checkpoint's state, the chunks of sources that are not in the mixture now; they may return."""
 
@@ -272,6 +274,7 @@ class PreparedData:
         }
         return {
             "fingerprint": self.fingerprint,
+            "comparison": self.comparison,
             "stretch": len(self.earlier),
             "row": first_row,
             "chunks": self.unused_chunks | chunks,
@@ -306,6 +309,7 @@ def build_data(
     whole: bool = False,
     form: str = "document",
     earlier: Sequence[EndedStretch] = (),
+    comparison: int = COMPARISON,
 ) -> PreparedData:
     """Read, filter, tokenise, split and pack the sources; earlier work is reused from `cache_dir`.
 
@@ -319,6 +323,7 @@ def build_data(
         form: documents, or examples (`cpt.data.readers.columns`); default: the form of each source.
         earlier: stretches of the run before this mixture, which begins at the row where the last one ends. Sources
             continue where they were; a new one begins with its first row.
+        comparison: how documents are compared with evaluation documents and each other; that of a resumed run.
 
     Raises:
         DataError: a source is missing, bad, or empty after its filters, or has changed since an earlier stretch.
@@ -334,7 +339,15 @@ def build_data(
     data, evaluation, form = as_asked(data, evaluation, form)
     encoder = DocumentEncoder(tokenizer)
     builder = Builder(
-        data, evaluation, encoder, cache_dir or default_cache_dir(), seed, budget, form, ended
+        data=data,
+        evaluation=evaluation,
+        encoder=encoder,
+        cache_dir=cache_dir or default_cache_dir(),
+        seed=seed,
+        budget=budget,
+        form=form,
+        earlier=ended,
+        comparison=comparison,
     )
     return main_process_first(lambda: builder.build(whole=whole))
 
@@ -359,6 +372,7 @@ class Builder:
     budget: Budget | None
     form: str = "document"
     earlier: Sequence[EndedStretch] = ()
+    comparison: int = COMPARISON
 
     @property
     def layout(self) -> Layout:
@@ -457,6 +471,7 @@ class Builder:
             form=self.form,
             evaluated=evaluated,
             earlier=self.earlier,
+            comparison=self.comparison,
         )
 
     def open_cohorts(self) -> list[Cohort]:
@@ -487,7 +502,7 @@ class Builder:
             known += own.values()
             clean = self.data.model_copy(update={"sources": known})
             if own:
-                clean = with_decontamination(clean, evaluation, self.cache_dir)
+                clean = with_decontamination(clean, evaluation, self.cache_dir, self.comparison)
             opened = open_sources(
                 clean,
                 {**own, **sets},
@@ -512,7 +527,9 @@ class Builder:
             kind, _, across = self.data.deduplicate.partition("_")
             groups = [sources] if across else [[source] for source in cohort.sources]
             repeated = [
-                one for group in groups for one in repeated_documents(group, kind, self.cache_dir)
+                one
+                for group in groups
+                for one in repeated_documents(group, kind, self.cache_dir, self.comparison)
             ]
         longest, also_held_out = self.held_out_across(sources)
         in_use = {reported_name(source): source for source in self.data.sources}

@@ -13,8 +13,8 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir, key_of, write_once
 from cpt.data.readers.columns import form_of_source
+from cpt.data.readers.comparing import COMPARISON
 from cpt.data.readers.decontamination import (
-    FORMAT,
     NAME,
     WORDS,
     EvaluationDocument,
@@ -192,10 +192,12 @@ def held_out_texts(
     return texts, documents, total
 
 
-def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) -> Data:
+def with_decontamination(
+    data: Data, evaluation: Evaluation, cache_dir: Path, comparison: int = COMPARISON
+) -> Data:
     """The data section with a filter against the recipe's evaluation documents, unless the recipe turns it off. With
     `held_out_share`, only the documents of local sources are searched for: others would be read twice. Equal copies
-    are held out everywhere, because the hash of the text decides."""
+    are held out everywhere, because the hash of the text decides. `comparison`: the version, for a resumed run."""
     own = [component for component in data.filters if component.name == NAME]
     is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
     if not is_judged and any(not component.options for component in own):
@@ -203,17 +205,20 @@ def with_decontamination(data: Data, evaluation: Evaluation, cache_dir: Path) ->
             "`data.filters`: `decontaminate` needs evaluation documents. Set `evaluation.perplexity`,"
             " `evaluation.held_out_share`, or files: `against: [held_out.jsonl]`."
         )
-    if not is_judged or is_refused(data):
-        return data
-    others = [
-        component
-        for component in data.filters
-        if component.name != NAME or component.options.get("against")
-    ]
-    # Plain text, as in a recipe: options are part of the key of the stored tokens.
-    index = str(index_of(data, evaluation, cache_dir / "decontamination"))
-    added = Component.model_validate({"name": NAME, "index": index})
-    return data.model_copy(update={"filters": [*others, added]})
+    filters = data.filters
+    if is_judged and not is_refused(data):
+        index = index_of(data, evaluation, cache_dir / "decontamination", comparison)
+        filters = [one for one in filters if one.name != NAME or one.options.get("against")]
+        # Plain text, as in a recipe: options are part of the key of the stored tokens.
+        filters.append(Component.model_validate({"name": NAME, "index": str(index)}))
+    if comparison != COMPARISON:
+        filters = [
+            Component.model_validate({"name": NAME, **one.options, "comparison": comparison})
+            if one.name == NAME
+            else one
+            for one in filters
+        ]
+    return data.model_copy(update={"filters": filters})
 
 
 def is_refused(data: Data) -> bool:
@@ -222,7 +227,7 @@ def is_refused(data: Data) -> bool:
     )
 
 
-def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
+def index_of(data: Data, evaluation: Evaluation, folder: Path, comparison: int) -> Path:
     """The index file of the evaluation documents; rebuilt when their files, or their processing, change."""
     has_share = evaluation.held_out_share is not None
     states, content, read = {}, {}, []
@@ -237,7 +242,13 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
     )
     limits = [evaluation.held_out_share, data.chunk_bytes, data.on_bad_row, most]
     known = folder / key_of(
-        {"format": FORMAT, "states": states, "content": content, "names": names, "limits": limits}
+        {
+            "format": comparison,
+            "states": states,
+            "content": content,
+            "names": names,
+            "limits": limits,
+        }
     )
     if all(states.values()) and (written := read_sealed(known)) is not None:
         path = folder / written["index"]
@@ -248,7 +259,7 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path) -> Path:
     evaluated = chain(
         documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True)
     )
-    path = read_runs(evaluated).save(folder)
+    path = read_runs(evaluated, comparison).save(folder)
     if all(states.values()):
         write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
     return path

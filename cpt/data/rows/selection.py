@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
+from cpt.data.readers.comparing import COMPARISON, FIRST_COMPARISON, comparable
 from cpt.data.store.token_files import Hashes, Int64, Mask, StoredDocuments, TokenFiles
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import ResourceError, install_line
 
 FORMAT = 2  # version of a stored comparison; incremented when the method changes
+FORMAT_OF_NEAR = 3
 # As in FineWeb (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find 77 % of pairs with similarity 0.75.
 SHINGLE = 5  # tokens
 BANDS, ROWS = 14, 8
@@ -65,16 +68,26 @@ class Repeated:
 
 
 def repeated_documents(
-    sources: Sequence[TokenizedSource], deduplicate: str, cache_dir: Path
+    sources: Sequence[TokenizedSource],
+    deduplicate: str,
+    cache_dir: Path,
+    comparison: int = COMPARISON,
 ) -> list[Repeated]:
     """Find the repeated documents of each source; computed once and stored in `cache_dir`. Sources are also compared
-    with each other: of equal documents, the one of the first source is kept."""
+    with each other: of equal documents, the one of the first source is kept. Near duplicates are compared by the
+    tokens of their `comparable` text, in the first `comparison` by those of the text itself."""
+    is_by_text = deduplicate == "near" and comparison != FIRST_COMPARISON
 
     def parts_of(source: TokenizedSource, *, verified: bool) -> list[TokenFiles]:
         return source.documents(source.plan.numbers, verified=verified).parts
 
     def fill(folder: Path) -> None:
-        parts = [part for source in sources for part in parts_of(source, verified=True)]
+        parts = list[TokenFiles]()
+        encoders = list[DocumentEncoder]()
+        for source in sources:
+            parts += parts_of(source, verified=True)
+            if is_by_text:
+                encoders += [source.proven_work.encoder] * len(source.plan.shards)
         hashes = np.concatenate([part.hashes for part in parts])
         equal = np.ones(
             len(hashes), bool
@@ -82,11 +95,14 @@ def repeated_documents(
         equal[np.unique(hashes, return_index=True)[1]] = False
         np.save(folder / FILES["exact duplicate"], equal)
         if deduplicate == "near":
-            np.save(folder / FILES["near duplicate"], near_duplicates(parts, folder) & ~equal)
+            np.save(
+                folder / FILES["near duplicate"],
+                near_duplicates(parts, folder, encoders) & ~equal,
+            )
 
     opened = [[part.description for part in parts_of(source, verified=False)] for source in sources]
     what = {
-        "format": FORMAT,
+        "format": FORMAT_OF_NEAR if is_by_text else FORMAT,
         "parts": [part.digest for parts in opened for part in parts],
         "numbers": [SHINGLE, BANDS, ROWS, LIKENESS] if deduplicate == "near" else [],
     }
@@ -96,7 +112,9 @@ def repeated_documents(
     return [Repeated(folder, bounds[first : after + 1]) for first, after in pairwise(last)]
 
 
-def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
+def near_duplicates(
+    parts: Sequence[TokenFiles], folder: Path, encoders: Sequence[DocumentEncoder] = ()
+) -> Mask:
     """True for documents similar to an earlier one (MinHash, doi.org/10.1109/SEQUEN.1997.666900), dropped or not. A
     document is compared with the first one with equal hashes in one of the `BANDS` groups. The hashes are in a
     temporary file, 448 bytes per document; memory is about 100 bytes per document (estimated)."""
@@ -108,9 +126,10 @@ def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
         shape=(sum(part.description.documents for part in parts), BANDS * ROWS),
     )
     at = 0
-    for some in (some for part in parts for some in minhashes(part)):
-        hashes[at : at + len(some)] = some
-        at += len(some)
+    for part, encoder in zip_longest(parts, encoders):
+        for some in minhashes(part, encoder):
+            hashes[at : at + len(some)] = some
+            at += len(some)
     like = np.zeros(len(hashes), bool)
     for band in range(BANDS):
         rows = np.ascontiguousarray(hashes[:, band * ROWS : (band + 1) * ROWS])
@@ -124,8 +143,10 @@ def near_duplicates(parts: Sequence[TokenFiles], folder: Path) -> Mask:
     return like
 
 
-def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
-    """Yield the hashes of batches of documents: [documents, BANDS * ROWS]."""
+def minhashes(
+    store: TokenFiles, encoder: DocumentEncoder | None = None
+) -> Iterator[NDArray[np.uint32]]:
+    """Yield the hashes of batches of documents: [documents, BANDS * ROWS]. With an encoder, of comparable texts."""
     try:
         from rensa import RMinHash
     except ImportError as problem:
@@ -139,9 +160,12 @@ def minhashes(store: TokenFiles) -> Iterator[NDArray[np.uint32]]:
             int(np.searchsorted(store.offsets, store.offsets[first] + CHUNK_TOKENS, "right")) - 1,
         )
         offsets = store.offsets[first : after + 1] - store.offsets[first]
-        hashes, bounds = shingles(
-            store.tokens[store.offsets[first] : store.offsets[after]], offsets
-        )
+        tokens = store.tokens[store.offsets[first] : store.offsets[after]]
+        if encoder is not None:
+            texts = encoder.decode_documents(tokens, offsets)
+            tokens, lengths = encoder.text_ids([comparable(text) for text in texts])
+            offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+        hashes, bounds = shingles(tokens, offsets)
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, bounds, BANDS * ROWS, 42)
         yield np.array(matrix.to_rows(), np.uint32)
         first = after

@@ -270,6 +270,13 @@ class DocumentEncoder:
     def id_of(self, token: str) -> int | None:
         return self.fast_tokenizer.token_to_id(token) if self.slow_tokenizer is None else None
 
+    def decode_documents(self, ids: Ids, offsets: Int64) -> list[str]:
+        """The texts of documents, without special tokens."""
+        parts = [part.tolist() for part in np.split(ids, offsets[1:-1])]
+        if self.slow_tokenizer is not None:
+            return self.slow_tokenizer.batch_decode(parts, skip_special_tokens=True)
+        return self.fast_tokenizer.decode_batch(parts)
+
     def _encode_batch(self, texts: Sequence[str]) -> Flat:
         return (
             self._gigatoken(texts) if self._gigatoken is not None else self._by_hugging_face(texts)
