@@ -35,7 +35,7 @@ from cpt.data.examples.check import (
     missing_tokens,
 )
 from cpt.data.examples.encoder import ExampleEncoder, encoder_of
-from cpt.data.readers.account import Losses, format_account
+from cpt.data.readers.account import Losses, format_account, separator_warning
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.documents import (
@@ -220,6 +220,8 @@ def report_documents(
         reported_name(source), report.kept, report.kept_bytes, listing_of(source, key)
     )
     console.print(format_account(account), markup=False, highlight=False)
+    if unused := separator_warning(source, account):
+        console.print(f"{unused}.", style="yellow", markup=False)
     for row in bad_rows[:BAD_ROWS_SHOWN]:
         byte = "" if row["byte"] is None else f" (byte {row['byte']:,})"
         console.print(f"  {row['where']}: {row['detail']}{byte}", style="yellow", markup=False)

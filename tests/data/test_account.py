@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cpt.data.readers.account import REMOVED
-from cpt.recipe.schema import Component, Evaluation, Source
+from cpt.data.rows.held_out import check_sizes
+from cpt.recipe.schema import Component, Data, Evaluation, Source
 
 LETTERS = "abc  \t,;\"'éß漢字😀한اب"
 
@@ -115,3 +116,15 @@ def test_bytes_read_are_trained_on_or_held_out_or_dropped(build, tmp_path, name,
     assert report.text.trained == report.tokens - report.documents
     assert report.documents + report.held_out + sum(report.dropped.values()) == len(texts)
     assert {"exact duplicate", "after max_tokens", REMOVED} < report.text.dropped.keys()
+
+
+def test_a_separator_that_never_occurs_is_a_warning(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("one\n\ntwo")
+    for separator, is_warned in (("%%", True), ("\n\n", False)):
+        source = Source(path=str(tmp_path), text_documents=separator)
+        (account,), warnings = check_sizes(Data(sources=[source]), Evaluation(), few=0)
+        assert account.documents == (2 if is_warned else 4)
+        assert (
+            any("`text_documents` is in none of 2 file(s)" in one for one in warnings) is is_warned
+        )

@@ -8,6 +8,7 @@ from cpt.data.readers.documents import BadRow, File, Listed, complaint, count_re
 from cpt.data.readers.listing import Listing
 from cpt.errors import DataError
 from cpt.formatting import format_bytes
+from cpt.recipe.schema import DocumentSource
 
 REMOVED, ADDED = (
     "removed by transforms",
@@ -121,6 +122,21 @@ def with_held_out(account: Account, held_out: int, num_bytes: int) -> Account:
     assert account.text is not None
     text = replace(account.text, trained=account.text.trained - num_bytes, held_out=num_bytes)
     return replace(account, documents=account.documents - held_out, held_out=held_out, text=text)
+
+
+def separator_warning(source: DocumentSource, account: Account) -> str | None:
+    """A warning if the separator of `text_documents` occurs in no file, so that each file is one document."""
+    separator = source.text_documents
+    if separator in ("file", "line") or account.files_read is None:
+        return None
+    num_documents = account.documents + (account.held_out or 0) + sum(account.dropped.values())
+    num_files = account.files_read[0]
+    if num_documents > num_files or account.is_estimate:
+        return None
+    return (
+        f"{account.name}: the separator {separator!r} of `text_documents` is in none of {num_files:,} file(s), so each"
+        " file is one document. Look at a file, and set the separator that it has"
+    )
 
 
 def format_account(account: Account) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from cpt.cache import default_cache_dir, key_of
-from cpt.data.readers.account import Account, files_read, format_account
+from cpt.data.readers.account import Account, files_read, format_account, separator_warning
 from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
 from cpt.data.readers.comparing import COMPARISON
 from cpt.data.readers.documents import absurd_share
@@ -116,6 +116,8 @@ def log_report(report: SourceReport, rows: ChunkedRows) -> None:
         giant := absurd_share(report.name, where, longest, report.tokens, report.documents)
     ):
         log.warning(giant)
+    if unused := separator_warning(rows.tokenized.work.source, report):
+        log.warning(f"{unused}.")
     about = ""
     if report.is_estimate:
         num_chunks = len(rows.tokenized.plan.chunks)

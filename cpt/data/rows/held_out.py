@@ -9,7 +9,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
 from cpt.data.examples.encoder import fitting
-from cpt.data.readers.account import Account, Losses, with_held_out
+from cpt.data.readers.account import Account, Losses, separator_warning, with_held_out
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
 from cpt.data.readers.sources import files_of, kind_of, listing_of, pieces_of
@@ -87,6 +87,8 @@ def check_sizes(data: Data, evaluation: Evaluation, *, few: int) -> tuple[list[A
         total, count = int(sizes.sum()), len(sizes)
         account = losses.account(name, count, total, listing_of(source, key))
         accounts.append(account)
+        if unused := separator_warning(source, account):
+            warnings.append(unused)
         if giant := absurd_share(name, largest, int(sizes.max()), total, count, "bytes"):
             warnings.append(giant.rstrip("."))
         if share is None:

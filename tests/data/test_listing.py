@@ -1,0 +1,121 @@
+"""A folder is what it says it is: a saved dataset, a download from the Hub, or documents."""
+
+import os
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, DatasetDict
+
+from cpt.data.readers.sources import listing_of, open_source
+from cpt.errors import DataError
+from cpt.recipe.schema import Source
+
+CARD = "---\nlicense: mit\n---\n# A dataset\n"
+
+
+def texts_in(folder, **options):
+    return [document.text for document in open_source(Source(path=str(folder), **options), "k")]
+
+
+def passed_over(folder, **options):
+    found = listing_of(Source(path=str(folder), **options), "k").passed_over
+    return {reason: count for reason, (count, _) in found.items()}
+
+
+def write_parquet(path, *texts):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": list(texts)}), path)
+
+
+@pytest.fixture
+def download(tmp_path):
+    """A dataset as it lies on the Hub."""
+    write_parquet(tmp_path / "data/train-00000-of-00001.parquet", "a", "b")
+    write_parquet(tmp_path / "data/test-00000-of-00001.parquet", "c")
+    (tmp_path / "README.md").write_text(CARD)
+    (tmp_path / "LICENSE.txt").write_text("MIT")
+    return tmp_path
+
+
+def test_a_download_of_the_hub_has_the_documents_of_its_split(download):
+    assert texts_in(download) == ["a", "b"]
+    assert texts_in(download, split="test") == ["c"]
+    assert passed_over(download) == {"README or LICENSE": 2, "of split `test`": 1}
+
+
+def test_data_files_of_a_card_choose_the_files(tmp_path):
+    files = "configs:\n- config_name: default\n  data_files:\n  - {split: train, path: 'x/*.txt'}\n"
+    (tmp_path / "README.md").write_text(f"---\n{files}---\n")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/one.txt").write_text("one")
+    (tmp_path / "y.txt").write_text("y")
+    assert texts_in(tmp_path) == ["one"]
+    assert passed_over(tmp_path)["not in the dataset's data files"] == 1
+
+
+@pytest.mark.parametrize("names", [["train", "valid"], ["train.jsonl", "dev.jsonl"]])
+def test_names_of_splits_choose_without_a_card(tmp_path, names):
+    for name in names:
+        if "." not in name:
+            (tmp_path / name).mkdir()
+            name = f"{name}/rows.jsonl"
+        (tmp_path / name).write_text(f'{{"text": "{name}"}}\n')
+    assert len(texts_in(tmp_path)) == 1
+    assert texts_in(tmp_path)[0].startswith("train")
+
+
+@pytest.mark.parametrize("below", ["", "deep/er"])
+def test_a_saved_dataset_has_no_caches_and_one_split(tmp_path, below):
+    splits = {name: Dataset.from_dict({"text": [name]}) for name in ("train", "test")}
+    DatasetDict(splits).save_to_disk(tmp_path / below)
+    with pa.OSFile(str(tmp_path / below / "train/cache-0123456789abcdef.arrow"), "wb") as file:
+        table = pa.table({"text": ["cached"]})
+        with pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table)
+    assert texts_in(tmp_path) == ["train"]
+    assert texts_in(tmp_path, split="test") == ["test"]
+
+
+def test_a_saved_dataset_without_the_split_names_those_it_has(tmp_path):
+    DatasetDict({"rest": Dataset.from_dict({"text": ["a"]})}).save_to_disk(tmp_path)
+    with pytest.raises(DataError, match=r"no split `train`. It has: `rest`. Set `k.split`"):
+        texts_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [["README.md", "LICENSE.md", "guide.md"], ["test/a.py.txt", "train.md", "notes/b.md"]]
+)
+def test_a_folder_of_text_is_all_text(tmp_path, names):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert sorted(texts_in(tmp_path)) == sorted(names)
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/a.txt").write_text("a")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    os.symlink(tmp_path / "real", corpus / "first")
+    os.symlink(tmp_path / "real", corpus / "second")
+    os.symlink(corpus, corpus / "loop")
+    (corpus / "b.txt").write_text("b")
+    assert sorted(texts_in(corpus)) == ["a", "b"]
+
+
+def test_a_broken_link_is_an_error_with_its_remedy(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    os.symlink(tmp_path / "gone.txt", tmp_path / "b.txt")
+    with pytest.raises(DataError, match=r"b.txt: a link to .*gone.txt.*: rm "):
+        texts_in(tmp_path)
+    (tmp_path / "b.txt").unlink()  # as the message says
+    assert texts_in(tmp_path) == ["a"]
+
+
+def test_brackets_in_a_path_are_not_a_pattern(tmp_path):
+    (tmp_path / "a [1]").mkdir()
+    (tmp_path / "a [1]/b[2].txt").write_text("b")
+    assert texts_in(tmp_path / "a [1]/b[2].txt") == ["b"]
+    assert texts_in(tmp_path / "a [1]/*.txt") == ["b"]
