@@ -41,9 +41,15 @@ from cpt.models.inventory import (
     attention_heads,
     claims_to_keep_documents_apart,
     count_model_parameters,
+    rows_needed,
     vocabulary_size,
 )
-from cpt.models.new_rows import new_ids, train_only_rows
+from cpt.models.new_rows import (
+    new_ids,
+    num_new_rows,
+    refuse_untrained_rows,
+    train_only_rows,
+)
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import NEW_ROWS, Model
 
@@ -79,8 +85,9 @@ def build_model(
     """
     config = load_config(model)
     known = vocabulary_size(config)
-    if len(tokenizer) > known and not model.resize_embeddings:
-        sizes = f"the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {known}"
+    needed = rows_needed(tokenizer)
+    if needed > known and not model.resize_embeddings:
+        sizes = f"the tokenizer has ids up to {needed - 1}, the model's vocabulary {known} rows"
         raise RecipeError(
             f"{sizes}. Set `model.resize_embeddings: true`, or `tokenizer.path` to the model's own."
         )
@@ -120,6 +127,8 @@ def build_model(
         )
     if learning is not None:
         train_only_rows(built, learning)
+    elif num_new := num_new_rows(model, needed, known):
+        refuse_untrained_rows(ready, num_new)
     values = config.to_dict()
     if "output_router_logits" in values and values.get("router_aux_loss_coef"):
         ready.register_forward_pre_hook(_balance_in_training, with_kwargs=True)
@@ -162,11 +171,11 @@ def _build_whole(
         raise RecipeError(
             f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it."
         )
-    if len(tokenizer) > vocabulary_size(config):
-        built.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=ROWS_MULTIPLE)
+    needed = rows_needed(tokenizer)
+    if needed > vocabulary_size(config):
+        built.resize_token_embeddings(needed, pad_to_multiple_of=ROWS_MULTIPLE)
         logger.info(
-            "vocabulary grown to %d tokens; new rows start near the mean of the old ones",
-            len(tokenizer),
+            "vocabulary grown to %d rows; new rows start near the mean of the old ones", needed
         )
     return built
 

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from cpt.hf_internals import without_zero3
 from cpt.models.adapters import numbers_in
@@ -71,6 +76,11 @@ def runs_along_the_row(model: nn.Module) -> bool:
         isinstance(module, of_torch) or RECURRENT.search(type(module).__name__)
         for module in model.modules()
     )
+
+
+def rows_needed(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The rows that an embedding needs: the largest id plus one, not the number of tokens, as ids may have holes."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def vocabulary_size(config: PreTrainedConfig) -> int:

@@ -7,7 +7,7 @@ after the pieces are the target, and the new tokens' input rows are trained unti
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
+from cpt.recipe.schema import Model
 
 EXTENSION = "extension.json"  # the added tokens, saved with the weights of an extended model
 # Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.groups` reads it.
@@ -99,6 +101,45 @@ def new_ids(folder: Path) -> list[int]:
     except (OSError, ValueError, KeyError, TypeError) as problem:
         made = "made by: cpt tokenizer extend MODEL"
         raise RecipeError(f"`model.train_only`: {folder} lacks {EXTENSION}, {made}") from problem
+
+
+def num_new_rows(model: Model, needed: int, known: int) -> int:
+    """Rows of tokens that the weights at `model.path` have not learned; 0 for new weights.
+
+    Args:
+        needed: rows that the tokenizer needs.
+        known: rows that the weights have.
+    """
+    if model.from_scratch or model.path is None:
+        return 0
+    folder = Path(model.path).expanduser()
+    added = len(new_ids(folder)) if (folder / EXTENSION).is_file() else 0
+    return added + max(0, needed - known)
+
+
+def refuse_untrained_rows(model: PreTrainedModel | PeftModel, num_new: int) -> None:
+    """RecipeError if the tables that have new rows are frozen."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    trained = [
+        name
+        for name, table in {"embedding": embedding, "head": head}.items()
+        if table is None or any(one.requires_grad for one in table.parameters())
+    ]
+    is_tied = bool(model.config.get_text_config().tie_word_embeddings)
+    refuse_frozen_tables(trained, num_new, is_tied=is_tied)
+
+
+def refuse_frozen_tables(trained: Collection[str], num_new: int, *, is_tied: bool) -> None:
+    """RecipeError unless the embedding and the head, or one of them if they are tied, are `trained`."""
+    frozen = [name for name in ("embedding", "head") if name not in trained]
+    if not frozen or is_tied and len(frozen) == 1:
+        return
+    raise RecipeError(
+        f"the tokenizer has {num_new:,} tokens that the model has not learned, and their rows would never be trained:"
+        f" the {' and the '.join(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen. Train them with the adapters"
+        " (`model.lora: cpt`), or alone first (`model.train_only: new_rows`, after cpt tokenizer extend), or train all"
+        " parameters."
+    )
 
 
 def carry_extension(path: str | None, folder: Path) -> None:

@@ -34,8 +34,13 @@ from cpt.models.attention import (
 from cpt.models.build import check_scoring
 from cpt.models.config import config_from, load_config, read_config
 from cpt.models.freezing import freeze_others
-from cpt.models.inventory import build_on_meta, isolates_documents, vocabulary_size
-from cpt.models.new_rows import new_ids
+from cpt.models.inventory import build_on_meta, isolates_documents, rows_needed, vocabulary_size
+from cpt.models.new_rows import (
+    new_ids,
+    num_new_rows,
+    refuse_frozen_tables,
+    refuse_untrained_rows,
+)
 from cpt.optim.groups import parameter_groups
 from cpt.planning.check_resources import PreflightReport
 from cpt.planning.model_sizes import TEACHER
@@ -119,17 +124,9 @@ def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, An
     check_lora(model, lora)
     if recipe.optimizer.options.get("embedding_learning_rate") is None:
         return
-    options = lora_options(model, lora)
-    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    names = {
-        name.rpartition(".")[2] for name, module in model.named_modules() if id(module) in ends
-    }
-    targets = options.get("target_modules") or ()
-    touched = {
-        *(options.get("modules_to_save") or ()),
-        *(() if isinstance(targets, str) else targets),
-    }
-    if not names & touched:
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = {name_of(model, table) for table in ends}
+    if not names & trained_by(lora_options(model, lora)):
         raise RecipeError(
             "`optimizer.embedding_learning_rate` is set, but these adapters train neither embeddings nor head."
             " Remove it, or write `model.lora: cpt`."
@@ -204,14 +201,50 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
                 found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
         if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else unreadable
             check_first_examples(recipe, tokenizer, found)
-    if model is None or recipe.model.resize_embeddings:
+    if model is None:
         return
-    known = vocabulary_size(model.config)
-    if len(tokenizer) > known:
+    found.run(check_new_rows, recipe.model, model, rows_needed(tokenizer))
+    if recipe.model.resize_embeddings:
+        return
+    known, needed = vocabulary_size(model.config), rows_needed(tokenizer)
+    if needed > known:
         found.refuse(
-            f"`tokenizer.path`: {path} has {len(tokenizer)} tokens, the model's vocabulary {known}. Set"
+            f"`tokenizer.path`: {path} has ids up to {needed - 1}, the model's vocabulary {known} rows. Set"
             " `model.resize_embeddings: true`, or use the model's own tokenizer."
         )
+
+
+def check_new_rows(section: Model, model: PreTrainedModel, needed: int) -> None:
+    """RecipeError if the tokenizer has tokens that the weights have not learned, and the recipe freezes their rows."""
+    num_new = num_new_rows(section, needed, vocabulary_size(model.config))
+    if not num_new or section.train_only == NEW_ROWS:
+        return
+    if section.lora is None:
+        if section.train_only is not None:
+            freeze_others(model, section.train_only)
+            refuse_untrained_rows(model, num_new)
+        return
+    options = lora_options(model, section.lora)
+    if options.get("trainable_token_indices"):
+        return
+    touched = trained_by(options)
+    tables = {"embedding": model.get_input_embeddings(), "head": model.get_output_embeddings()}
+    trained = [name for name, table in tables.items() if name_of(model, table) in touched]
+    is_tied = bool(model.config.get_text_config().tie_word_embeddings)
+    refuse_frozen_tables(trained, num_new, is_tied=is_tied)
+
+
+def trained_by(options: Mapping[str, Any]) -> set[str]:
+    """Last parts of the names of the modules that adapters train or adapt, without `all-linear`."""
+    targets = options.get("target_modules") or ()
+    saved = options.get("modules_to_save") or ()
+    return {*saved, *(() if isinstance(targets, str) else targets)}
+
+
+def name_of(model: PreTrainedModel, table: nn.Module) -> str:
+    return next(
+        name.rpartition(".")[2] for name, module in model.named_modules() if module is table
+    )
 
 
 def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:

@@ -25,6 +25,7 @@ from cpt.models.inventory import (
     count_model_parameters,
     isolates_documents,
     longest_row,
+    rows_needed,
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
@@ -319,9 +320,10 @@ def read_base(path: str) -> BaseModel:
     path = result_of_run(path) or path
     section = Model(path=path)
     config, tokenizer = load_config(section), load_tokenizer(Tokenizer(), section)
-    if len(tokenizer) > (known_tokens := vocabulary_size(config)):
+    needed, known_tokens = rows_needed(tokenizer), vocabulary_size(config)
+    if needed > known_tokens:
         raise RecipeError(
-            f"{path}: its tokenizer has {len(tokenizer):,} tokens, but its embedding has {known_tokens:,}. Use"
+            f"{path}: its tokenizer has ids up to {needed - 1:,}, but its embedding {known_tokens:,} rows. Use"
             " the base's tokenizer files; to add tokens: cpt tokenizer extend."
         )
     model = build_on_meta(config)
