@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir
 from cpt.data.readers.columns import form_of_stage, with_form
-from cpt.data.rows.build import build_data, check_texts, everything
+from cpt.data.rows.build import build_data, check_texts, everything, unrestored
 from cpt.data.rows.held_out import HeldOutSet, whole_set
 from cpt.data.rows.open_sources import open_source
 from cpt.data.rows.packing import Layout, PackedRows
@@ -118,7 +118,9 @@ def sets_by_name(
         )
         make_shards(everything([tokenized]))
         tokenized.finish()
-        check_texts(everything([tokenized]), held.data.max_text_loss)
+        losses = check_texts(everything([tokenized]), held.data.max_text_loss)
+        if unrestored(losses):
+            continue
         rows = whole_set(
             tokenized,
             Layout(held.data.sequence_length, held.data.packing, None, encoder.pad),

@@ -46,7 +46,7 @@ from cpt.data.rows.selection import (
 )
 from cpt.data.rows.stretches import EndedStretch, Position
 from cpt.data.store.shards import shuffled
-from cpt.data.store.text_loss import check_text_loss, total_loss, warn_of_spelled
+from cpt.data.store.text_loss import UNRESTORED_SHARE, check_text_loss, total_loss, warn_of_spelled
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
@@ -108,6 +108,8 @@ def report_on(rows: ChunkedRows) -> SourceReport:
 
 
 def log_report(report: SourceReport, rows: ChunkedRows) -> None:
+    if not is_main_process():
+        return
     known, chunks = rows.known_so_far()
     where, longest = known.longest
     # A long example is cut to one row, so the warning is only for documents.
@@ -458,12 +460,13 @@ class Builder:
                 rows.begin(all_chunks=True)
             mixture, reports, num_rows = self.mix(chunked)
         reports = [replace(report, **losses.get(report.name, {})) for report in reports]
-        if is_main_process():
-            for report, rows in zip(reports, chunked, strict=True):
-                log_report(report, rows)
+        for report, rows in zip(reports, chunked, strict=True):
+            log_report(report, rows)
         if self.budget is not None:
             check_repeats(self.data, mixture, reports, num_rows)
         held_out_sets = self.held_out_sets(chunked, evaluated)
+        for name in unrestored(losses):
+            held_out_sets.pop(name, None)
         return PreparedData(
             rows=mixture,
             chunked=chunked,
@@ -666,6 +669,17 @@ def check_texts(wanted: Sequence[Wanted], most: float) -> dict[str, dict[str, An
         lost_share = None if text_loss is None else text_loss.share
         found[name] = {"lost_share": lost_share, "num_spelled": spelled.total()}
     return found
+
+
+def unrestored(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The sources whose text the tokenizer does not give back, so their bits per byte mean nothing; logs them."""
+    names = [name for name, one in losses.items() if (one["lost_share"] or 0) > UNRESTORED_SHARE]
+    if names and is_main_process():
+        log.warning(
+            f"{', '.join(names)}: no bits per byte, because the tokenizer does not give more than"
+            f" {UNRESTORED_SHARE:.0%} of the characters back."
+        )
+    return names
 
 
 def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:

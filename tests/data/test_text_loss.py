@@ -1,0 +1,138 @@
+"""What a tokenizer does not give back is counted, warned about, and refused; so are special tokens in texts."""
+
+import logging
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from cpt.data.store.text_loss import TextLoss, excerpts
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Evaluation
+
+ENGLISH = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(60)]
+RUSSIAN = [f"съешь ещё этих мягких булок {number}" for number in range(60)]
+SCRIPTS = [
+    *(
+        "Zürich, café, naïve",
+        "Привет, мир",
+        "नमस्ते दुनिया",
+        "สวัสดีชาวโลก",
+        "你好,世界",
+        "مرحبا بالعالم",
+    ),
+    *(
+        "def f(x):\n\treturn x  # tab\n",
+        "# Title\n\n- a  b\n\n```\n  code\n```\n",
+        "a | b\n--|--\n1 | 2",
+    ),
+    *(" leading and trailing ", "emoji 👩‍👩‍👧 and e\u0301", "\r\nCRLF\r\n", "a\u00a0b\u200bc"),
+]
+
+
+def wrapped(backend, **options):
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", **options)
+
+
+def of_letters(alphabet: str, unknown: str | None = None, normaliser=None):
+    """A character-level BPE: other characters become unknown, or nothing."""
+    pieces = [*([unknown] if unknown else []), *sorted(set(alphabet))]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=unknown))
+    backend.normalizer = normaliser
+    backend.decoder = decoders.Fuse()
+    return wrapped(backend)
+
+
+def of_sentencepiece(*, byte_fallback: bool):
+    pieces = [("<unk>", 0.0), ("▁", -2.0), ("e", -3.0), ("t", -3.0), ("the", -3.0)]
+    if byte_fallback:
+        pieces += [(f"<0x{number:02X}>", -9.0) for number in range(256)]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=byte_fallback))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Metaspace(), decoders.Fuse()]
+    )
+    return wrapped(backend, unk_token="<unk>")
+
+
+def loss_of(tokenizer, texts) -> TextLoss:
+    return DocumentEncoder(tokenizer).text_loss(texts)
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_tokenizers_of_bytes_give_every_text_back(tokenizer, text):
+    assert loss_of(tokenizer, [text] * 3).share == 0
+    assert loss_of(of_sentencepiece(byte_fallback=True), [text] * 3).share == 0
+
+
+def test_lost_unknown_and_changed_characters_are_told_apart():
+    letters = "".join(ENGLISH)
+    lost = loss_of(of_letters(letters), RUSSIAN)
+    assert lost.lost > 0.7 * lost.compared and not lost.unknown
+    unknown = loss_of(of_letters(letters, "<unk>"), RUSSIAN)
+    assert unknown.unknown > 0.7 * unknown.compared and not unknown.lost
+    changed = loss_of(of_letters(letters, normaliser=normalizers.Lowercase()), ["THE fox"])
+    assert (changed.changed, changed.lost) == (3, 0)
+    assert "U+0435 CYRILLIC SMALL LETTER IE" in str(lost)
+
+
+@pytest.mark.parametrize("unknown", [None, "<unk>"])
+def test_a_source_that_is_lost_is_refused_until_it_is_accepted(build, source, unknown, caplog):
+    by = of_letters("".join(ENGLISH), unknown)
+    with pytest.raises(RecipeError, match="cpt tokenizer extend MODEL") as refused:
+        build(source("a", RUSSIAN), by=by)
+    accepted = float(str(refused.value).partition("max_text_loss: ")[2].partition("`")[0])
+    caplog.set_level(logging.WARNING, "cpt")
+    evaluation = Evaluation(held_out_share=0.3)
+    data = build(source("a", RUSSIAN), by=by, max_text_loss=accepted, evaluation=evaluation)
+    assert data.sources[0].lost_share == pytest.approx(accepted, abs=0.001)
+    assert not data.held_out, "no bits per byte on a text that is not given back"
+    assert "no bits per byte" in caplog.text
+
+
+def test_a_few_lost_characters_are_a_warning(build, source, caplog):
+    by = of_letters("".join(ENGLISH))
+    caplog.set_level(logging.WARNING, "cpt")
+    (report,) = build(source("a", [*ENGLISH, "the é fox"] * 1), by=by).sources
+    assert 0 < report.lost_share < 0.001 and "give the text back" not in caplog.text
+    build(source("b", [*ENGLISH, *["é à ü"] * 2]), by=by)
+    assert "U+00E9 LATIN SMALL LETTER E WITH ACUTE 2 times" in caplog.text
+
+
+def test_excerpts_are_spread_over_the_texts():
+    texts = ["a" * 400_000, "b" * 400_000, "c" * 200_000]
+    found = excerpts(texts, at_least=10)
+    assert len(found) == 10 and {text[0] for text in found} == {"a", "b", "c"}
+    assert excerpts(["short", "texts"]) == ["short", "texts"]
+
+
+def test_special_tokens_in_texts_are_counted_with_their_place(build, source, talking, caplog):
+    caplog.set_level(logging.WARNING, "cpt")
+    texts = [*ENGLISH[:5], "a<|im_end|>b<|im_end|>", "<|endoftext|>"]
+    (report,) = build(source("a", texts), by=talking()).sources
+    assert report.num_spelled == 3
+    assert "`<|im_end|>` 2 times" in caplog.text and "a.jsonl:6" in caplog.text
+    caplog.clear()
+    build(source("b", ["< |im_end|>", "a < b > c", "[x]", "<html>"]), by=talking())
+    assert "spelled" not in caplog.text
+
+
+def test_dropout_is_switched_off_and_said(caplog):
+    letters = "".join(sorted(set("".join(ENGLISH))))
+    vocabulary = {piece: number for number, piece in enumerate([*letters, "th", "the"])}
+    merges = [("t", "h"), ("th", "e")]
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, dropout=0.5))
+    caplog.set_level(logging.WARNING, "cpt")
+    encoder = DocumentEncoder(wrapped(backend))
+    assert "BPE dropout (0.5) is switched off" in caplog.text
+    assert len({encoder.encode(["the the the"])[0].tobytes() for _ in range(20)}) == 1
+
+
+def test_added_tokens_that_are_no_special_ones_are_no_finding(build, source, talking, caplog):
+    tokenizer = talking()
+    tokenizer.add_tokens([AddedToken("lazy dog")])
+    caplog.set_level(logging.WARNING, "cpt")
+    build(source("a", ENGLISH), by=tokenizer)
+    assert "spelled" not in caplog.text
