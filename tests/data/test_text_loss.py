@@ -81,7 +81,7 @@ def test_lost_unknown_and_changed_characters_are_told_apart():
 @pytest.mark.parametrize("unknown", [None, "<unk>"])
 def test_a_source_that_is_lost_is_refused_until_it_is_accepted(build, source, unknown, caplog):
     by = of_letters("".join(ENGLISH), unknown)
-    with pytest.raises(RecipeError, match="cpt tokenizer extend MODEL") as refused:
+    with pytest.raises(RecipeError, match=r"tokenizer.add_tokens\(list\(CHARACTERS\)\)") as refused:
         build(source("a", RUSSIAN), by=by)
     accepted = float(str(refused.value).partition("max_text_loss: ")[2].partition("`")[0])
     caplog.set_level(logging.WARNING, "cpt")
@@ -90,6 +90,13 @@ def test_a_source_that_is_lost_is_refused_until_it_is_accepted(build, source, un
     assert data.sources[0].lost_share == pytest.approx(accepted, abs=0.001)
     assert not data.held_out, "no bits per byte on a text that is not given back"
     assert "no bits per byte" in caplog.text
+
+
+@pytest.mark.parametrize("unknown", [None, "<unk>"])
+def test_added_characters_are_given_back(build, source, unknown):
+    by = of_letters("".join(ENGLISH), unknown)
+    by.add_tokens(sorted(set("".join(RUSSIAN)) - set("".join(ENGLISH))))
+    assert build(source("a", RUSSIAN), by=by).sources[0].lost_share == 0
 
 
 def test_a_few_lost_characters_are_a_warning(build, source, caplog):

@@ -129,9 +129,9 @@ def check_text_loss(name: str, tokenizer: str, loss: TextLoss | None, most: floa
         return
     ways = ["use a model whose tokenizer does (compare: cpt tokenizer report MODEL --text FILES)"]
     if loss.lost + loss.unknown > loss.changed:
-        ways.insert(
-            0, "add the characters: cpt tokenizer extend MODEL --text FILES --output FOLDER"
-        )
+        how = "`tokenizer.add_tokens(list(CHARACTERS))`, `tokenizer.save_pretrained(FOLDER)`"
+        then = "`tokenizer.path: FOLDER` and `model.resize_embeddings: true`"
+        ways.insert(0, f"add the characters in Python: {how}, then {then}")
     accepted = math.ceil(1000 * loss.share) / 1000
     ways.append(
         f"or accept it: `data.max_text_loss: {accepted}`; its bits per byte are not reported"
