@@ -4,10 +4,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -172,7 +173,7 @@ def show_rows(
         for document, start, size in zip(
             documents.tolist(), starts.tolist(), sizes.tolist(), strict=True
         ):
-            text = excerpt(str(tokenizer.decode(ids[start : start + size].tolist())))
+            text = excerpt(shown(ids[start : start + size], encoder, tokenizer))
             parts.append(f"{kept[document].where} ({size:,}): {text}")
         used = int(sizes.sum())
         console.print(
@@ -181,6 +182,16 @@ def show_rows(
         if used < data.sequence_length:
             parts.append(f"padding ({data.sequence_length - used:,})")
         console.print(f"  {' | '.join(parts)}", markup=False)
+
+
+def shown(ids: NDArray[Any], encoder: DocumentEncoder, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text of tokens; special tokens are in double brackets, unlike those that are spelled in the text."""
+    changes = np.flatnonzero(np.diff(encoder.is_special[ids])) + 1
+    parts = []
+    for part in np.split(ids, changes):
+        text = str(tokenizer.decode(part.tolist()))
+        parts.append(f"⟦{text}⟧" if encoder.is_special[part[0]] else text)
+    return "".join(parts)
 
 
 def excerpt(text: str) -> str:

@@ -12,11 +12,11 @@ from jinja2 import Environment
 
 from cpt.command_line import Force, Gpu, refuse_ignored
 from cpt.data.readers.account import format_account
+from cpt.data.readers.filters import without_lines
 from cpt.data.readers.shared_lines import (
     LEAST_OF_TEXT,
     TRANSFORM,
     SharedLines,
-    without_lines,
 )
 from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.held_out import check_sizes

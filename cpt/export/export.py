@@ -159,7 +159,7 @@ def complete(
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
     finish(unfinished)
-    carry_extension(recipe.model.path, unfinished)
+    carry_extension(recipe.model.path, unfinished, trained=True)
     if (run / RECIPE).is_file():
         write_model_card(unfinished, run, run.name)
 
@@ -236,7 +236,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
             write_average(folders, unfinished, dtype=None)
             tokenizer.save_pretrained(unfinished)
             finish(unfinished)
-            carry_extension(recipe.model.path, unfinished)
+            carry_extension(recipe.model.path, unfinished, trained=True)
         print_once(
             f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}."
         )

@@ -6,7 +6,6 @@ after the pieces are the target, and the new tokens' input rows are trained unti
 """
 
 import json
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from cpt.errors import RecipeError
 from cpt.recipe.schema import Model
 
 EXTENSION = "extension.json"  # the added tokens, saved with the weights of an extended model
+TRAINED = "trained"  # its key in weights that have learned the tokens
 # Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.groups` reads it.
 UNDECAYED = "without_weight_decay"
 
@@ -112,9 +112,11 @@ def num_new_rows(model: Model, needed: int, known: int) -> int:
     """
     if model.from_scratch or model.path is None:
         return 0
-    folder = Path(model.path).expanduser()
-    added = len(new_ids(folder)) if (folder / EXTENSION).is_file() else 0
-    return added + max(0, needed - known)
+    listed = Path(model.path).expanduser() / EXTENSION
+    added: list[int] = []
+    if listed.is_file() and not json.loads(listed.read_text()).get(TRAINED):
+        added = new_ids(listed.parent)
+    return len(added) + max(0, needed - known)
 
 
 def refuse_untrained_rows(model: PreTrainedModel | PeftModel, num_new: int) -> None:
@@ -142,11 +144,16 @@ def refuse_frozen_tables(trained: Collection[str], num_new: int, *, is_tied: boo
     )
 
 
-def carry_extension(path: str | None, folder: Path) -> None:
-    """Copy the list of new tokens of the model at `path`, if it has one, to the weights derived from it."""
+def carry_extension(path: str | None, folder: Path, *, trained: bool = False) -> None:
+    """Copy the list of new tokens of the model at `path`, if it has one, to the weights derived from it. `trained`:
+    these have learned the new tokens."""
     listed = None if path is None else Path(path).expanduser() / EXTENSION
-    if listed is not None and listed.is_file():
-        shutil.copy(listed, folder / EXTENSION)
+    if listed is None or not listed.is_file():
+        return
+    content = json.loads(listed.read_text())
+    if trained:
+        content[TRAINED] = True
+    (folder / EXTENSION).write_text(json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.documents import Document
 from cpt.data.readers.example import example_of
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
-from cpt.data.store.tokenization import DocumentEncoder
+from cpt.data.store.tokenization import DocumentEncoder, adds_bos
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.models.adapters import check_lora, lora_options
 from cpt.models.attention import (
@@ -57,6 +57,9 @@ POSITIONS = (
     "embed_positions",
     "position_embeddings",
 )  # names of learned position embeddings
+
+
+EXPECTING_BOS, BOS = ("llama", "mistral", "gemma"), ("<s>", "<bos>", "<|begin_of_text|>")
 
 
 def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
@@ -204,6 +207,14 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
     if model is None:
         return
     found.run(check_new_rows, recipe.model, model, rows_needed(tokenizer))
+    expects_bos = (
+        model.config.model_type.startswith(EXPECTING_BOS) and not recipe.model.from_scratch
+    )
+    if expects_bos and tokenizer.bos_token in BOS and not adds_bos(tokenizer):
+        found.warnings.append(
+            f"`tokenizer.path`: {path} does not put {tokenizer.bos_token} before a text, as {model.config.model_type}"
+            " models were trained. Set `add_bos_token` in its tokenizer_config.json, if the base did"
+        )
     if recipe.model.resize_embeddings:
         return
     known, needed = vocabulary_size(model.config), rows_needed(tokenizer)

@@ -208,12 +208,14 @@ RESULTS = {  # name -> version, digest of the results for TEXTS
     "decontaminate": (2, "2a5ae138"),
     "normalise": (1, "14251628"),
     "c4_lines": (1, "1437a488"),
+    "drop_lines": (1, "ef30c9e8"),
 }
 OPTIONS = {
     "length": {"min_words": 4, "max_characters": 900},
     "pattern": {"drop": "lorem", "require": "[a-z]"},
     "keep_share": {"share": 0.4},
     "language": {"keep": ["en"]},
+    "drop_lines": {"lines": ["- a list", "Lorem ipsum dolor."]},
 }
 
 

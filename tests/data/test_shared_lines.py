@@ -6,7 +6,8 @@ import random
 import pytest
 
 from cpt.data.readers import shared_lines
-from cpt.data.readers.shared_lines import SharedLines, drop_lines, shared_line_warnings
+from cpt.data.readers.filters import drop_lines
+from cpt.data.readers.shared_lines import SharedLines, shared_line_warnings
 from cpt.recipe.schema import Data, Source
 
 MENU = "- Home\n- About\n- Download now"

@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tiny import tiny_config
@@ -5,7 +7,17 @@ from transformers import AutoModelForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.models.new_rows import EXTENSION, add_rows, distill_rows, new_ids, tables
+from cpt.models.new_rows import (
+    EXTENSION,
+    add_rows,
+    carry_extension,
+    distill_rows,
+    new_ids,
+    num_new_rows,
+    refuse_untrained_rows,
+    tables,
+)
+from cpt.recipe.schema import Model
 
 PIECES = {90: (3, 4), 91: (3, 4, 5), 96: (7, 8), 97: (9, 9, 10)}
 TAUGHT = {90: (3, 4), 91: (5, 6, 7)}
@@ -56,6 +68,37 @@ def test_a_folder_that_names_no_new_tokens_says_how_to_make_one(tmp_path, conten
         (tmp_path / EXTENSION).write_text(content)
     with pytest.raises(RecipeError, match="cpt tokenizer extend MODEL"):
         new_ids(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tied", "trained", "is_refused"),
+    [
+        (False, (), True),
+        (False, ("embed_tokens",), True),
+        (False, ("embed_tokens", "lm_head"), False),
+        (True, ("embed_tokens",), False),
+    ],
+)
+def test_frozen_rows_of_new_tokens_are_refused(tied, trained, is_refused):
+    model = build("llama", tied=tied)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(any(part in name for part in trained))
+    with pytest.raises(RecipeError, match="2 tokens") if is_refused else nullcontext():
+        refuse_untrained_rows(model, 2)
+
+
+def test_rows_are_new_until_a_run_has_trained_them(tmp_path):
+    for name in ("extended", "trained", "copied"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "extended" / EXTENSION).write_text('{"tokens": [{"id": 90}, {"id": 91}]}')
+    carry_extension(str(tmp_path / "extended"), tmp_path / "trained", trained=True)
+    carry_extension(str(tmp_path / "trained"), tmp_path / "copied")
+    new = {
+        name: num_new_rows(Model(path=str(tmp_path / name)), needed=92, known=92)
+        for name in ("extended", "trained", "copied")
+    }
+    assert new == {"extended": 2, "trained": 0, "copied": 0}
+    assert num_new_rows(Model(path=str(tmp_path)), needed=100, known=92) == 8
 
 
 # --- Token Distillation ----------------------------------------------------------------------------------------------

@@ -33,8 +33,9 @@ from cpt.contrib.documents.convert import (
     with_clean_text,
 )
 from cpt.contrib.documents.errors import NotConverted
+from cpt.data.readers.filters import without_lines
 from cpt.data.readers.opening import compression_of, open_file
-from cpt.data.readers.shared_lines import SharedLines, without_lines
+from cpt.data.readers.shared_lines import SharedLines
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DISTRIBUTION, DataError
 from cpt.files import json_lines, output_locked, write_atomic

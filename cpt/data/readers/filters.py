@@ -8,7 +8,7 @@ import inspect
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -374,6 +374,28 @@ def c4_lines(
     return {**document, "text": "\n".join(kept)}
 
 
+def drop_lines(document: DocumentView, *, lines: Collection[str]) -> DocumentView:
+    """Drop these lines, and paragraphs of several lines; blanks at their ends and repeated blanks do not matter."""
+    return {**document, "text": without_lines(document["text"], set(lines))}
+
+
+def without_lines(text: str, dropped: Collection[str]) -> str:
+    paragraphs = []
+    for paragraph in text.split("\n\n"):
+        if "\n".join(lines_of(paragraph)) in dropped:
+            continue
+        lines = paragraph.split("\n")
+        kept = [line for line in lines if " ".join(line.split()) not in dropped]
+        if kept:
+            paragraphs.append("\n".join(kept))
+    return "\n\n".join(paragraphs)
+
+
+def lines_of(paragraph: str) -> list[str]:
+    lines = (" ".join(line.split()) for line in paragraph.split("\n"))
+    return [line for line in lines if line]
+
+
 FILTERS = (
     length,
     pattern,
@@ -385,11 +407,11 @@ FILTERS = (
     fineweb,
     decontaminate,
 )
-VERSIONS = {function.__name__: 1 for function in (*FILTERS, normalise, c4_lines)}
+VERSIONS = {function.__name__: 1 for function in (*FILTERS, normalise, c4_lines, drop_lines)}
 VERSIONS["decontaminate"] = 2
 """In the names of stored tokens: incremented when the results of a filter or transform change."""
 BUILT_IN: dict[str, dict[str, Callable[..., Any]]] = {
-    "transform": {"normalise": normalise, "c4_lines": c4_lines},
+    "transform": {"normalise": normalise, "c4_lines": c4_lines, "drop_lines": drop_lines},
     "filter": {function.__name__: function for function in FILTERS},
 }
 Transform = Callable[[DocumentView], DocumentView | list[DocumentView]]

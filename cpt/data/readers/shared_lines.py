@@ -5,12 +5,12 @@ A menu of short lines is found as a paragraph; a short line alone, such as `}` o
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from cpt.data.readers.columns import form_of_source
-from cpt.data.readers.documents import Document, DocumentView
-from cpt.data.readers.filters import build_components, sieve_of, sift
+from cpt.data.readers.documents import Document
+from cpt.data.readers.filters import build_components, lines_of, sieve_of, sift
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource
@@ -24,7 +24,7 @@ RARE_SHARE = 0.1  # of the last documents; rarer lines are forgotten when memory
 SAMPLE, SAMPLE_CHARACTERS = 1_000, 32 * 2**20
 PIECE_BYTES = 4 * 2**20
 EXCERPT = 60  # characters
-TRANSFORM = "cpt.data.readers.shared_lines:drop_lines"
+TRANSFORM = "drop_lines"
 LETTERS = re.compile(r"[^\W\d_]+")
 
 
@@ -107,23 +107,6 @@ def shared_line_warnings(data: Data) -> list[str]:
     return warnings
 
 
-def drop_lines(document: DocumentView, *, lines: Collection[str]) -> DocumentView:
-    """Drop these lines, and paragraphs of several lines; blanks at their ends and repeated blanks do not matter."""
-    return {**document, "text": without_lines(document["text"], set(lines))}
-
-
-def without_lines(text: str, dropped: Collection[str]) -> str:
-    paragraphs = []
-    for paragraph in text.split("\n\n"):
-        if "\n".join(lines_of(paragraph)) in dropped:
-            continue
-        lines = paragraph.split("\n")
-        kept = [line for line in lines if " ".join(line.split()) not in dropped]
-        if kept:
-            paragraphs.append("\n".join(kept))
-    return "\n\n".join(paragraphs)
-
-
 def units_of(text: str) -> Iterator[str]:
     """The lines, and the paragraphs of several lines, without blanks that do not matter."""
     for paragraph in text.split("\n\n"):
@@ -131,11 +114,6 @@ def units_of(text: str) -> Iterator[str]:
         yield from lines
         if len(lines) >= FEWEST_ITEMS:
             yield "\n".join(lines)
-
-
-def lines_of(paragraph: str) -> list[str]:
-    lines = (" ".join(line.split()) for line in paragraph.split("\n"))
-    return [line for line in lines if line]
 
 
 def own_part(unit: str, found: dict[str, int]) -> str:
