@@ -122,11 +122,10 @@ def num_new_rows(model: Model, needed: int, known: int) -> int:
 def refuse_untrained_rows(model: PreTrainedModel | PeftModel, num_new: int) -> None:
     """RecipeError if the tables that have new rows are frozen."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    trained = [
-        name
-        for name, table in {"embedding": embedding, "head": head}.items()
-        if table is None or any(one.requires_grad for one in table.parameters())
-    ]
+    trained = []
+    for name, table in {"embedding": embedding, "head": head}.items():
+        if table is None or any(one.requires_grad for one in table.parameters()):
+            trained.append(name)
     is_tied = bool(model.config.get_text_config().tie_word_embeddings)
     refuse_frozen_tables(trained, num_new, is_tied=is_tied)
 

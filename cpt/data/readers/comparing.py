@@ -29,12 +29,24 @@ TAGS = 0xE0000
 WITHOUT_SPACES = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x3040, 0x30FF))
 CHINESE_OR_JAPANESE = ((0x3040, 0x30FF), (0x3400, 0x9FFF))
 OMITTED = (
-    *((0x0591, 0x05BD), (0x05BF, 0x05BF), (0x05C1, 0x05C2), (0x05C4, 0x05C5), (0x05C7, 0x05C7)),
-    # Not the hamza and madda of U+0653 to U+0655, which make other letters.
-    *((0x0640, 0x0640), (0x064B, 0x0652), (0x0656, 0x065F), (0x0670, 0x0670)),
-    *((0x034F, 0x034F), (0x180B, 0x180F), (0xFE00, 0xFE0F)),  # invisible
+    # Hebrew points
+    (0x0591, 0x05BD),
+    (0x05BF, 0x05BF),
+    (0x05C1, 0x05C2),
+    (0x05C4, 0x05C5),
+    (0x05C7, 0x05C7),
+    # Arabic vowels; not the hamza and madda of U+0653 to U+0655, which make other letters
+    (0x0640, 0x0640),
+    (0x064B, 0x0652),
+    (0x0656, 0x065F),
+    (0x0670, 0x0670),
+    # invisible
+    (0x034F, 0x034F),
+    (0x180B, 0x180F),
+    (0xFE00, 0xFE0F),
 )
 ACCENTS = ((0x0300, 0x036F),)
+CYRILLIC = 4  # U+04xx
 IO, SHORT_E, STRESS = 0x0308, ord("е"), (0x0300, 0x0301)
 CYRILLIC_VOWELS = [ord(letter) for letter in "аеиоуыэюяіє"]
 
@@ -54,10 +66,10 @@ def words_of(text: str) -> list[bytes]:
         return text.encode().translate(ASCII_WORDS).split()
     codes, kinds = characters_of(text)
     codes = np.where(kinds == SEPARATOR, np.uint32(ord(" ")), codes)
-    is_mark = (kinds == MARK) | (kinds == LAST_MARK)
-    ends_word = (kinds == WORD) | (kinds == LAST_MARK)
+    marks = np.isin(kinds, (MARK, LAST_MARK))
+    ends_word = np.isin(kinds, (WORD, LAST_MARK))
     begins_word = kinds == WORD
-    begins_word[1:] |= ends_word[:-1] & ~is_mark[1:]
+    begins_word[1:] |= np.logical_and(ends_word[:-1], ~marks[1:])
     return as_text(np.insert(codes, np.flatnonzero(begins_word), ord(" "))).encode().split()
 
 
@@ -79,17 +91,24 @@ def characters_of(text: str) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     codes = np.frombuffer(decomposed.encode("utf-32-le", "surrogatepass"), np.uint32)
     kinds = kinds_of_characters()[np.minimum(codes, TABLE_SIZE)]
-    kinds[codes >= TAGS] = DROPPED
+    np.putmask(kinds, codes >= TAGS, DROPPED)
     accents = np.flatnonzero(kinds == ACCENT)
     if len(accents):
-        is_first = np.diff(accents, prepend=-2) != 1  # of the accents of a letter
-        letters = codes[(accents[is_first] - 1)[is_first.cumsum() - 1]]
-        is_stress = np.isin(codes[accents], STRESS) & np.isin(letters, CYRILLIC_VOWELS)
-        is_io = (letters == SHORT_E) & (codes[accents] == IO)
-        is_cyrillic = letters >> 8 == 4
-        kinds[accents] = np.where(~is_cyrillic | is_stress | is_io, DROPPED, MARK)
-    is_kept = kinds != DROPPED
-    return codes[is_kept], kinds[is_kept]
+        kinds[accents] = kinds_of_accents(codes, accents)
+    kept = np.flatnonzero(kinds != DROPPED)
+    return codes[kept], kinds[kept]
+
+
+def kinds_of_accents(codes: NDArray[np.uint32], accents: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """`MARK` for the accents that make another letter, as in Cyrillic й, else `DROPPED`."""
+    firsts = np.flatnonzero(np.diff(accents, prepend=-2) != 1)  # of the accents of a letter
+    accents_of_letter = np.diff(firsts, append=len(accents))
+    letters = np.repeat(codes[accents[firsts] - 1], accents_of_letter)
+    marks = codes[accents]
+    stressed = np.logical_and(np.isin(marks, STRESS), np.isin(letters, CYRILLIC_VOWELS))
+    io = np.logical_and(letters == SHORT_E, marks == IO)
+    makes_letter = np.logical_and(letters >> 8 == CYRILLIC, ~np.logical_or(stressed, io))
+    return np.where(makes_letter, MARK, DROPPED).astype(np.uint8)
 
 
 @cache
@@ -103,10 +122,10 @@ def kinds_of_characters() -> NDArray[np.uint8]:
             kinds[first : last + 1] = kind
     for first, last in CHINESE_OR_JAPANESE:
         block = kinds[first : last + 1]
-        block[block == LETTER] = WORD
+        np.putmask(block, block == LETTER, WORD)
     for first, last in WITHOUT_SPACES:
         block = kinds[first : last + 1]
-        block[block == MARK] = LAST_MARK
+        np.putmask(block, block == MARK, LAST_MARK)
     kinds[0x034F] = DROPPED
     return kinds
 

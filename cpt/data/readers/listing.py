@@ -23,8 +23,16 @@ ABOUT = re.compile(
 )
 # One of these keys in the front matter of README.md makes it the card of a dataset.
 CARD_KEYS = {
-    *("configs", "dataset_info", "license", "license_name", "pretty_name", "size_categories"),
-    *("task_categories", "task_ids", "annotations_creators", "source_datasets"),
+    "configs",
+    "dataset_info",
+    "license",
+    "license_name",
+    "pretty_name",
+    "size_categories",
+    "task_categories",
+    "task_ids",
+    "annotations_creators",
+    "source_datasets",
 }
 # The split rules of `datasets`: sharded files, else names of folders, else names of files.
 SEPARATOR = "[-._ 0-9]"
@@ -240,7 +248,9 @@ def config_of(folder: Folder, prefix: str, card: Mapping[str, Any]) -> Mapping[s
         raise DataError(
             f"{folder.path}: {prefix}README.md has the subsets {', '.join(configs)}. Set `{folder.key}.subset`."
         )
-    return next(iter([*defaults, *[configs.get("default")], *configs.values()]), None) or {}
+    if defaults:
+        return defaults[0]
+    return configs.get("default") or next(iter(configs.values()), {})
 
 
 def splits_of_config(names: Sequence[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -249,14 +259,16 @@ def splits_of_config(names: Sequence[str], config: Mapping[str, Any]) -> dict[st
     if data_files is None:
         within = [name.removeprefix(base) for name in names if name.startswith(base)]
         splits = splits_by_name(within) or {"train": of_most_common_format(within)}
-        return {split: [base + name for name in files] for split, files in splits.items()}
-    return {
-        split: [name for name in names if any(pattern.match(name) for pattern in patterns)]
-        for split, patterns in patterns_of(data_files, base).items()
-    }
+        return {split: with_prefix(base, files) for split, files in splits.items()}
+    patterns = patterns_of(data_files, base)
+    return {split: list(filter(pattern.match, names)) for split, pattern in patterns.items()}
 
 
-def patterns_of(data_files: Any, base: str) -> dict[str, list[re.Pattern[str]]]:
+def with_prefix(prefix: str, names: Iterable[str]) -> list[str]:
+    return [prefix + name for name in names]
+
+
+def patterns_of(data_files: Any, base: str) -> dict[str, re.Pattern[str]]:
     """`data_files` of a card: a pattern, a list of them, a dict, or a list of `{split: ..., path: ...}`."""
     from fsspec.utils import glob_translate
 
@@ -264,17 +276,15 @@ def patterns_of(data_files: Any, base: str) -> dict[str, list[re.Pattern[str]]]:
         data_files = {entry.get("split", "train"): entry.get("path", []) for entry in data_files}
     if not isinstance(data_files, dict):
         data_files = {"train": data_files}
-    written = {
-        str(split): paths if isinstance(paths, list) else [paths]
-        for split, paths in data_files.items()
-    }
-    return {
-        split: [re.compile(glob_translate(base + str(path).removeprefix("./"))) for path in paths]
-        for split, paths in written.items()
-    }
+    patterns = {}
+    for split, paths in data_files.items():
+        written = paths if isinstance(paths, list) else [paths]
+        globs = [glob_translate(base + str(path).removeprefix("./")) for path in written]
+        patterns[str(split)] = re.compile("|".join(globs))
+    return patterns
 
 
-def splits_by_name(names: Iterable[str]) -> dict[str, list[str]]:
+def splits_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     """Split -> names, by the rules of `datasets`; empty if no name has a split's word."""
     sharded: dict[str, list[str]] = {}
     for name in names:
@@ -283,9 +293,7 @@ def splits_by_name(names: Iterable[str]) -> dict[str, list[str]]:
     if sharded:
         return sharded
     for rules in (IN_FOLDER, IN_NAME):
-        splits = {
-            split: [name for name in names if rule.fullmatch(name)] for split, rule in rules.items()
-        }
+        splits = {split: list(filter(rule.fullmatch, names)) for split, rule in rules.items()}
         if any(splits.values()):
             return {split: files for split, files in splits.items() if files}
     return {}

@@ -358,11 +358,10 @@ def list_remote(source: DocumentSource, key: str) -> Listing:
             found = {name: info_of(system, name)}
         else:
             below = name.rstrip("/") + "/"
-            found = {
-                file: info
-                for file, info in system.find(name, detail=True).items()
-                if not any(part.startswith(".") for part in file.removeprefix(below).split("/"))
-            }
+            found = {}
+            for file, info in system.find(name, detail=True).items():
+                if "/." not in f"/{file.removeprefix(below)}":  # hidden
+                    found[file] = info
             folder = Folder(
                 path=source.path,
                 names=sorted(file.removeprefix(below) for file in found),

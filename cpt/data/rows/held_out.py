@@ -96,16 +96,7 @@ def check_sizes(data: Data, evaluation: Evaluation, *, few: int) -> tuple[list[A
         chosen = sizes[is_held_out(hashes, sizes, share, longest_held_out(total, count, share))]
         held_out.append((len(chosen), count))
         accounts[-1] = with_held_out(account, len(chosen), int(chosen.sum()))
-        counts = (
-            f"{name}: `evaluation.held_out_share` holds out {len(chosen)} of {count:,} documents"
-        )
-        if len(chosen) == count:
-            raise DataError(f"{counts}, so none is left to train on. Lower it, {REMEDY}.")
-        if len(chosen) < few:
-            warnings.append(
-                f"{counts}; below {few} the confidence interval means little. Raise the share, {REMEDY}"
-            )
-        elif warning := other_share(name, share, int(chosen.sum()), total, len(chosen)):
+        if warning := check_held_out(name, share, chosen, total, count, few):
             warnings.append(warning)
     if (
         share is not None
@@ -114,6 +105,20 @@ def check_sizes(data: Data, evaluation: Evaluation, *, few: int) -> tuple[list[A
     ):
         raise DataError(nothing_held_out(share, sum(count for _, count in held_out)))
     return accounts, warnings
+
+
+def check_held_out(
+    name: str, share: float, held_out: Int64, total: int, num_documents: int, few: int
+) -> str | None:
+    """A warning about the sizes of the documents that a share holds out of a source; DataError if it is all of it."""
+    counts = f"{name}: `evaluation.held_out_share` holds out {len(held_out)} of {num_documents:,} documents"
+    if len(held_out) == num_documents:
+        raise DataError(f"{counts}, so none is left to train on. Lower it, {REMEDY}.")
+    if len(held_out) < few:
+        return (
+            f"{counts}; below {few} the confidence interval means little. Raise the share, {REMEDY}"
+        )
+    return other_share(name, share, int(held_out.sum()), total, len(held_out))
 
 
 def sizes_of(

@@ -228,7 +228,7 @@ class Selection:
         left_out = {reason: int(which.sum()) for reason, which in repeats.items()}
         left_out_bytes = {reason: int(sizes[which].sum()) for reason, which in repeats.items()}
         held_out = int(is_first.sum()) - len(chosen)
-        held_out_bytes = int(sizes[is_first].sum() - sizes[chosen].sum())
+        held_out_bytes = int(np.dot(is_first, sizes) - sizes[chosen].sum())
         if self.max_tokens is not None:
             tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
             number = int(np.searchsorted(tokens, self.max_tokens, "right"))

@@ -35,6 +35,7 @@ from cpt.data.store.text_loss import (
     total_loss,
 )
 from cpt.data.store.token_files import (
+    Hashes,
     Int64,
     ShardDescription,
     SourceDescription,
@@ -187,12 +188,11 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     encoder, losses = work.encoder, Losses()
     writer = TokenWriter(folder, encoder.dtype, segmented=encoder.form != "document")
     text_digest, longest = xxh3_128(), ("", 0)
-    text_loss: TextLoss | None = None
-    spelled, spelled_at = SpelledTokens(encoder.control_tokens), ""
+    checks = TextChecks(encoder, work.held_out_share)
     for batch in batches(texts_of(work, shard, losses, encoder)):
         texts = [text for text, _ in batch]
         if work.prove_on_the_way and not writer.num_documents:
-            encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
+            encoder = checks.encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
         ids, lengths, segments = encoder.encode_segments(texts)
         segments = (
             None if encoder.form == "document" else segments
@@ -200,16 +200,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
-        at_least = FIRST_EXCERPTS if not writer.num_documents else 1
-        is_whole = hashes <= np.float64(work.held_out_share * 2**64)
-        whole = [texts[at] for at in np.flatnonzero(is_whole)]
-        others = [texts[at] for at in np.flatnonzero(~is_whole)]
-        compared = [*encoder.texts_read(whole), *excerpts(encoder.texts_read(others), at_least)]
-        text_loss = total_loss([text_loss, encoder.text_loss(compared)])
-        first = spelled.count(raw)
-        if first is not None and not spelled_at:
-            document = batch[first][1]
-            spelled_at = document.origin.where(document.number, exact=False)
+        checks.add(texts, raw, hashes, [document for _, document in batch])
         num_bytes = encoder.bytes_learned(texts, raw)
         writer.append(ids, lengths, hashes, num_bytes, segments)
         if not_learned := sum(map(len, raw)) - int(num_bytes.sum()):
@@ -229,10 +220,40 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         longest=longest,
         engine=encoder.engine,
         texts=text_digest.hexdigest(),
-        text_loss=text_loss,
-        spelled=dict(spelled.counts),
-        spelled_at=spelled_at,
+        text_loss=checks.text_loss,
+        spelled=dict(checks.spelled.counts),
+        spelled_at=checks.spelled_at,
     )
+
+
+class TextChecks:
+    """Of the texts of a shard: what the tokenizer loses, and special tokens that are spelled in them."""
+
+    def __init__(self, encoder: DocumentEncoder, held_out_share: float) -> None:
+        self.encoder, self.held_out_share = encoder, held_out_share
+        self.text_loss: TextLoss | None = None
+        self.spelled = SpelledTokens(encoder.control_tokens)
+        self.spelled_at = ""
+
+    def add(
+        self,
+        texts: Sequence[str],
+        raw: Sequence[bytes],
+        hashes: Hashes,
+        documents: Sequence[Document],
+    ) -> None:
+        """Compare texts that may be held out whole, and excerpts of the others."""
+        at_least = FIRST_EXCERPTS if self.text_loss is None else 1
+        may_be_held_out = hashes <= np.float64(self.held_out_share * 2**64)
+        whole = [texts[number] for number in np.flatnonzero(may_be_held_out).tolist()]
+        others = [texts[number] for number in np.flatnonzero(~may_be_held_out).tolist()]
+        read = self.encoder.texts_read
+        compared = [*read(whole), *excerpts(read(others), at_least)]
+        self.text_loss = total_loss([self.text_loss, self.encoder.text_loss(compared)])
+        first = self.spelled.count(raw)
+        if first is not None and not self.spelled_at:
+            document = documents[first]
+            self.spelled_at = document.origin.where(document.number, exact=False)
 
 
 def texts_of(

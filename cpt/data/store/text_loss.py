@@ -176,7 +176,10 @@ class SpelledTokens:
             return None
         self.counts.update(token.decode() for token in found)
         tokens = set(found)
-        return next(at for at, text in enumerate(texts) if any(token in text for token in tokens))
+        for number, text in enumerate(texts):
+            if any(token in text for token in tokens):
+                return number
+        return None
 
 
 def first_of(token: str) -> str:
