@@ -150,6 +150,7 @@ REMEDIES = {
     "long window": "Unpack it: zstd -d --long=31 FILE.",
     "damaged file": "Download or copy it again, or set `{key}.path` to a glob of the other files.",
     "pointer of Git LFS": "Fetch the files: git lfs pull. Or download them: hf download NAME --repo-type dataset.",
+    "wrong suffix": "Rename it, and unpack a .zip; a .pdf is converted by: cpt data ingest.",
     "page of HTML": "Download it again: servers answer with a page instead of a file if a sign-in is missing. Convert"
     " real pages: cpt data ingest.",
 }

@@ -40,6 +40,7 @@ LONGEST_LINE = 64 * 2**20
 LONGEST_RECORD = 64 * 2**20  # an unclosed quote turns the rest of the file into one record
 BATCH = 1000
 QUOTED = re.compile(rb'"(?:[^"]|"")*"')
+CUT = ": the file ends inside the row"
 MAGIC = b"ARROW1"
 Lines = Iterator[
     tuple[int, int, bytes]
@@ -160,7 +161,8 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
                     raise not_an_object(row, source)
                 yield document_of(row, source, origin, number)
             except orjson.JSONDecodeError as problem:
-                yield why_not_json(line, problem).at(origin, number, byte)
+                bad_row = why_not_json(line, problem).at(origin, number, byte)
+                yield replace(bad_row, loses_file=CUT in bad_row.detail)
             except BadValue as bad:
                 yield bad.at(origin, number, byte)
 
@@ -191,7 +193,7 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
     except BadValue as bad:
         return bad
     is_cut = not raw.endswith((b"\n", b"}", b"]"))
-    what = f"{problem.msg} at character {problem.pos}{': the file ends inside the row' if is_cut else ''}"
+    what = f"{problem.msg} at character {problem.pos}{CUT if is_cut else ''}"
     return BadValue("not valid JSON", f"not valid JSON: {what}", len(text[: problem.pos].encode()))
 
 

@@ -60,6 +60,12 @@ class Listing:
     passed_over: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Reason -> (files, bytes), the largest number of files first."""
 
+    @property
+    def is_mixed(self) -> bool:
+        """True for files of several formats; txt and md are one."""
+        formats = {format_of(file.name) for file in self.files}
+        return len(formats) > 1 and not formats <= TEXT_FILES
+
     def __str__(self) -> str:
         formats = Counter(format_of(file.name).removeprefix(".") for file in self.files)
         read = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())

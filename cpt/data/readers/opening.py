@@ -24,6 +24,13 @@ REMOTE_BUFFER = 1 << 23  # bytes per request: the Hub takes most of a second to 
 PAST_STOP = 1 << 16  # bytes per request for a line that ends after its piece
 FIRST_BYTES = 512
 POINTERS = (b"version https://git-lfs.github.com/spec/", b"/annex/objects/")
+MAGIC_BYTES = {
+    b"\x1f\x8b": ".gz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"PK\x03\x04": ".zip",
+    b"%PDF-": ".pdf",
+    b"PAR1": ".parquet",
+}
 PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])",
     re.IGNORECASE | re.DOTALL,
@@ -137,8 +144,11 @@ def disguise_of(path: str) -> tuple[str, str] | None:
     """What a file is instead of what its name says, by its first bytes: a reason and a sentence."""
     with open_plain(path, stop=FIRST_BYTES) as file:
         start = file.read(FIRST_BYTES)
-    if start.startswith(POINTERS):
+    if start.startswith(POINTERS) and len(start) < FIRST_BYTES and len(start.splitlines()) < 5:
         return "pointer of Git LFS", "a pointer of Git LFS or git-annex, not the file itself"
+    for magic, suffix in MAGIC_BYTES.items():
+        if start.startswith(magic) and not path.lower().endswith(suffix):
+            return "wrong suffix", f"it begins as a {suffix} file does"
     if compression_of(path) is not None and not PAGE.match(start):
         try:
             with open_file(path) as unpacked:

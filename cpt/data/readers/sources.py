@@ -81,6 +81,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Headers or fields with the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 LISTING_THREADS = 16
+ONE_FORMAT = "If one of them is not text to learn, name the others: {}/*.jsonl"
 
 
 def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
@@ -105,9 +106,22 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
 
 
 def jobs_of(source: DocumentSource, key: str, piece_bytes: int) -> list[list[Piece]]:
-    """The pieces that each job of a process reads. A limit counts over all pieces in order: then there is one job."""
+    """The pieces that each job of a process reads; those of small files share one. A limit counts over all pieces in
+    order: then there is one job."""
     pieces = pieces_of(source, key, piece_bytes)
-    return [[piece] for piece in pieces] if source.max_documents is None else [pieces]
+    if source.max_documents is not None:
+        return [pieces]
+    sizes = {file.name: file.size for file in files_of(source, key)}
+    jobs: list[list[Piece]] = []
+    room = 0
+    for piece in pieces:
+        size = (piece.stop or sizes.get(piece.path, piece_bytes)) - piece.start
+        if size > room:
+            jobs.append([])
+            room = piece_bytes
+        jobs[-1].append(piece)
+        room -= size
+    return jobs
 
 
 def can_be_cut(path: str, source: DocumentSource) -> bool:
@@ -429,6 +443,8 @@ def log_listing(source: DocumentSource, listing: Listing) -> None:
     if not is_main_process() or not (listing.passed_over or len(listing.files) > 1):
         return
     log.info(f"{source.path}: {listing}")
+    if listing.is_mixed:
+        log.warning(f"{source.path}: files of several formats. {ONE_FORMAT.format(source.path)}")
 
 
 def states_of(source: DocumentSource, key: str) -> list[File]:
