@@ -31,13 +31,16 @@ def texts_in(path, **options):
         ("a.txt", PAGE, "Download it again"),
         ("a.jsonl", PAGE, "Download it again"),
         ("a.parquet", PAGE, "Download it again"),
-        ("a.md.gz", gzip.compress(PAGE), "Download it again"),
-        ("a.jsonl.gz", gzip.compress(ROWS.encode())[:-40], "glob of the other files"),
+        ("a.md.gz", gzip.compress(PAGE, mtime=0), "Download it again"),
+        ("a.jsonl.gz", gzip.compress(ROWS.encode(), mtime=0)[:-40], "glob of the other files"),
         ("a.jsonl.zst", pa.compress(ROWS.encode(), "zstd", asbytes=True)[:-9], "glob of the other"),
         ("a.parquet", b"PAR1" + bytes(200), "glob of the other files"),
-        ("a.json", b'[{"text": "a"}, {"text": ', ""),
+        ("a.json", b'[{"text": "a"}, {"text": ', "not valid JSON"),
         ("a.csv", b"id,text,text\n1,a,b\n", "Rename all but one"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b', "the file ends inside the row"),
+        ("a.txt", b"%PDF-1.7 ...", "begins as a .pdf file"),
     ],
+    ids=lambda given: given[:12].decode("latin-1") if isinstance(given, bytes) else given,
 )
 def test_a_lost_file_ends_a_run_that_skips_bad_rows(tokenized, tmp_path, name, content, remedy):
     (tmp_path / "c").mkdir()
@@ -57,9 +60,10 @@ def test_a_bad_row_is_still_skipped(tokenized, tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        gzip.compress(ROWS.encode()) + bytes(1000),
-        gzip.compress(ROWS[:90].encode()) + gzip.compress(ROWS[90:].encode()),
+        gzip.compress(ROWS.encode(), mtime=0) + bytes(1000),
+        gzip.compress(ROWS[:90].encode(), mtime=0) + gzip.compress(ROWS[90:].encode(), mtime=0),
     ],
+    ids=["padded", "two members"],
 )
 def test_padded_gz_and_gz_of_several_members_are_read(tmp_path, content):
     (tmp_path / "a.jsonl.gz").write_bytes(content)
@@ -108,5 +112,5 @@ def test_a_separator_is_found_in_files_with_windows_line_ends(tmp_path):
 
 
 def test_json_lines_under_another_name_are_read_line_by_line(tmp_path):
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(ROWS.encode()))
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(ROWS.encode(), mtime=0))
     assert len(texts_in(tmp_path / "a.json.gz")) == 30

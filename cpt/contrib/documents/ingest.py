@@ -34,7 +34,7 @@ from cpt.contrib.documents.convert import (
 )
 from cpt.contrib.documents.errors import NotConverted
 from cpt.data.readers.filters import without_lines
-from cpt.data.readers.opening import compression_of, open_file
+from cpt.data.readers.opening import DAMAGE, compression_of, open_file
 from cpt.data.readers.shared_lines import SharedLines
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.errors import DISTRIBUTION, DataError
@@ -247,10 +247,9 @@ def convert_file(
         document = with_clean_text(converted, tidy=kind not in ("md", "txt"))
     except NotConverted as problem:
         return replace(entry, reason=problem.reason, detail=problem.detail), None
-    except OSError as problem:
-        return replace(
-            entry, reason="cannot be read", detail=problem.strerror or str(problem)
-        ), None
+    except DAMAGE as problem:
+        detail = problem.strerror if isinstance(problem, OSError) else None
+        return replace(entry, reason="cannot be read", detail=detail or str(problem)), None
     packages = [module.replace("_", "-") for module in modules]
     converter = ", ".join(
         [f"cpt {version(DISTRIBUTION)}", *(f"{package} {version(package)}" for package in packages)]
