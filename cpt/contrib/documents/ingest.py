@@ -248,8 +248,8 @@ def convert_file(
     except NotConverted as problem:
         return replace(entry, reason=problem.reason, detail=problem.detail), None
     except DAMAGE as problem:
-        detail = problem.strerror if isinstance(problem, OSError) else None
-        return replace(entry, reason="cannot be read", detail=detail or str(problem)), None
+        why = problem.strerror if isinstance(problem, OSError) else None
+        return replace(entry, reason="cannot be read", detail=why or str(problem)), None
     packages = [module.replace("_", "-") for module in modules]
     converter = ", ".join(
         [f"cpt {version(DISTRIBUTION)}", *(f"{package} {version(package)}" for package in packages)]
