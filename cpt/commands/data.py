@@ -56,12 +56,13 @@ def see_source(
     source: DocumentSource,
     key: str,
     num_documents: int,
-    encoder: DocumentEncoder,
-    losses: Losses,
+    encoder: DocumentEncoder | None = None,
+    losses: Losses | None = None,
 ) -> dict[str | None, list[PreviewedExample]]:
     """Read the first documents: reason for dropping -> these documents, and None -> those that are kept. A bad row
     does not end the preview; its reason reads like `bad row: null`. All that is dropped is counted in `losses`."""
     seen: dict[str | None, list[PreviewedExample]] = defaultdict(list)
+    losses = Losses(counts_lost_files=True) if losses is None else losses
     functions = sieve_of(data, source, key).functions()
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for item in islice(items, min(num_documents, source.max_documents or num_documents)):
@@ -72,7 +73,9 @@ def see_source(
         results = list(sift(item, reported_name(source), *functions))
         losses.count_transformed(item.text, [text for text, _ in results])
         for text, dropped in results:
-            reason = encoder.reason_to_drop(text) if dropped is None else dropped
+            reason = dropped
+            if reason is None and encoder is not None:
+                reason = encoder.reason_to_drop(text)
             seen[reason].append(PreviewedExample(item.where, text))
             if reason is not None:
                 losses.drop(text, reason)
