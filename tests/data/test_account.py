@@ -128,3 +128,12 @@ def test_a_separator_that_never_occurs_is_a_warning(tmp_path):
         assert (
             any("`text_documents` is in none of 2 file(s)" in one for one in warnings) is is_warned
         )
+
+
+def test_bytes_of_bad_rows_are_those_of_the_file(tokenized, tmp_path):
+    bad = ['{"no": 1}\n', "not JSON\n"]
+    good = [json.dumps({"text": "good"}) + "\n"] * 3
+    (tmp_path / "a.jsonl").write_text("".join([*bad, *good]))
+    source = Source(path=str(tmp_path / "a.jsonl"))
+    shard = tokenized(source, on_bad_row="skip", max_bad_share=0.5).shard(0)
+    assert sum(shard.description.dropped_bytes.values()) == sum(map(len, bad))

@@ -39,6 +39,10 @@ def texts_in(path, **options):
         ("a.csv", b"id,text,text\n1,a,b\n", "Rename all but one"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "b', "the file ends inside the row"),
         ("a.txt", b"%PDF-1.7 ...", "begins as a .pdf file"),
+        ("a.csv", b'id,text\n1,"a"\n2,"b', "unexpected end of data"),
+        ("a.jsonl.gz", b"", "an empty file"),
+        ("a.txt.zst", b"", "an empty file"),
+        ("a.txt.gz", gzip.compress(gzip.compress(b"a", mtime=0), mtime=0), "compressed twice"),
     ],
     ids=lambda given: given[:12].decode("latin-1") if isinstance(given, bytes) else given,
 )
@@ -51,8 +55,9 @@ def test_a_lost_file_ends_a_run_that_skips_bad_rows(tokenized, tmp_path, name, c
     assert name in str(caught.value)
 
 
-def test_a_bad_row_is_still_skipped(tokenized, tmp_path):
-    (tmp_path / "a.jsonl").write_text(f"{ROWS}not JSON\n")
+@pytest.mark.parametrize("row", ["not JSON\n", "garbage at the end"])
+def test_a_bad_row_is_still_skipped(tokenized, tmp_path, row):
+    (tmp_path / "a.jsonl").write_text(f"{ROWS}{row}")
     kept = tokenized(Source(path=str(tmp_path / "a.jsonl")), on_bad_row="skip", max_bad_share=0.1)
     assert kept.finish().documents == 30
 

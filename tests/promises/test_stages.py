@@ -97,6 +97,7 @@ def stage_trainer(words, write, tmp_path):
             "model": {"path": str(words), **(model or {})},
             "data": {
                 "sequence_length": 32,
+                "max_text_loss": 1.0,  # the tokenizer knows words, not the blanks between them
                 "sources": [{"path": str(tmp_path / "rows.jsonl")}],
                 **(data or {}),
             },

@@ -95,7 +95,8 @@ def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
             refuse_long(raw)
             yield Document(decode(raw), origin, number)
         except BadValue as bad:
-            yield bad.at(origin, number, byte)
+            is_file = origin.unit == "document" and bad.reason == "too long"
+            yield replace(bad.at(origin, number, byte), loses_file=is_file, num_bytes=len(raw))
 
 
 def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes]]:
@@ -162,9 +163,10 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
                 yield document_of(row, source, origin, number)
             except orjson.JSONDecodeError as problem:
                 bad_row = why_not_json(line, problem).at(origin, number, byte)
-                yield replace(bad_row, loses_file=CUT in bad_row.detail)
+                is_cut = CUT in bad_row.detail
+                yield replace(bad_row, loses_file=is_cut, num_bytes=len(line))
             except BadValue as bad:
-                yield bad.at(origin, number, byte)
+                yield replace(bad.at(origin, number, byte), num_bytes=len(line))
 
 
 def loads(raw: bytes) -> Any:
@@ -192,7 +194,7 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
         text = decode(raw)  # orjson does not report which byte is not UTF-8
     except BadValue as bad:
         return bad
-    is_cut = not raw.endswith((b"\n", b"}", b"]"))
+    is_cut = raw.lstrip()[:1] == b"{" and not raw.endswith((b"\n", b"}", b"]"))
     what = f"{problem.msg} at character {problem.pos}{CUT if is_cut else ''}"
     return BadValue("not valid JSON", f"not valid JSON: {what}", len(text[: problem.pos].encode()))
 
@@ -300,7 +302,15 @@ class Records:
         byte = self.byte if bad.byte is None else bad.byte
         # An unclosed quote swallows lines, and each of them counts.
         num_rows = max(1, self.num_lines) if bad.reason == "not valid CSV" else 1
-        return BadRow(bad.reason, bad.detail, self.origin, self.number, byte, num_rows)
+        return BadRow(
+            bad.reason,
+            bad.detail,
+            self.origin,
+            self.number,
+            byte,
+            num_rows,
+            loses_file="unexpected end of data" in bad.detail,  # the file ends inside quotes
+        )
 
 
 def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:

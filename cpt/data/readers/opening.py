@@ -31,6 +31,7 @@ MAGIC_BYTES = {
     b"%PDF-": ".pdf",
     b"PAR1": ".parquet",
 }
+COMPRESSED_BYTES = tuple(MAGIC_BYTES)[:2]
 PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])",
     re.IGNORECASE | re.DOTALL,
@@ -150,11 +151,15 @@ def disguise_of(path: str) -> tuple[str, str] | None:
         if start.startswith(magic) and not path.lower().endswith(suffix):
             return "wrong suffix", f"it begins as a {suffix} file does"
     if compression_of(path) is not None and not PAGE.match(start):
+        if not start:
+            return "damaged file", "an empty file, expected a compressed one"
         try:
             with open_file(path) as unpacked:
                 start = unpacked.read(FIRST_BYTES)
         except DAMAGE:
             return None  # the reader reports the damage
+        if start.startswith(COMPRESSED_BYTES):
+            return "wrong suffix", "it is compressed twice"
     if PAGE.match(start):
         return "page of HTML", "a page of HTML, not what its name says"
     return None
