@@ -37,11 +37,12 @@ Row = dict[str, torch.Tensor]
 def prepare(case: Case, folder: Path) -> None:
     """Write a tokenizer of whole words, and documents for all steps of the case."""
     lengths = lengths_of(case, random.Random(SEED))
-    text = list(islice(cycle(words_of_python()), sum(lengths)))
-    common = Counter(text).most_common(min(MOST_WORDS, case.config["vocab_size"]) - 2)
+    words = words_of_python()
+    common = Counter(words).most_common(min(MOST_WORDS, case.config["vocab_size"]) - 2)
     vocabulary = {"<unk>": 0, "<eos>": 1} | {
         word: number for number, (word, _) in enumerate(common, 2)
     }
+    text = list(islice(cycle([word for word in words if word in vocabulary]), sum(lengths)))
     plain = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     folder.mkdir(parents=True, exist_ok=True)

@@ -89,7 +89,6 @@ class Start:
             "data": {
                 "sequence_length": case.tokens,
                 "packing": "best_fit",
-                "max_text_loss": 1.0,  # the tokenizer knows words, not the blanks between them
                 "sources": [{"path": str(self.folder / "corpus.jsonl")}],
             },
             "budget": {"tokens": case.steps * case.rows * case.tokens},

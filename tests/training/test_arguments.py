@@ -11,6 +11,8 @@ from tiny_checkpoints import save_llama
 from transformers import AutoConfig, AutoTokenizer
 
 from cpt.contrib.rl.ppo import PPOConfig
+from cpt.data.readers.account import TextBytes
+from cpt.data.rows.build import SourceReport
 from cpt.data.rows.mixture import shift_past_skipped
 from cpt.errors import RecipeError
 from cpt.models.config import hash_weights
@@ -296,8 +298,15 @@ def test_the_record_holds_the_hashes_of_model_tokenizer_and_data(tokenizer_folde
         "share": 1.0,
         "licence": None,
         "is_estimate": False,
+        "bad_rows": {},
+        "text": TextBytes(trained=30, held_out=0, dropped={}),
+        "files_read": (1, 30),
+        "files_passed_over": {},
+        "lengths": {},
+        "rows": 1,
+        "padding": 0.0,
     }
-    source = SimpleNamespace(name="a", dropped={}, files={"a.txt": "0f"}, **facts)
+    source = SourceReport(name="a", dropped={}, files={"a.txt": "0f"}, **facts)
     held_out = {"exam": {"b.txt": "1e"}}
     data = SimpleNamespace(
         fingerprint="abc", num_tokens=10, sources=[source], held_out_files=held_out
@@ -315,6 +324,9 @@ def test_the_record_holds_the_hashes_of_model_tokenizer_and_data(tokenizer_folde
     assert (
         inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"}
         and inputs["data"]["held_out"] == held_out
+    )
+    assert inputs["data"]["sources"]["a"]["account"].startswith(
+        "a: 1 file read (30 B); 3 documents"
     )
     assert len(inputs["tokenizer"]["xxh3"]) == 32 and inputs["training"] == chosen
 
