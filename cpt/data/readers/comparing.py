@@ -77,7 +77,8 @@ def plain(text: str) -> str:
     """The text with HTML's entities as characters, and without hyphens at line ends."""
     if "&" in text:
         text = html.unescape(text)
-    if any(f"{hyphen}{end}" in text for hyphen in HYPHENS for end in ("\n", "\r\n")):
+    hyphens = "-" if text.isascii() else HYPHENS
+    if any(f"{hyphen}\n" in text or f"{hyphen}\r\n" in text for hyphen in hyphens):
         text = LINE_HYPHEN.sub("", text)
     return text
 
