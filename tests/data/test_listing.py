@@ -93,6 +93,13 @@ def test_a_folder_of_text_is_all_text(tmp_path, names):
     assert sorted(texts_in(tmp_path)) == sorted(names)
 
 
+def test_mixed_formats_are_a_warning(tmp_path, caplog):
+    (tmp_path / "a.md").write_text("a")
+    (tmp_path / "package.json").write_text('{"text": "b"}')
+    assert sorted(texts_in(tmp_path)) == ["a", "b"]
+    assert "files of several formats" in caplog.text and "/*.jsonl" in caplog.text
+
+
 def test_linked_folders_are_read_once(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "real/a.txt").write_text("a")

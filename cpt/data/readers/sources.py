@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -444,7 +445,12 @@ def log_listing(source: DocumentSource, listing: Listing) -> None:
         return
     log.info(f"{source.path}: {listing}")
     if listing.is_mixed:
-        log.warning(f"{source.path}: files of several formats. {ONE_FORMAT.format(source.path)}")
+        warn_once(f"{source.path}: files of several formats. {ONE_FORMAT.format(source.path)}")
+
+
+@cache
+def warn_once(message: str) -> None:
+    log.warning(message)
 
 
 def states_of(source: DocumentSource, key: str) -> list[File]:
