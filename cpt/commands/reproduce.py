@@ -17,8 +17,7 @@ import typer
 
 from cpt.analysis.compare import by_short_path, environment_rows
 from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
-from cpt.data.readers.sources import states_of
-from cpt.data.store.tokenized import contents_of
+from cpt.data.readers.sources import contents_of, states_of
 from cpt.distributed import environment_alone, print_once
 from cpt.errors import (
     CheckpointError,

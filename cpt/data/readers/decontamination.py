@@ -26,7 +26,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.data.readers.comparing import ASCII_WORDS, COMPARISON, FIRST_COMPARISON, words_of
 from cpt.data.readers.documents import DocumentView
-from cpt.data.readers.sources import open_source, states_of
+from cpt.data.readers.sources import contents_of, files_of, open_source
 from cpt.errors import DataError
 from cpt.files import write_atomic
 from cpt.recipe.rules import reported_name
@@ -159,8 +159,8 @@ def key_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
         options["index"] = Path(options["index"]).name.partition(".")[0]
     if options.pop("comparison", COMPARISON) == COMPARISON and "against" in options:
         sources = [DocumentSource(path=path) for path in options["against"]]
-        files = [file for source in sources for file in states_of(source, AGAINST)]
-        options["files"] = [[file.size, file.version] for file in files]
+        files = [file for source in sources for file in files_of(source, AGAINST)]
+        options["files"] = list(contents_of(files).values())
     return options
 
 

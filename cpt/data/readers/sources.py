@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -53,6 +53,7 @@ from cpt.data.readers.opening import (
 )
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.files import size_and_hash
 from cpt.plugins import check_options, find, user_code_error
 from cpt.recipe.paths import (
     DOCUMENT_FILES,
@@ -460,6 +461,14 @@ def states_of(source: DocumentSource, key: str) -> list[File]:
 
 def with_absolute_names(files: Iterable[File]) -> list[File]:
     return [file._replace(name=absolute(file.name)) for file in files]
+
+
+def contents_of(files: Sequence[File]) -> dict[str, str]:
+    """File -> xxh3-128 of its content, or for a URL the server's version of it."""
+    return {
+        name: version if is_url(name) else size_and_hash(Path(name))[1]
+        for name, _, version in files
+    }
 
 
 def absolute(path: str) -> str:

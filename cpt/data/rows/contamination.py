@@ -25,6 +25,7 @@ from cpt.data.readers.documents import Piece
 from cpt.data.readers.filters import sieve_of
 from cpt.data.readers.sources import files_of, jobs_of, kind_of, pieces_of, states_of
 from cpt.data.rows.selection import longest_held_out
+from cpt.data.store.file_states import signatures_of
 from cpt.data.store.parallel import map_in_order, workers_for
 from cpt.data.store.shards import ShardWork, plan_of, texts_of
 from cpt.data.store.tokenization import DocumentEncoder
@@ -233,7 +234,7 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path, comparison: int) 
     states, content, read = {}, {}, []
     for key, source in keyed_sources(data, evaluation):
         if "perplexity" in key or has_share and kind_of(source.path) == "local":
-            states[key] = states_of(source, key)
+            states[key] = signatures_of(files_of(source, key))
             content[key] = reading_content(source, sieve_of(data, source, key))
             read.append(source)
     names, most = (

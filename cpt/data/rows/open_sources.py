@@ -18,6 +18,7 @@ from cpt.data.readers.sources import (
     read_piece,
     with_absolute_names,
 )
+from cpt.data.store.file_states import stored_files
 from cpt.data.store.shards import ShardWork, plan_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
@@ -123,19 +124,18 @@ def open_source(
     """
     encoder = encoder_of(source, encoder, key)
     sieve, listing = sieve_of(data, source, key), listing_of(source, key)
-    states = with_absolute_names(listing.files)
     if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
-        then = "a run cannot resume" if states else "its stored tokens are used unchanged"
+        then = "a run cannot resume" if listing.files else "its stored tokens are used unchanged"
         log.warning(
             f"{source.path}: if this dataset changes on the Hub, {then}. Pin it: `{key}.revision`."
         )
-    enough = source.max_tokens if isinstance(source, Source) and not states else None
-    reading = reading_content(source, sieve)
-    folder = (
-        cache_dir
-        / "tokens"
-        / key_of({**reading, "tokenizer": encoder.fingerprint, "enough": enough})
-    )
+    enough = source.max_tokens if isinstance(source, Source) and not listing.files else None
+    decides = {
+        **reading_content(source, sieve),
+        "tokenizer": encoder.fingerprint,
+        "enough": enough,
+    }
+    folder = cache_dir / "tokens" / key_of(decides)
     is_trained = isinstance(source, Source)
     work = ShardWork(
         source,
@@ -148,5 +148,8 @@ def open_source(
         held_out_share=held_out_share if is_trained else 1.0,
     )
     chunk_bytes = data.chunk_bytes if is_trained else sys.maxsize
+    states = with_absolute_names(listing.files)
     plan = plan_of(source, key, states, chunk_bytes=chunk_bytes, seed=seed)
-    return TokenizedSource(work, plan, states, data.max_bad_share, listing.passed_over)
+    like = key_of({**decides, "path": None})
+    stored = stored_files(folder, like, plan.shards, listing.files)
+    return TokenizedSource(work, plan, stored, data.max_bad_share, listing.passed_over)

@@ -3,8 +3,9 @@
 The names and sizes of the files alone decide the cut. A small source is one chunk. A large one is read chunk by
 chunk, in an order drawn from the seed: training starts when the first, small, chunk is ready."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import islice
 from os.path import commonpath
@@ -27,6 +28,7 @@ from cpt.data.readers.documents import (
 )
 from cpt.data.readers.filters import Sieve, sift
 from cpt.data.readers.sources import absolute, pieces_of, read_piece
+from cpt.data.store.file_states import OtherPlace, hash_of_pieces, stored_description
 from cpt.data.store.text_loss import (
     FIRST_EXCERPTS,
     SpelledTokens,
@@ -35,12 +37,14 @@ from cpt.data.store.text_loss import (
     total_loss,
 )
 from cpt.data.store.token_files import (
+    DESCRIPTION,
     Hashes,
     Int64,
     ShardDescription,
     SourceDescription,
     TokenFiles,
     TokenWriter,
+    as_text,
     bucket,
     is_intact_shard,
 )
@@ -163,8 +167,11 @@ class ShardWork:
     prove_on_the_way: bool = False  # verify the encoder on a stream's first documents
     held_out_share: float = 0.0  # of the documents, by hash: they are decoded and compared whole
 
-    def __call__(self, shard: Shard, name: str) -> None:
-        """Fetch or make the shard in a folder of that name, unless it exists."""
+    def __call__(self, shard: Shard, name: str, other_place: OtherPlace | None = None) -> None:
+        """Fetch or make the shard in a folder of that name, unless it exists.
+
+        `other_place`: where the same shard may be, if the files have moved.
+        """
 
         def fill(folder: Path) -> None:
             store = bucket()
@@ -175,13 +182,35 @@ class ShardWork:
                     return
                 for path in folder.iterdir():
                     path.unlink()
-            fill_shard(self, shard, folder)
+            if other_place is None or not link_shard(self, shard, other_place, folder):
+                fill_shard(self, shard, folder)
 
         publish_once(self.folder / name, fill, durable=False, is_intact=is_intact_shard)
 
     def accepts(self, stored: ShardDescription | SourceDescription) -> bool:
         """False if an earlier run skipped bad rows that are an error now."""
         return not stored.bad_rows or self.on_bad_row == "skip"
+
+
+def link_shard(work: ShardWork, shard: Shard, there: OtherPlace, folder: Path) -> bool:
+    """Link the arrays of a shard that was made from the same bytes at another place; False if there is none."""
+    stored = stored_description(there.folder)
+    if stored is None or stored.bad_rows:  # those list their places
+        return False
+    if stored.contents is None or stored.contents != hash_of_pieces(shard):
+        return False
+    if not is_intact_shard(there.folder):
+        return False
+    for path in there.folder.glob("*.bin"):
+        os.link(path, folder / path.name)
+    where, tokens = stored.longest
+    stored = replace(
+        stored,
+        longest=(there.where_here(where), tokens),
+        spelled_at=there.where_here(stored.spelled_at),
+    )
+    (folder / DESCRIPTION).write_text(as_text(stored))
+    return True
 
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
@@ -223,6 +252,7 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
         text_loss=checks.text_loss,
         spelled=dict(checks.spelled.counts),
         spelled_at=checks.spelled_at,
+        contents=hash_of_pieces(shard),
     )
 
 

@@ -58,6 +58,7 @@ class ShardDescription:
     text_loss: TextLoss | None = None  # of a sample and all held-out texts; None: not compared
     spelled: dict[str, int] = field(default_factory=dict)  # special token -> times it is in texts
     spelled_at: str = ""  # file and line of the first one
+    contents: str | None = None  # xxh3-128 of the bytes of local files that it was made from
 
 
 class TokenWriter:

@@ -13,10 +13,18 @@ from typing import Any
 from rich.progress import Progress
 
 from cpt.cache import hold, key_of, write_once
-from cpt.data.readers.documents import FILE_NAME, File, Listed, refuse_too_many, write_bad_rows
+from cpt.data.readers.documents import FILE_NAME, Listed, refuse_too_many, write_bad_rows
 from cpt.data.readers.filters import Sieve, module_text
 from cpt.data.readers.opening import is_url
-from cpt.data.readers.sources import absolute, kind_of, states_of
+from cpt.data.readers.sources import absolute, contents_of, files_of, kind_of, with_absolute_names
+from cpt.data.store.file_states import (
+    OtherPlace,
+    StoredFiles,
+    shard_name,
+    signature_of,
+    signatures_of,
+    states_of_files,
+)
 from cpt.data.store.parallel import map_in_order, workers_for
 from cpt.data.store.shards import Plan, Shard, ShardWork, sample
 from cpt.data.store.token_files import (
@@ -30,7 +38,7 @@ from cpt.data.store.token_files import (
 )
 from cpt.distributed import is_main_process
 from cpt.errors import DataError
-from cpt.files import json_lines, report_damage, size_and_hash
+from cpt.files import json_lines, report_damage
 from cpt.formatting import open_console
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
@@ -57,24 +65,25 @@ class TokenizedSource:
     """The shards of a source, by number.
 
     Any process may read a shard. The process that first requests a missing one makes it, while others wait.
-    `states`: the files when the plan was made.
+    `stored`: the files when the plan was made.
     """
 
     def __init__(
         self,
         work: ShardWork,
         plan: Plan,
-        states: Sequence[File],
+        stored: StoredFiles,
         max_bad_share: float,
         passed_over: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        self.work, self.plan, self.states = work, plan, list(states)
+        self.work, self.plan, self.stored = work, plan, stored
+        self.states = with_absolute_names(stored.files)
         self.max_bad_share = max_bad_share
         self.passed_over = dict(
             passed_over or {}
         )  # files of the folder that are not read, by reason
         self.folder = work.folder
-        self._state_of = {file.name: (file.size, file.version) for file in states}
+        self._state_of = states_of_files(stored.files)
         hold(self.folder, self)
         self._description: SourceDescription | None = None
         self._verified = set[
@@ -82,7 +91,7 @@ class TokenizedSource:
         ]()  # (shard, modification time) of shards verified by this process
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TokenizedSource, (self.work, self.plan, self.states, self.max_bad_share)
+        return TokenizedSource, (self.work, self.plan, self.stored, self.max_bad_share)
 
     @cached_property
     def name(self) -> str:
@@ -90,12 +99,7 @@ class TokenizedSource:
         return key_of({"folder": self.folder.name, "files": self.states})
 
     def shard_folder(self, number: int) -> Path:
-        """The folder of a shard, named by the state of the shard's files: a changed file affects only its shards."""
-        shard = self.plan.shards[number]
-        pieces = [
-            [one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in shard
-        ]
-        return self.folder / key_of({"pieces": pieces})
+        return self.folder / shard_name(self.plan.shards[number], self._state_of)
 
     def missing(self, numbers: Sequence[int]) -> list[int]:
         """The shards among these that are not on this disk; none if the source is complete."""
@@ -119,7 +123,8 @@ class TokenizedSource:
                     rmtree(folder, ignore_errors=True)
                 elif not verified or (number, files.written) in self._verified or files.is_intact():
                     break
-            self.proven_work(self.plan.shards[number], folder.name)
+            shard = self.plan.shards[number]
+            self.proven_work(shard, folder.name, self.stored.at_other_place(shard))
             self.check_files(number)
             is_made_again = True
         else:
@@ -159,10 +164,9 @@ class TokenizedSource:
     def check_files(self, number: int) -> None:
         """Reject a shard whose files changed since the plan was made."""
         for path in {piece.path for piece in self.plan.shards[number]}:
-            if is_url(path) or absolute(path) not in self._state_of:
+            if is_url(path) or path not in self._state_of:
                 continue  # it would need a request each time
-            now = Path(path).stat()
-            if (now.st_size, str(now.st_mtime_ns)) != self._state_of[absolute(path)]:
+            if signature_of(path) != self.stored.signatures[path]:
                 rmtree(self.shard_folder(number), ignore_errors=True)
                 raise changed(self.work)
 
@@ -232,7 +236,7 @@ class TokenizedSource:
             shards[self.shard_folder(number).name] = part.digest
         if not documents:
             raise nothing_kept(source, key, dropped)
-        if states_of(source, key) != self.states:
+        if signatures_of(files_of(source, key)) != self.stored.signatures:
             raise changed(self.work)
         write_bad_rows(bad, self.folder)
         files = contents_of(self.states) or {f"{source.path}@{source.revision or 'main'}": texts}
@@ -264,14 +268,6 @@ def listed_rows(folder: Path) -> list[Listed]:
     return [row for row in json_lines(path) if row is not None] if path.exists() else []
 
 
-def contents_of(files: Sequence[File]) -> dict[str, str]:
-    """File -> xxh3-128 of its content, or for a URL the server's version of it."""
-    return {
-        name: version if is_url(name) else size_and_hash(Path(name))[1]
-        for name, _, version in files
-    }
-
-
 def changed(work: ShardWork) -> DataError:
     return DataError(
         f"{work.source.path}: files changed while they were being read. Run it again when they are complete"
@@ -300,6 +296,9 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
 WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 
 Wanted = tuple[TokenizedSource, int]  # a shard of a source
+Task = tuple[
+    str, Shard, str, OtherPlace | None
+]  # name of the source, and the arguments of its work
 
 
 def make_shards(wanted: Sequence[Wanted]) -> None:
@@ -332,12 +331,14 @@ def made(
 ) -> Generator[Wanted, None, None]:
     taken: list[Wanted] = []
 
-    def tasks() -> Iterator[tuple[str, Shard, str]]:
+    def tasks() -> Iterator[Task]:
         for source, number in wanted:
             taken.append((source, number))
-            yield source.name, source.plan.shards[number], source.shard_folder(number).name
+            shard = source.plan.shards[number]
+            folder, there = source.shard_folder(number), source.stored.at_other_place(shard)
+            yield source.name, shard, folder.name, there
 
-    def prepare() -> Callable[[tuple[str, Shard, str]], None]:
+    def prepare() -> Callable[[Task], None]:
         return partial(make_shard, {source.name: source.proven_work for source in sources})
 
     for _ in map_in_order(prepare, tasks(), workers, WORKERS_IMPORT):
@@ -346,6 +347,6 @@ def made(
         yield source, number
 
 
-def make_shard(works: dict[str, ShardWork], task: tuple[str, Shard, str]) -> None:
-    source, shard, name = task
-    works[source](shard, name)
+def make_shard(works: dict[str, ShardWork], task: Task) -> None:
+    source, shard, name, other_place = task
+    works[source](shard, name, other_place)
