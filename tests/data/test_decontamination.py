@@ -1,8 +1,9 @@
+import os
 import random
 
 import pytest
 
-from cpt.data.readers.decontamination import EvaluationDocument, read_runs
+from cpt.data.readers.decontamination import EvaluationDocument, read_runs, runs_of_files
 from cpt.data.readers.filters import build_components, reason_to_drop
 from cpt.data.rows.contamination import find_contamination, with_decontamination
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
@@ -165,8 +166,26 @@ def test_the_index_is_read_again_only_when_a_file_changed(exam_text, tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr("cpt.data.rows.contamination.read_runs", None)
         assert with_decontamination(data_of(), exam_text, tmp_path / "cache") == first
-    (tmp_path / "exam.txt").write_text(text(6, 61))
+    times = (tmp_path / "exam.txt").stat()
+    (tmp_path / "exam.txt").write_text(text(5).replace(text(5)[:8], "other001", 1))
+    os.utime(tmp_path / "exam.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (tmp_path / "exam.txt").stat().st_size == times.st_size
     assert with_decontamination(data_of(), exam_text, tmp_path / "cache") != first
+
+
+def test_other_content_of_the_same_size_and_time_in_own_files_is_filtered_anew(
+    build, source, tmp_path
+):
+    quiz, train = tmp_path / "quiz.txt", source("train", [text(100), f"{text(101)} {text(7)}"])
+    quiz.write_text(text(8))
+    against = Component(name="decontaminate", against=[str(quiz)])
+    (before,) = build(train, filters=[against]).sources
+    times = quiz.stat()
+    quiz.write_text(text(7).ljust(times.st_size)[: times.st_size])
+    os.utime(quiz, ns=(times.st_atime_ns, times.st_mtime_ns))
+    runs_of_files.cache_clear()  # as in the next process
+    (after,) = build(train, filters=[against]).sources
+    assert (before.documents, after.documents) == (2, 1)
 
 
 def test_the_stored_tokens_are_found_again_by_another_cache_and_place(build, source, tmp_path):
