@@ -257,9 +257,9 @@ def convert_docx(raw: bytes) -> Converted:
 
 def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
     with open_archive(raw, IMAGES) as archive:
-        container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
+        container = parsed(archive, "META-INF/container.xml")
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
-        package = ElementTree.fromstring(archive.read(name))
+        package = parsed(archive, name)
         pages = [
             one for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))
         ]
@@ -274,7 +274,7 @@ def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
             posixpath.normpath(posixpath.join(folder, files[one])) for one in spine if one in files
         ]
         if "META-INF/encryption.xml" in archive.namelist():
-            encryption = ElementTree.fromstring(archive.read("META-INF/encryption.xml"))
+            encryption = parsed(archive, "META-INF/encryption.xml")
             encrypted = encryption.iterfind(".//{*}CipherReference")
             if {unquote(str(one.get("URI"))) for one in encrypted} & set(chapters):
                 raise NotConverted(
@@ -288,6 +288,11 @@ def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
     title = package.findtext(".//{*}title")
     document = Converted("\n\n".join(filter(None, texts)), title, dropped=formulas.dropped)
     return with_encoding(document, parts)
+
+
+def parsed(archive: zipfile.ZipFile, name: str) -> ElementTree.Element:
+    # Python's XML parser refuses encodings with several bytes a character, so the text is decoded before.
+    return ElementTree.fromstring(decode(archive.read(name), "xml").text)
 
 
 @contextmanager
@@ -557,7 +562,9 @@ NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udf
 def convert_plain(raw: bytes, encoding: str | None = None) -> Converted:
     decoded = decode(raw, "txt", encoding)
     if "\0" in decoded.text:
-        raise NotConverted("not text", "it contains a NUL byte")
+        raise NotConverted(
+            "not text", "it contains a NUL byte. If it is UTF-16, name it: --encoding utf-16-le"
+        )
     return with_encoding(
         Converted(decoded.text.replace("\r\n", "\n").replace("\r", "\n")), [decoded]
     )

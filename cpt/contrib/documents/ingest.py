@@ -3,7 +3,6 @@
 Each batch of files writes one shard, then its part of the journal. A process killed between the two rewrites the
 same shard."""
 
-import codecs
 import hashlib
 import logging
 import multiprocessing
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-import webencodings
 
+from cpt.contrib.documents.charsets import codec_named
 from cpt.contrib.documents.convert import (
     CONVERTERS,
     MAX_UNPACKED_BYTES,
@@ -104,6 +103,9 @@ def ingest(
     not writable, and LaunchError if another process writes to it."""
     files, passed_over = find_documents(inputs, output)
     codec = None if encoding is None else codec_named(encoding)
+    if encoding is not None and codec is None:
+        what = "unknown encoding, expected one like cp1251 or gb18030."
+        raise DataError(f"--encoding {encoding}: {what}")
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
         folder = OutputFolder(output)
@@ -186,17 +188,6 @@ def record(
     done.num_losing.update(row.get("dropped", {}).keys())
     holders[sha256] = entry.path
     return replace(entry, shard=shard)
-
-
-def codec_named(encoding: str) -> str:
-    """Python's codec for an encoding, by the label of a page or by Python's name."""
-    known = webencodings.lookup(encoding)
-    try:
-        return known.codec_info.name if known is not None else codecs.lookup(encoding).name
-    except LookupError:
-        raise DataError(
-            f"--encoding {encoding}: unknown encoding, expected one like cp1251 or gb18030."
-        ) from None
 
 
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
