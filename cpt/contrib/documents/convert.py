@@ -247,10 +247,11 @@ def convert_docx(raw: bytes) -> Converted:
             else b"<x/>"
         )
         title = ElementTree.fromstring(core).findtext(".//{*}title")
-        readable = io.BytesIO(rewritten(archive, raw, formulas))
+        readable = io.BytesIO(rewritten(archive, formulas))
         page = mammoth.convert_to_html(
             readable, style_map=WORD_STYLES, convert_image=lambda image: []
         ).value
+        page = re.sub(r"<input\b[^>]*>", lambda box: "☑" if "checked" in box[0] else "☐", page)
         text = markdown_of(page, formulas)
         return Converted(text, title, dropped=formulas.dropped + count_dropped(archive))
 

@@ -53,7 +53,15 @@ class Formulas:
         return f"{FORMULA}{len(self.texts) - 1}{FORMULA}"
 
     def restore(self, text: str) -> str:
-        return MARK.sub(lambda found: self.texts[int(found[1])], text)
+        return "\n".join(map(self.restored, text.split("\n")))
+
+    def restored(self, line: str) -> str:
+        return MARK.sub(lambda mark: self.tex(int(mark[1]), line.startswith("|")), line)
+
+    def tex(self, number: int, in_table: bool) -> str:
+        tex = self.texts[number]
+        # A bar would end the cell of a table.
+        return tex.replace(r"\|", r"\Vert ").replace("|", r"\vert ") if in_table else tex
 
 
 def is_balanced(tex: str) -> bool:
