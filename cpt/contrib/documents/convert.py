@@ -144,6 +144,8 @@ BACKSLASH, BAR = (
     "\ue004",
     "\ue005",
 )  # mark the page's own backslashes, and the escaped bars of tables
+CAPTION = "\ue006"  # marks the ends of a caption, which would become emphasis
+CAPTION_TAG = re.compile(r"(<(?:fig)?caption\b[^>]*>)|(</(?:fig)?caption\s*>)", re.IGNORECASE)
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
 CJK_LINE_END = re.compile(rf"(?<=[{CJK}])\s*\n\s*(?=[{CJK}])")
@@ -199,6 +201,7 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # HTML parsers ignore the self-closing slash
     page = OWN_BACKSLASH.sub(BACKSLASH, mark_formulas(page, formulas))
+    page = CAPTION_TAG.sub(rf"\1{CAPTION}\2", page)
     for kind, element in NOT_KEPT.items():
         formulas.dropped[kind] += len(element.findall(page))
     if skip:
@@ -221,6 +224,7 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
         ),  # it drops forms, which may hold the page
     )
     text = SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "")
+    text = re.sub(rf"\*{CAPTION}|{CAPTION}\*?", "", text)
     text = text.replace("\\|", BAR).replace("\\", "").replace(BAR, "\\|").replace(BACKSLASH, "\\")
     return formulas.restore(text).strip()
 
