@@ -49,6 +49,8 @@ class JournalEntry:
     path: str
     size: int = 0
     mtime_ns: int = 0
+    inode: int = 0  # 0 in the records of earlier versions, as is the next
+    ctime_ns: int = 0
     sha256: str | None = None
     kind: str | None = None
     shard: int | None = None  # the document's shard
@@ -112,11 +114,15 @@ def ingest(
         known = {
             path: folder.entries[name] for path, name in names.items() if name in folder.entries
         }
-        changed = set()
+        changed, renewed = set[Path](), list[JournalEntry]()
         for path, entry in known.items():
-            status = path.stat()
-            if (entry.size, entry.mtime_ns) != (status.st_size, status.st_mtime_ns):
+            current = with_current_status(entry, path)
+            if current is None:
                 changed.add(path)
+            elif current != entry:
+                renewed.append(current)
+        if renewed:
+            folder.write(renewed, [])
         again = {
             path
             for path, entry in known.items()
@@ -212,20 +218,51 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
     return list(dict.fromkeys(files)), others
 
 
+def with_current_status(entry: JournalEntry, path: Path) -> JournalEntry | None:
+    """The entry with the file's present status, or None if its content is another than the recorded one.
+
+    A copy of the file, or another text of the same size and time, differ in inode and ctime, so its hash decides."""
+    current = replace(entry, **status_of(path))
+    if current == entry:
+        return entry
+    if entry.sha256 is None:  # could not be read
+        is_same = (current.size, current.mtime_ns) == (entry.size, entry.mtime_ns)
+        return current if is_same else None
+    try:
+        is_same = hashlib.sha256(content_of(path)).hexdigest() == entry.sha256
+    except (NotConverted, *DAMAGE):
+        is_same = False
+    return current if is_same else None
+
+
+def status_of(path: Path) -> dict[str, int]:
+    status = path.stat()
+    return {
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "inode": status.st_ino,
+        "ctime_ns": status.st_ctime_ns,
+    }
+
+
+def content_of(path: Path) -> bytes:
+    is_compressed = compression_of(str(path)) is not None
+    with open_file(str(path)) as stream:
+        raw = stream.read(MAX_UNPACKED_BYTES + 1 if is_compressed else -1)
+    if is_compressed and len(raw) > MAX_UNPACKED_BYTES:
+        detail = f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB"
+        raise NotConverted("too large when unpacked", detail)
+    return raw
+
+
 def convert_file(
     max_seconds: float, known: frozenset[str], path: Path, encoding: str | None = None
 ) -> tuple[JournalEntry, dict[str, Any] | None]:
     """Convert a file in a child of this worker process, unless its sha256 is already known."""
     entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
     try:
-        found = path.stat()
-        entry = replace(entry, size=found.st_size, mtime_ns=found.st_mtime_ns)
-        is_compressed = compression_of(str(path)) is not None
-        with open_file(str(path)) as stream:
-            raw = stream.read(MAX_UNPACKED_BYTES + 1 if is_compressed else -1)
-        if is_compressed and len(raw) > MAX_UNPACKED_BYTES:
-            detail = f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB"
-            raise NotConverted("too large when unpacked", detail)
+        entry = replace(entry, **status_of(path))
+        raw = content_of(path)
         entry = replace(entry, sha256=hashlib.sha256(raw).hexdigest())
         entry = replace(entry, kind=(kind := kind_of(raw, path.name)))
         if entry.sha256 in known:
