@@ -568,31 +568,18 @@ def whole_words(line: str) -> Iterator[str]:
     yield from PAIR.findall(line)
 
 
-COMPOUND_FIRST = {"well", "self", "non", "half", "cross", "quasi"}
-COMPOUND_LAST = {
-    "level",
-    "term",
-    "quality",
-    "speed",
-    "scale",
-    "dimensional",
-    "frequency",
-    "resolution",
-    "range",
-}
-COMPOUND_LAST |= {
-    "energy",
-    "pressure",
-    "temperature",
-    "lived",
-    "based",
-    "source",
-    "specific",
-    "dependent",
-}
-COMPOUND_LAST |= {"independent", "known", "thirds"}
+COMPOUND_FIRST = set(
+    WORD.findall(
+        "well self non half cross quasi twenty thirty forty fifty sixty seventy eighty ninety"
+    )
+)
+COMPOUND_LAST = set(
+    WORD.findall(
+        "level term quality speed scale dimensional frequency resolution range energy pressure temperature lived based"
+        " source specific dependent independent known thirds"
+    )
+)
 SHORT_FIRST = {"low", "one", "two"}
-COMPOUND_FIRST |= {"twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"}
 CONJUNCTIONS = {"and", "or", "und", "oder"}
 ONE_WORD = {"sense", "less", "ness"}  # nonsense, selfless, wellness
 PREFIXES = {

@@ -25,21 +25,18 @@ SYMBOLS |= {character: f"\\{character}" for character in "#$%&_{}"}
 SYMBOLS |= {"\u2212": "-", "\u00a0": " ", "\u2032": "'"}
 SYMBOLS |= dict.fromkeys("\u200b\u2061\u2062\u2063\u2064", "")  # signs that are not shown
 GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
-LATIN_CAPITALS = dict(
-    zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True)
-)  # TeX has no commands for them
-FUNCTIONS = frozenset(
-    re.findall(
-        r"\w+",
-        "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp lim max min sup inf det dim gcd arg"
-        " deg ker Pr",
-    )
+SYMBOLS |= zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True)  # TeX has no commands for them
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTIONS = words(
+    """sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp lim max min sup inf det dim gcd arg
+    deg ker Pr"""
 )
-LARGE = frozenset(
-    re.findall(
-        r"\S+", r"\sum \prod \int \iint \iiint \oint \bigcup \bigcap \lim \max \min \sup \inf"
-    )
-)
+LARGE = words(r"\sum \prod \int \iint \iiint \oint \bigcup \bigcap \lim \max \min \sup \inf")
 ACCENTS = {
     "^": "\\hat",
     "\u02c6": "\\hat",
@@ -83,8 +80,6 @@ def symbol(character: str) -> str:
         character = unicodedata.normalize("NFKC", character)
     if character in SYMBOLS:
         return SYMBOLS[character]
-    if character in LATIN_CAPITALS:
-        return LATIN_CAPITALS[character]
     greek = GREEK.fullmatch(unicodedata.name(character, ""))
     if greek is None:
         return character
@@ -208,18 +203,7 @@ def under_over(tex: str, low: str, high: str) -> str:
 ACCENTS_IN_TEX = {symbols(mark): command for mark, command in ACCENTS.items()}
 TOKENS: dict[str, Callable[[str], str]] = {"mi": identifier, "mn": symbols, "mo": operator}
 TOKENS |= {"mtext": in_text, "ms": in_text, "mspace": lambda text: " "}
-GROUPS = (
-    "math",
-    "mrow",
-    "mstyle",
-    "mpadded",
-    "menclose",
-    "merror",
-    "semantics",
-    "mtd",
-    "mtr",
-    "maction",
-)
+GROUPS = words("math mrow mstyle mpadded menclose merror semantics mtd mtr maction")
 STRUCTURES: dict[str, tuple[int, Callable[..., str]]] = {  # number of children, and their TeX
     "msup": (2, lambda tex, sup: attached(tex, sup=sup)),
     "msub": (2, lambda tex, sub: attached(tex, sub=sub)),
@@ -293,7 +277,13 @@ def word_root(element: Any) -> str:
 
 def word_sum(element: Any) -> str:
     sign = symbols(setting(element, "chr", "\u222b"))
-    return f"{attached(sign, part(element, 'sub'), part(element, 'sup'))} {part(element, 'e')}"
+    return f"{word_scripts(element, sign)} {part(element, 'e')}"
+
+
+def word_scripts(element: Any, tex: str | None = None) -> str:
+    """What is lowered and raised, attached to this TeX, or else to that of the element."""
+    tex = part(element, "e") if tex is None else tex
+    return attached(tex, part(element, "sub"), part(element, "sup"))
 
 
 def word_brackets(element: Any) -> str:
@@ -324,21 +314,10 @@ def word_function(element: Any) -> str:
     return glue([part(element, "fName"), " ", part(element, "e")])
 
 
-WORD_GROUPS: tuple[str, ...] = (
-    "oMath",
-    "oMathPara",
-    "e",
-    "num",
-    "den",
-    "sub",
-    "sup",
-    "deg",
-    "fName",
-    "lim",
-    "box",
-    "borderBox",
+WORD_GROUPS = words(
+    """oMath oMathPara e num den sub sup deg fName lim box borderBox phant ins moveTo smartTag sdt sdtContent
+    hyperlink"""
 )
-WORD_GROUPS += ("phant", "ins", "moveTo", "smartTag", "sdt", "sdtContent", "hyperlink")
 WORD_STRUCTURES: dict[str, Callable[[Any], str]] = {
     "f": word_fraction,
     "rad": word_root,
@@ -352,14 +331,8 @@ WORD_STRUCTURES: dict[str, Callable[[Any], str]] = {
     "eqArr": lambda element: matrix(  # a `&` aligns, as in TeX
         [[row.replace("\\&", "&")] for row in parts(element, "e")], "aligned"
     ),
-    "sSup": lambda element: attached(part(element, "e"), sup=part(element, "sup")),
-    "sSub": lambda element: attached(part(element, "e"), sub=part(element, "sub")),
-    "sSubSup": lambda element: attached(
-        part(element, "e"), part(element, "sub"), part(element, "sup")
-    ),
-    "sPre": lambda element: (
-        attached("", part(element, "sub"), part(element, "sup")) + base(part(element, "e"))
-    ),
+    **dict.fromkeys(("sSup", "sSub", "sSubSup"), word_scripts),
+    "sPre": lambda element: word_scripts(element, "") + base(part(element, "e")),
     "limLow": lambda element: under(part(element, "e"), part(element, "lim")),
     "limUpp": lambda element: over(part(element, "e"), part(element, "lim")),
 }

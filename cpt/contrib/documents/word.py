@@ -22,35 +22,22 @@ OFF = {"0", "false", "off"}
 
 def rewritten(archive: zipfile.ZipFile, formulas: Formulas) -> bytes:
     """The file with everything in a form that mammoth reads; formulas are marks."""
-    hidden = hidden_styles(archive)
+    styles = styles_of(archive)
     copy = BytesIO()
     with zipfile.ZipFile(copy, "w") as target:
         for member in archive.infolist():
             part = archive.read(member)
             if member.filename in PARTS:
-                part = WordPart(formulas, hidden).rewritten(part)
+                part = WordPart(formulas, styles).rewritten(part)
             target.writestr(member.filename, part)
     return copy.getvalue()
 
 
-def hidden_styles(archive: zipfile.ZipFile) -> dict[str, bool]:
-    """The styles that hide their text, or show it again: themselves, or the styles that they are based on."""
+def styles_of(archive: zipfile.ZipFile) -> dict[str, Element]:
     if "word/styles.xml" not in archive.namelist():
         return {}
-    hidden, based_on = dict[str, bool](), dict[str, str]()
-    for style in ElementTree.fromstring(archive.read("word/styles.xml")).iterfind("{*}style"):
-        name = value_of(style, "styleId")
-        based_on[name] = value_of(style.find("{*}basedOn"), "val")
-        if (hides := hidden_in(style)) is not None:
-            hidden[name] = hides
-    for name, base in based_on.items():
-        seen = {name}
-        while base not in hidden and base in based_on and base not in seen:
-            seen.add(base)
-            base = based_on[base]
-        if base in hidden:
-            hidden.setdefault(name, hidden[base])
-    return hidden
+    styles = ElementTree.fromstring(archive.read("word/styles.xml")).iterfind("{*}style")
+    return {value_of(style, "styleId"): style for style in styles}
 
 
 def hidden_in(element: Element) -> bool | None:
@@ -79,9 +66,9 @@ def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
 
 
 class WordPart:
-    def __init__(self, formulas: Formulas, hidden: Mapping[str, bool]) -> None:
+    def __init__(self, formulas: Formulas, styles: Mapping[str, Element]) -> None:
         self.formulas = formulas
-        self.hidden_styles = hidden  # by the names of styles
+        self.styles = styles
         self.namespace = ""
         self.paragraph_style = ""
         self.in_result = list[bool]()  # of each open field: past its instruction?
@@ -150,12 +137,18 @@ class WordPart:
         return not all(self.in_result[:-1])
 
     def is_hidden(self, run: Element) -> bool:
-        own = hidden_in(run)
-        if own is not None:
-            return own
+        """Whether a run is hidden by a mark of its own, or else by its style, or that of its paragraph."""
         style = value_of(run.find("{*}rPr/{*}rStyle"), "val")
-        by_paragraph = self.hidden_styles.get(self.paragraph_style, False)
-        return self.hidden_styles.get(style, by_paragraph)
+        marks = (hidden_in(run), self.hidden_by(style), self.hidden_by(self.paragraph_style))
+        return next((mark for mark in marks if mark is not None), False)
+
+    def hidden_by(self, name: str) -> bool | None:
+        style = self.styles.get(name)
+        if style is None:
+            return None
+        mark = hidden_in(style)
+        base = value_of(style.find("{*}basedOn"), "val")
+        return self.hidden_by(base) if mark is None and base != name else mark
 
     def enter_field(self, kind: str) -> None:
         if kind == "begin":
