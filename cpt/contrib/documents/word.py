@@ -94,9 +94,10 @@ class WordPart:
         if name in DELETED:
             return [element]
         if name == "p":
+            outer_style, inside = self.paragraph_style, list[Element]()
             self.paragraph_style = value_of(element.find("{*}pPr/{*}pStyle"), "val")
-            inside = list[Element]()
             self.rewrite(element, inside)
+            self.paragraph_style = outer_style
             return [element, *inside]
         if name in UNWRAPPED:
             return self.replaced(element, boxes)
