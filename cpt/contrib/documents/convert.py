@@ -473,10 +473,12 @@ class Glyphs(NamedTuple):
     right: float
     top: float
 
+    def is_on_line_of(self, other: "Glyphs") -> bool:
+        return other.bottom <= (self.bottom + self.top) / 2 <= other.top
+
     def is_beside(self, other: "Glyphs") -> bool:
         """Whether both are on the same line, this one on the right."""
-        is_on_line = other.bottom <= (self.bottom + self.top) / 2 <= other.top
-        return is_on_line and other.right <= self.left + 1
+        return self.is_on_line_of(other) and other.right <= self.left + 1
 
 
 def with_values(printed: Sequence[Glyphs], values: Iterable[Glyphs]) -> str:
@@ -498,14 +500,24 @@ def with_values(printed: Sequence[Glyphs], values: Iterable[Glyphs]) -> str:
 
 
 def place_of(value: Glyphs, printed: Sequence[Glyphs]) -> tuple[int, str]:
-    """The character after which a value is read, and what is between: the next one on its left or else above it."""
+    """The character after which a value is read, and what is between: the next word on its left or else above it."""
     beside = [number for number, glyph in enumerate(printed) if value.is_beside(glyph)]
-    if beside:
-        return max(beside, key=lambda number: printed[number].right), " "
     above = [number for number, glyph in enumerate(printed) if glyph.bottom >= value.bottom]
-    if above:
-        return min(above, key=lambda number: (printed[number].bottom, -printed[number].right)), "\n"
-    return -1, "\n"
+    if beside:
+        place = max(beside, key=lambda number: printed[number].right)
+    elif above:
+        place = min(above, key=lambda number: (printed[number].bottom, -printed[number].right))
+    else:
+        return -1, "\n"
+    is_over_text = any(
+        value.is_on_line_of(glyph) and value.left < glyph.left < value.right
+        for glyph in printed
+        if glyph.text.isalpha()
+    )
+    ends = "\r\n" if is_over_text else " \r\n"  # of a line, or of a word
+    while place + 1 < len(printed) and printed[place + 1].text[0] not in ends:
+        place += 1
+    return place, " " if beside else "\n"
 
 
 def running_key(line: str) -> str:

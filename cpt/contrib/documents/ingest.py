@@ -235,7 +235,7 @@ def with_current_status(entry: JournalEntry, path: Path) -> JournalEntry | None:
     return current if is_same else None
 
 
-def status_of(path: Path) -> dict[str, int]:
+def status_of(path: Path) -> dict[str, Any]:
     status = path.stat()
     return {
         "size": status.st_size,
