@@ -22,7 +22,7 @@ from xml.parsers.expat import ExpatError
 from cpt.contrib.documents.charsets import Decoded, decode
 from cpt.contrib.documents.errors import NotConverted
 from cpt.contrib.documents.formulas import Formulas, mark_formulas
-from cpt.contrib.documents.word import count_dropped, rewritten
+from cpt.contrib.documents.word import count_dropped, rewritten, with_numbers
 from cpt.errors import ResourceError, install_line
 from cpt.recipe.paths import format_of
 
@@ -256,7 +256,7 @@ def convert_docx(raw: bytes) -> Converted:
             readable, style_map=WORD_STYLES, convert_image=lambda image: []
         ).value
         page = re.sub(r"<input\b[^>]*>", lambda box: "☑" if "checked" in box[0] else "☐", page)
-        text = markdown_of(page, formulas)
+        text = with_numbers(markdown_of(page, formulas))
         return Converted(text, title, dropped=formulas.dropped + count_dropped(archive))
 
 

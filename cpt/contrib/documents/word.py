@@ -2,7 +2,7 @@
 
 import re
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from xml.etree import ElementTree
@@ -17,6 +17,8 @@ UNWRAPPED = ("fldSimple", "bdo", "dir")
 DELETED = ("del", "moveFrom")
 BOXED = ("AlternateContent", "drawing", "pict", "object")
 BLANKS = {"ptab": "tab", "cr": "br", "br": "br"}  # mammoth passes over the end of a page
+NUMBER = "\ue007"  # before and after the number of a paragraph in a list
+IN_LIST = re.compile(rf"(?:^( *)\d+\. )?{NUMBER}(\d+){NUMBER}", re.MULTILINE)
 OFF = {"0", "false", "off"}
 
 
@@ -31,6 +33,11 @@ def rewritten(archive: zipfile.ZipFile, formulas: Formulas) -> bytes:
                 part = WordPart(formulas, styles).rewritten(part)
             target.writestr(member.filename, part)
     return copy.getvalue()
+
+
+def with_numbers(text: str) -> str:
+    """The Markdown of a document, whose ordered lists go on after a paragraph between their items."""
+    return IN_LIST.sub(lambda item: "" if item[1] is None else f"{item[1]}{item[2]}. ", text)
 
 
 def styles_of(archive: zipfile.ZipFile) -> dict[str, Element]:
@@ -71,6 +78,7 @@ class WordPart:
         self.styles = styles
         self.namespace = ""
         self.paragraph_style = ""
+        self.numbers = defaultdict[str, Counter[str]](Counter)  # list -> level -> number
         self.in_result = list[bool]()  # of each open field: past its instruction?
 
     def rewritten(self, part: bytes) -> bytes:
@@ -97,6 +105,7 @@ class WordPart:
             outer_style, inside = self.paragraph_style, list[Element]()
             self.paragraph_style = value_of(element.find("{*}pPr/{*}pStyle"), "val")
             self.rewrite(element, inside)
+            self.mark_number(element)
             self.paragraph_style = outer_style
             return [element, *inside]
         if name in UNWRAPPED:
@@ -117,6 +126,21 @@ class WordPart:
             return []
         self.rewrite(element, boxes)
         return [element]
+
+    def mark_number(self, paragraph: Element) -> None:
+        style = self.styles.get(self.paragraph_style)
+        for source in (paragraph, style):
+            item = None if source is None else source.find("{*}pPr/{*}numPr")
+            if item is None:
+                continue
+            level = value_of(item.find("{*}ilvl"), "val") or "0"
+            numbers = self.numbers[value_of(item.find("{*}numId"), "val")]
+            numbers[level] += 1
+            for deeper in [other for other in numbers if other > level]:
+                del numbers[deeper]
+            if paragraph.findtext(".//{*}t"):
+                paragraph.insert(1, self.run(f"{NUMBER}{numbers[level]}{NUMBER}"))
+            return
 
     def loss(self, element: Element) -> str | None:
         """The kind of content that the text loses by this element itself."""

@@ -297,3 +297,19 @@ def test_a_style_hides_text_as_a_mark_does(converted, paragraph, of_run, is_hidd
     document = converted(f"{secret}<w:p>{run('kept')}</w:p>", STYLES)
     assert ("secret" not in document.text) == is_hidden
     assert document.dropped == ({"hidden text": 1} if is_hidden else {})
+
+
+def test_an_ordered_list_goes_on_after_another_paragraph(tmp_path):
+    document = docx.Document()
+    for text, style in (
+        ("one", "List Number"),
+        ("a note", None),
+        ("two", "List Number"),
+        ("a", "List Number 2"),
+        ("dot", "List Bullet"),
+        ("three", "List Number"),
+    ):
+        document.add_paragraph(text, style=style)
+    document.save(str(tmp_path / "a.docx"))
+    text = convert_docx((tmp_path / "a.docx").read_bytes()).text
+    assert " ".join(text.split()) == "1. one a note 2. two 1. a - dot 3. three"
