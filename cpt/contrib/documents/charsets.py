@@ -58,7 +58,8 @@ def decode(raw: bytes, kind: str, fallback: str | None = None) -> Decoded:
     num_foreign = sum(character > "\x7f" for character in text.text)
     if text.num_replaced * 10 <= num_foreign - text.num_replaced and not is_wide:
         return text
-    if kind != "txt" and (declared := meta_charset(raw[:HEAD])) is not None:
+    declared = None if kind == "txt" else meta_charset(raw[:HEAD])
+    if declared is not None:
         return replaced(raw, declared)
     if fallback is None:
         what = "it is not UTF-8 and declares no encoding. Name it: --encoding cp1251 (or the one that it has)"
@@ -107,7 +108,8 @@ def codec_named(name: str) -> str | None:
         own_name = None
     for label in (name, (own_name or "").replace("_", "-")):
         with suppress(NotConverted):
-            if (codec := codec_of(label)) is not None:
+            codec = codec_of(label)
+            if codec is not None:
                 return codec
     return own_name
 

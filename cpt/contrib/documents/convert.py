@@ -494,19 +494,19 @@ def with_values(printed: Sequence[Glyphs], values: Iterable[Glyphs]) -> str:
             words.append(glyph)
     parts = ["", *(glyph.text for glyph in printed)]
     for value in words:
-        number, separator = place_of(value, printed)
+        number, separator = position_of(value, printed)
         parts[number + 1] += separator + value.text.strip() + separator
     return re.sub(" {2,}", " ", "".join(parts))
 
 
-def place_of(value: Glyphs, printed: Sequence[Glyphs]) -> tuple[int, str]:
+def position_of(value: Glyphs, printed: Sequence[Glyphs]) -> tuple[int, str]:
     """The character after which a value is read, and what is between: the next word on its left or else above it."""
     beside = [number for number, glyph in enumerate(printed) if value.is_beside(glyph)]
     above = [number for number, glyph in enumerate(printed) if glyph.bottom >= value.bottom]
     if beside:
-        place = max(beside, key=lambda number: printed[number].right)
+        nearest = max(beside, key=lambda number: printed[number].right)
     elif above:
-        place = min(above, key=lambda number: (printed[number].bottom, -printed[number].right))
+        nearest = min(above, key=lambda number: (printed[number].bottom, -printed[number].right))
     else:
         return -1, "\n"
     is_over_text = any(
@@ -515,9 +515,9 @@ def place_of(value: Glyphs, printed: Sequence[Glyphs]) -> tuple[int, str]:
         if glyph.text.isalpha()
     )
     ends = "\r\n" if is_over_text else " \r\n"  # of a line, or of a word
-    while place + 1 < len(printed) and printed[place + 1].text[0] not in ends:
-        place += 1
-    return place, " " if beside else "\n"
+    while nearest + 1 < len(printed) and printed[nearest + 1].text[0] not in ends:
+        nearest += 1
+    return nearest, " " if beside else "\n"
 
 
 def running_key(line: str) -> str:

@@ -107,8 +107,10 @@ def replace_formula(element: Any, formulas: Formulas, sources: set[str]) -> None
         keep_mathml(element, element.get("data-mathml"), formulas, "MathJax_Display" in classes)
     elif is_drawn and element.find(".//math") is not None:  # for screen readers
         keep_rendered(element, formulas, classes)
-    elif name == "img" and (tex := tex_of_image(element, classes)):
-        put(element, formulas.mark(tex))
+    elif name == "img":
+        tex = tex_of_image(element, classes)
+        if tex:
+            put(element, formulas.mark(tex))
 
 
 def tex_of_image(image: Any, classes: set[str]) -> str | None:

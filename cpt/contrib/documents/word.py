@@ -97,7 +97,8 @@ class WordPart:
     def replacements(self, element: Element, boxes: list[Element]) -> list[Element]:
         """What takes the place of an element; the paragraphs of its text boxes are added to `boxes`."""
         name = local(element)
-        if lost := self.loss(element):
+        lost = self.loss(element)
+        if lost is not None:
             self.formulas.dropped[lost] += 1
         if name in DELETED:
             return [element]
