@@ -58,7 +58,8 @@ def decode(raw: bytes, kind: str, fallback: str | None = None) -> Decoded:
     num_foreign = sum(character > "\x7f" for character in text.text)
     if text.num_replaced * 10 <= num_foreign - text.num_replaced and not is_wide:
         return text
-    declared = None if kind == "txt" else meta_charset(raw[:HEAD])
+    if kind != "txt":
+        declared = meta_charset(raw[:HEAD])
     if declared is not None:
         return replaced(raw, declared)
     if fallback is None:
@@ -144,7 +145,9 @@ def declaration(head: bytes, kind: str) -> str | None:
 
 def as_declared(codec: str | None) -> str | None:
     """A declaration that was read as ASCII is not in UTF-16, whatever it says."""
-    return "utf-8" if codec is not None and codec.startswith("utf-16") else codec
+    if codec is not None and codec.startswith("utf-16"):
+        return "utf-8"
+    return codec
 
 
 def meta_charset(head: bytes) -> str | None:

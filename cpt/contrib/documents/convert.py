@@ -463,7 +463,9 @@ def text_of_page(page: Any, num_printed: int | None = None) -> str:
             glyph = Glyphs(character, box.left, box.bottom, box.right, box.top)
             (printed if index < num_printed else values).append(glyph)
         guessed, right = False, box.right
-    return with_values(printed, values) if values else "".join(characters)
+    if values:
+        return with_values(printed, values)
+    return "".join(characters)
 
 
 class Glyphs(NamedTuple):

@@ -56,8 +56,9 @@ class Formulas:
 
     def tex(self, number: int, in_table: bool) -> str:
         tex = self.texts[number]
-        # A bar would end the cell of a table.
-        return tex.replace(r"\|", r"\Vert ").replace("|", r"\vert ") if in_table else tex
+        if in_table:  # a bar would end its cell
+            tex = tex.replace(r"\|", r"\Vert ").replace("|", r"\vert ")
+        return tex
 
 
 def is_balanced(tex: str) -> bool:

@@ -177,14 +177,18 @@ def over(tex: str, mark: str) -> str:
     accent = accent_of(mark)
     if accent is not None:
         return f"{accent}{{{tex}}}"
-    return f"{tex}^{base(mark)}" if has_limits(tex) else f"\\overset{{{mark}}}{{{tex}}}"
+    if has_limits(tex):
+        return f"{tex}^{base(mark)}"
+    return f"\\overset{{{mark}}}{{{tex}}}"
 
 
 def under(tex: str, mark: str) -> str:
     accent = accent_of(mark)
     if accent is not None:
         return f"{accent.replace('bar', 'underline').replace('over', 'under')}{{{tex}}}"
-    return f"{tex}_{base(mark)}" if has_limits(tex) else f"\\underset{{{mark}}}{{{tex}}}"
+    if has_limits(tex):
+        return f"{tex}_{base(mark)}"
+    return f"\\underset{{{mark}}}{{{tex}}}"
 
 
 def accent_of(mark: str) -> str | None:
@@ -282,7 +286,8 @@ def word_sum(element: Any) -> str:
 
 def word_scripts(element: Any, tex: str | None = None) -> str:
     """What is lowered and raised, attached to this TeX, or else to that of the element."""
-    tex = part(element, "e") if tex is None else tex
+    if tex is None:
+        tex = part(element, "e")
     return attached(tex, part(element, "sub"), part(element, "sup"))
 
 
