@@ -9,12 +9,12 @@ import unicodedata
 import zipfile
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from io import BytesIO
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.parsers.expat import ExpatError
@@ -22,7 +22,7 @@ from xml.parsers.expat import ExpatError
 from cpt.contrib.documents.charsets import Decoded, decode
 from cpt.contrib.documents.errors import NotConverted
 from cpt.contrib.documents.formulas import Formulas, mark_formulas
-from cpt.contrib.documents.word import count_dropped, rewritten
+from cpt.contrib.documents.word import count_dropped, rewritten, with_numbers
 from cpt.errors import ResourceError, install_line
 from cpt.recipe.paths import format_of
 
@@ -144,6 +144,8 @@ BACKSLASH, BAR = (
     "\ue004",
     "\ue005",
 )  # mark the page's own backslashes, and the escaped bars of tables
+CAPTION = "\ue006"  # marks the ends of a caption, which would become emphasis
+CAPTION_TAG = re.compile(r"<(/?)(?:fig)?caption\b[^>]*>", re.IGNORECASE)
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
 PREFORMATTED = re.compile(r"(<pre\b.*?</pre\s*>)", re.DOTALL | re.IGNORECASE)
 CJK_LINE_END = re.compile(rf"(?<=[{CJK}])\s*\n\s*(?=[{CJK}])")
@@ -199,6 +201,7 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
     if "xhtml" in page[:1000] or page.lstrip().startswith("<?xml"):
         page = EMPTY_ELEMENT.sub(r"<\1\2></\1>", page)  # HTML parsers ignore the self-closing slash
     page = OWN_BACKSLASH.sub(BACKSLASH, mark_formulas(page, formulas))
+    page = CAPTION_TAG.sub(lambda tag: CAPTION + tag[0] if tag[1] else tag[0] + CAPTION, page)
     for kind, element in NOT_KEPT.items():
         formulas.dropped[kind] += len(element.findall(page))
     if skip:
@@ -221,6 +224,7 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
         ),  # it drops forms, which may hold the page
     )
     text = SCRIPT.sub(script_text, html_to_markdown.convert("".join(parts), options).content or "")
+    text = re.sub(rf"\*{CAPTION}|{CAPTION}\*?", "", text)
     text = text.replace("\\|", BAR).replace("\\", "").replace(BAR, "\\|").replace(BACKSLASH, "\\")
     return formulas.restore(text).strip()
 
@@ -247,19 +251,20 @@ def convert_docx(raw: bytes) -> Converted:
             else b"<x/>"
         )
         title = ElementTree.fromstring(core).findtext(".//{*}title")
-        readable = io.BytesIO(rewritten(archive, raw, formulas))
+        readable = io.BytesIO(rewritten(archive, formulas))
         page = mammoth.convert_to_html(
             readable, style_map=WORD_STYLES, convert_image=lambda image: []
         ).value
-        text = markdown_of(page, formulas)
+        page = re.sub(r"<input\b[^>]*>", lambda box: "☑" if "checked" in box[0] else "☐", page)
+        text = with_numbers(markdown_of(page, formulas))
         return Converted(text, title, dropped=formulas.dropped + count_dropped(archive))
 
 
 def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
     with open_archive(raw, IMAGES) as archive:
-        container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
+        container = parsed(archive, "META-INF/container.xml")
         name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
-        package = ElementTree.fromstring(archive.read(name))
+        package = parsed(archive, name)
         pages = [
             one for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))
         ]
@@ -274,7 +279,7 @@ def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
             posixpath.normpath(posixpath.join(folder, files[one])) for one in spine if one in files
         ]
         if "META-INF/encryption.xml" in archive.namelist():
-            encryption = ElementTree.fromstring(archive.read("META-INF/encryption.xml"))
+            encryption = parsed(archive, "META-INF/encryption.xml")
             encrypted = encryption.iterfind(".//{*}CipherReference")
             if {unquote(str(one.get("URI"))) for one in encrypted} & set(chapters):
                 raise NotConverted(
@@ -288,6 +293,11 @@ def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
     title = package.findtext(".//{*}title")
     document = Converted("\n\n".join(filter(None, texts)), title, dropped=formulas.dropped)
     return with_encoding(document, parts)
+
+
+def parsed(archive: zipfile.ZipFile, name: str) -> ElementTree.Element:
+    # Python's XML parser refuses encodings with several bytes a character, so the text is decoded before.
+    return ElementTree.fromstring(decode(archive.read(name), "xml").text)
 
 
 @contextmanager
@@ -325,6 +335,8 @@ XFA = (
 XFA_NOTICE = "If this message is not eventually replaced"  # on the only page of such a file
 PASSWORD_ERROR = 4  # pdfium's error code
 LINE_END_HYPHEN = "\x02"  # pdfium's code for it
+CUT_WORD = re.compile(r"(?<=\w)[-\xad\u2010]$")  # at the end of a page, or with a hyphen of Unicode
+DASH_IN_RANGE = re.compile(r"\d\u2013$")
 BULLET = re.compile(r"^[\u2022\u2023\u25aa\u25ab\u25cf\u25cb\u25e6\u2043\u2219\u00b7\uf0b7] *")
 ITEM = re.compile(r"- |\(?(?:\d{1,3}|[a-z])[.)] ")
 STOP = re.compile(r"""[.!?:;\u3002\uff01\uff1f]["'\u201d\u2019)\]]*$""")
@@ -352,28 +364,28 @@ def convert_pdf(raw: bytes) -> Converted:
 
     try:
         document = pypdfium2.PdfDocument(raw)
-        draw_form_values(document)
+        num_printed = draw_form_values(document)
         pages, margins = list[list[str]](), list[set[str]]()
-        for page in document:
-            textpage, height = page.get_textpage(), page.get_height()
-            top = lines_of(textpage.get_text_bounded(bottom=(1 - MARGIN) * height))
-            bottom = lines_of(textpage.get_text_bounded(top=MARGIN * height))
-            pages.append(lines_of(text_of_page(textpage)))
-            margins.append({running_key(line) for line in top + bottom})
+        for number, page in enumerate(document):
+            textpage = page.get_textpage()
+            in_margins = [textpage.get_text_bounded(*box) for box in margins_of(page)]
+            pages.append(lines_of(text_of_page(textpage, num_printed.get(number))))
+            margins.append({running_key(line) for text in in_margins for line in lines_of(text)})
         title = document.get_metadata_value("Title")
         outline = outline_of(document)
     except pypdfium2.PdfiumError as problem:
         if problem.err_code == PASSWORD_ERROR:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
-    dropped = Counter({"pages without text": sum(not page for page in pages)})
+    dropped = Counter[str]()
     # Lines in the margins that recur, ignoring digits, are headers, footers and page numbers.
     times = Counter(key for keys in margins for key in keys)
     for number, keys in enumerate(margins):
         running = {key for key in keys if times[key] >= MIN_PAGES}
         lines = [line for line in pages[number] if running_key(line) not in running]
         dropped["running headers and footers"] += len(pages[number]) - len(lines)
-        pages[number] = lines
+        pages[number] = [CUT_WORD.sub(LINE_END_HYPHEN, line) for line in lines]
+    dropped["pages without text"] = sum(not page for page in pages)
     text = text_of(pages, outline)
     if not text:
         raise NotConverted("no text, a scan?", f"no text on {len(pages):,} page(s). Run OCR first")
@@ -388,17 +400,32 @@ def convert_pdf(raw: bytes) -> Converted:
     return Converted(text, title, len(pages), dropped=+dropped)
 
 
-def draw_form_values(document: Any) -> None:
-    """Make what is written into a form part of the pages. Raises NotConverted if the pages are not in the file."""
+def draw_form_values(document: Any) -> dict[int, int]:
+    """Make what is written into a form part of the pages. Returns how many characters each page had before.
+
+    Raises NotConverted if the pages are not in the file."""
     from pypdfium2 import raw
 
     kind = document.get_formtype()
     if kind == raw.FORMTYPE_XFA_FULL:
         raise NotConverted(*XFA)
-    if kind != raw.FORMTYPE_NONE:
-        document.init_forms()
-        for page in document:
-            page.flatten()
+    if kind == raw.FORMTYPE_NONE:
+        return {}
+    document.init_forms()
+    num_printed = {}
+    for number, page in enumerate(document):
+        num_printed[number] = page.get_textpage().count_chars()
+        page.flatten()
+    return num_printed
+
+
+def margins_of(page: Any) -> list[tuple[float, float, float, float]]:
+    """The left, bottom, right and top of both margins, before the page is rotated."""
+    left, bottom, right, top = page.get_cropbox()
+    width, height = MARGIN * (right - left), MARGIN * (top - bottom)
+    if page.get_rotation() in (90, 270):
+        return [(left, bottom, left + width, top), (right - width, bottom, right, top)]
+    return [(left, top - height, right, top), (left, bottom, right, bottom + height)]
 
 
 def key_of(text: str) -> str:
@@ -415,12 +442,14 @@ def lines_of(page: str) -> list[str]:
     return [unicodedata.normalize("NFC", BULLET.sub("- ", line)) for line in lines if line]
 
 
-def text_of_page(page: Any) -> str:
+def text_of_page(page: Any, num_printed: int | None = None) -> str:
+    """The text of a page; its characters after the first `num_printed` are values of a form."""
     # Keep a blank that pdfium guessed only between separate glyphs: it guesses too many in wide fonts.
     from pypdfium2 import raw
 
     box, right, characters = raw.FS_RECTF(), 0.0, list[str]()
     guessed = False
+    printed, values = list[Glyphs](), list[Glyphs]()
     for index in range(page.count_chars()):
         character = chr(raw.FPDFText_GetUnicode(page, index))
         if character == " " and raw.FPDFText_IsGenerated(page, index) == 1:
@@ -428,10 +457,69 @@ def text_of_page(page: Any) -> str:
             continue
         raw.FPDFText_GetLooseCharBox(page, index, ctypes.byref(box))
         if guessed and box.left - right > BLANK * (box.top - box.bottom):
-            characters.append(" ")
+            character = f" {character}"
         characters.append(character)
+        if num_printed is not None:
+            glyph = Glyphs(character, box.left, box.bottom, box.right, box.top)
+            (printed if index < num_printed else values).append(glyph)
         guessed, right = False, box.right
+    if values:
+        return with_values(printed, values)
     return "".join(characters)
+
+
+class Glyphs(NamedTuple):
+    text: str
+    left: float
+    bottom: float
+    right: float
+    top: float
+
+    def is_on_line_of(self, other: "Glyphs") -> bool:
+        return other.bottom <= (self.bottom + self.top) / 2 <= other.top
+
+    def is_beside(self, other: "Glyphs") -> bool:
+        """Whether both are on the same line, this one on the right."""
+        return self.is_on_line_of(other) and other.right <= self.left + 1
+
+
+def with_values(printed: Sequence[Glyphs], values: Iterable[Glyphs]) -> str:
+    """Put the values of a form where they are read."""
+    words = list[Glyphs]()
+    for glyph in values:
+        if glyph.text in "\r\n":
+            continue
+        last = words[-1] if words else None
+        if last and glyph.is_beside(last) and glyph.left - last.right < glyph.top - glyph.bottom:
+            words[-1] = last._replace(text=last.text + glyph.text, right=glyph.right)
+        else:
+            words.append(glyph)
+    parts = ["", *(glyph.text for glyph in printed)]
+    for value in words:
+        number, separator = position_of(value, printed)
+        parts[number + 1] += separator + value.text.strip() + separator
+    return re.sub(" {2,}", " ", "".join(parts))
+
+
+def position_of(value: Glyphs, printed: Sequence[Glyphs]) -> tuple[int, str]:
+    """The character after which a value is read, and what is between: the next word on its left or else above it."""
+    beside = [number for number, glyph in enumerate(printed) if value.is_beside(glyph)]
+    above = [number for number, glyph in enumerate(printed) if glyph.bottom >= value.bottom]
+    if beside:
+        nearest = max(beside, key=lambda number: printed[number].right)
+    elif above:
+        nearest = min(above, key=lambda number: (printed[number].bottom, -printed[number].right))
+    else:
+        return -1, "\n"
+    is_over_text = any(
+        value.is_on_line_of(glyph) and value.left < glyph.left < value.right
+        for glyph in printed
+        if glyph.text.isalpha()
+    )
+    ends = "\r\n" if is_over_text else " \r\n"  # of a line, or of a word
+    while nearest + 1 < len(printed) and printed[nearest + 1].text[0] not in ends:
+        nearest += 1
+    return nearest, " " if beside else "\n"
 
 
 def running_key(line: str) -> str:
@@ -460,7 +548,9 @@ def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, i
                 blocks[-1] = joined(blocks[-1], line, words)
             else:
                 blocks.append(line)
-            is_open = line.endswith(LINE_END_HYPHEN) or not (len(line) < SHORT_LINE * full)
+            is_open = line.endswith((LINE_END_HYPHEN, "\u2013")) or not (
+                len(line) < SHORT_LINE * full
+            )
             is_open = is_open and not (STOP.search(line) and len(line) < 0.9 * full)
             position += 1
     text = "\n\n".join(blocks).replace(LINE_END_HYPHEN, "-")
@@ -492,29 +582,19 @@ def whole_words(line: str) -> Iterator[str]:
     yield from PAIR.findall(line)
 
 
-COMPOUND_FIRST = {"well", "self", "non", "half", "cross", "quasi"}
-COMPOUND_LAST = {
-    "level",
-    "term",
-    "quality",
-    "speed",
-    "scale",
-    "dimensional",
-    "frequency",
-    "resolution",
-    "range",
-}
-COMPOUND_LAST |= {
-    "energy",
-    "pressure",
-    "temperature",
-    "lived",
-    "based",
-    "source",
-    "specific",
-    "dependent",
-}
-COMPOUND_LAST |= {"independent", "known"}
+COMPOUND_FIRST = set(
+    WORD.findall(
+        "well self non half cross quasi twenty thirty forty fifty sixty seventy eighty ninety"
+    )
+)
+COMPOUND_LAST = set(
+    WORD.findall(
+        "level term quality speed scale dimensional frequency resolution range energy pressure temperature lived based"
+        " source specific dependent independent known thirds"
+    )
+)
+SHORT_FIRST = {"low", "one", "two"}
+CONJUNCTIONS = {"and", "or", "und", "oder"}
 ONE_WORD = {"sense", "less", "ness"}  # nonsense, selfless, wellness
 PREFIXES = {
     "re",
@@ -528,6 +608,8 @@ PREFIXES = {
 
 def joined(text: str, line: str, words: Counter[str]) -> str:
     """Append a line to the text; remove a hyphen between them if it only divides a word."""
+    if DASH_IN_RANGE.search(text) and line[:1].isdigit():
+        return text + line
     if not text.endswith(LINE_END_HYPHEN):
         return text + ("" if re.search(f"[{CJK}]$", text) else " ") + line
     before, after = HYPHENATED.search(text[:-1]), WORD.match(line)
@@ -536,6 +618,8 @@ def joined(text: str, line: str, words: Counter[str]) -> str:
     first, last = before[0].casefold(), after[0].casefold()
     if words[first + last]:
         return text[:-1] + line
+    if last in CONJUNCTIONS:  # pre- and post-war
+        return f"{text[:-1]}- {line}"
     divides = line[:1].islower() and not words[f"{first}-{last}"] and not is_compound(first, last)
     return text[:-1] + ("" if divides else "-") + line
 
@@ -548,7 +632,7 @@ def is_compound(first: str, last: str) -> bool:
         return True
     if first in COMPOUND_FIRST:
         return len(last) > 3 and last not in ONE_WORD
-    return len(first) > 3 and last in COMPOUND_LAST
+    return (len(first) > 3 or first in SHORT_FIRST) and last in COMPOUND_LAST
 
 
 NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udfff]")
@@ -557,7 +641,9 @@ NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\xad\ufeff\ufffe\uffff\ud800-\udf
 def convert_plain(raw: bytes, encoding: str | None = None) -> Converted:
     decoded = decode(raw, "txt", encoding)
     if "\0" in decoded.text:
-        raise NotConverted("not text", "it contains a NUL byte")
+        raise NotConverted(
+            "not text", "it contains a NUL byte. If it is UTF-16, name it: --encoding utf-16-le"
+        )
     return with_encoding(
         Converted(decoded.text.replace("\r\n", "\n").replace("\r", "\n")), [decoded]
     )

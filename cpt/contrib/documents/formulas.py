@@ -5,6 +5,7 @@ A formula is kept from the conversion to Markdown by a mark in its place, which 
 import re
 from collections import Counter
 from typing import Any
+from urllib.parse import unquote
 
 from cpt.contrib.documents.tex import Untranslatable, local, of_mathml
 
@@ -15,16 +16,11 @@ HINTS = re.compile(
 )
 STYLE = re.compile(r"\{\\(?:displaystyle|textstyle)\b\s*(.*)\}", re.DOTALL)
 DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$"))
-RENDERED = {
-    "MathJax_Preview",
-    "MathJax_Display",
-    "MathJax_SVG",
-    "MathJax_SVG_Display",
-    "MathJax_CHTML",
-    "MathJax",
-}
-RENDERED |= {"MJXc-display", "mjx-chtml", "MathJax_MathML", "MathJax_MathContainer"}
+RENDERED = re.compile(  # classes of what MathJax 2 draws
+    r"MathJax(_Preview|_Display|_SVG|_SVG_Display|_CHTML|_MathML|_MathContainer)?|MJXc-display|mjx-chtml"
+)
 IMAGES = {"tex", "latex", "mwe-math-fallback-image-inline", "mwe-math-fallback-image-display"}
+IMAGE_SOURCES = re.compile(r"latex\.php|\?tex=|codecogs\.com|/math/render/|images/math/")
 NO_LAYOUT = "formulas without their layout"
 
 
@@ -53,7 +49,16 @@ class Formulas:
         return f"{FORMULA}{len(self.texts) - 1}{FORMULA}"
 
     def restore(self, text: str) -> str:
-        return MARK.sub(lambda found: self.texts[int(found[1])], text)
+        return "\n".join(map(self.restored, text.split("\n")))
+
+    def restored(self, line: str) -> str:
+        return MARK.sub(lambda mark: self.tex(int(mark[1]), line.startswith("|")), line)
+
+    def tex(self, number: int, in_table: bool) -> str:
+        tex = self.texts[number]
+        if in_table:  # a bar would end its cell
+            tex = tex.replace(r"\|", r"\Vert ").replace("|", r"\vert ")
+        return tex
 
 
 def is_balanced(tex: str) -> bool:
@@ -77,12 +82,11 @@ def mark_formulas(page: str, formulas: Formulas) -> str:
     )
     tree = lxml.html.document_fromstring(page.encode("utf-8", "replace"), parser=parser)
     sources = {str(script.get("id")) for script in tree.iter("script") if is_math_script(script)}
-    num_before = len(formulas.texts)
-    lost = formulas.dropped.total()
-    for element in list(tree.iter()):
+    elements = list(tree.iter())
+    for element in elements:
         if isinstance(element.tag, str) and tree in element.iterancestors():
             replace_formula(element, formulas, sources)
-    if len(formulas.texts) == num_before and formulas.dropped.total() == lost:
+    if len(list(tree.iter())) == len(elements):
         return page
     return lxml.html.tostring(tree, encoding="unicode")
 
@@ -90,9 +94,10 @@ def mark_formulas(page: str, formulas: Formulas) -> str:
 def replace_formula(element: Any, formulas: Formulas, sources: set[str]) -> None:
     classes = set((element.get("class") or "").split())
     name = local(element)
+    is_drawn = any(map(RENDERED.fullmatch, classes))
     if is_math_script(element):
         keep_script(element, formulas)
-    elif classes & RENDERED and (follows_source(element, sources) or "MathJax_Preview" in classes):
+    elif is_drawn and (follows_source(element, sources) or "MathJax_Preview" in classes):
         put(element, "")  # its script follows
     elif classes & {"katex", "katex-display", "mwe-math-element"} or name in (
         "math",
@@ -101,12 +106,19 @@ def replace_formula(element: Any, formulas: Formulas, sources: set[str]) -> None
         keep_rendered(element, formulas, classes)
     elif element.get("data-mathml"):
         keep_mathml(element, element.get("data-mathml"), formulas, "MathJax_Display" in classes)
-    elif (
-        name == "img"
-        and (classes & IMAGES or "latex.php" in (element.get("src") or ""))
-        and element.get("alt")
-    ):
-        put(element, formulas.mark(element.get("alt")))
+    elif is_drawn and element.find(".//math") is not None:  # for screen readers
+        keep_rendered(element, formulas, classes)
+    elif name == "img":
+        tex = tex_of_image(element, classes)
+        if tex:
+            put(element, formulas.mark(tex))
+
+
+def tex_of_image(image: Any, classes: set[str]) -> str | None:
+    source = image.get("src") or ""
+    if not (classes & IMAGES or IMAGE_SOURCES.search(source)):
+        return None
+    return image.get("alt") or unquote(source.partition("codecogs.com")[2].partition("?")[2])
 
 
 def is_math_script(element: Any) -> bool:
@@ -159,7 +171,8 @@ def keep_rendered(element: Any, formulas: Formulas, classes: set[str]) -> None:
         return
     formulas.dropped[NO_LAYOUT] += 1
     math = next((part for part in element.iter() if local(part) == "math"), element)
-    put(element, " ".join(math.text_content().split()) or element.get("aria-label") or "")
+    labels = (part.get("aria-label") for part in element.iter() if isinstance(part.tag, str))
+    put(element, " ".join(math.text_content().split()) or next(filter(None, labels), ""))
 
 
 def tex_inside(element: Any) -> str | None:

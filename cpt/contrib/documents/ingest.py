@@ -3,7 +3,6 @@
 Each batch of files writes one shard, then its part of the journal. A process killed between the two rewrites the
 same shard."""
 
-import codecs
 import hashlib
 import logging
 import multiprocessing
@@ -22,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
-import webencodings
 
+from cpt.contrib.documents.charsets import codec_named
 from cpt.contrib.documents.convert import (
     CONVERTERS,
     MAX_UNPACKED_BYTES,
@@ -50,6 +49,8 @@ class JournalEntry:
     path: str
     size: int = 0
     mtime_ns: int = 0
+    inode: int = 0  # 0 in the records of earlier versions, as is the next
+    ctime_ns: int = 0
     sha256: str | None = None
     kind: str | None = None
     shard: int | None = None  # the document's shard
@@ -104,17 +105,24 @@ def ingest(
     not writable, and LaunchError if another process writes to it."""
     files, passed_over = find_documents(inputs, output)
     codec = None if encoding is None else codec_named(encoding)
+    if encoding is not None and codec is None:
+        what = "unknown encoding, expected one like cp1251 or gb18030."
+        raise DataError(f"--encoding {encoding}: {what}")
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
         folder = OutputFolder(output)
         known = {
             path: folder.entries[name] for path, name in names.items() if name in folder.entries
         }
-        changed = set()
+        changed, renewed = set[Path](), list[JournalEntry]()
         for path, entry in known.items():
-            status = path.stat()
-            if (entry.size, entry.mtime_ns) != (status.st_size, status.st_mtime_ns):
+            current = with_current_status(entry, path)
+            if current is None:
                 changed.add(path)
+            elif current != entry:
+                renewed.append(current)
+        if renewed:
+            folder.write(renewed, [])
         again = {
             path
             for path, entry in known.items()
@@ -188,17 +196,6 @@ def record(
     return replace(entry, shard=shard)
 
 
-def codec_named(encoding: str) -> str:
-    """Python's codec for an encoding, by the label of a page or by Python's name."""
-    known = webencodings.lookup(encoding)
-    try:
-        return known.codec_info.name if known is not None else codecs.lookup(encoding).name
-    except LookupError:
-        raise DataError(
-            f"--encoding {encoding}: unknown encoding, expected one like cp1251 or gb18030."
-        ) from None
-
-
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
     """The given files and the documents below folders, sorted, and the number of other files by suffix."""
     files, others, ours = list[Path](), Counter[str](), output.resolve()
@@ -221,20 +218,51 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
     return list(dict.fromkeys(files)), others
 
 
+def with_current_status(entry: JournalEntry, path: Path) -> JournalEntry | None:
+    """The entry with the file's present status, or None if its content is another than the recorded one.
+
+    A copy of the file, or another text of the same size and time, differ in inode and ctime, so its hash decides."""
+    current = replace(entry, **status_of(path))
+    if current == entry:
+        return entry
+    if entry.sha256 is None:  # could not be read
+        is_same = (current.size, current.mtime_ns) == (entry.size, entry.mtime_ns)
+        return current if is_same else None
+    try:
+        is_same = hashlib.sha256(content_of(path)).hexdigest() == entry.sha256
+    except (NotConverted, *DAMAGE):
+        is_same = False
+    return current if is_same else None
+
+
+def status_of(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "inode": status.st_ino,
+        "ctime_ns": status.st_ctime_ns,
+    }
+
+
+def content_of(path: Path) -> bytes:
+    is_compressed = compression_of(str(path)) is not None
+    with open_file(str(path)) as stream:
+        raw = stream.read(MAX_UNPACKED_BYTES + 1 if is_compressed else -1)
+    if is_compressed and len(raw) > MAX_UNPACKED_BYTES:
+        detail = f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB"
+        raise NotConverted("too large when unpacked", detail)
+    return raw
+
+
 def convert_file(
     max_seconds: float, known: frozenset[str], path: Path, encoding: str | None = None
 ) -> tuple[JournalEntry, dict[str, Any] | None]:
     """Convert a file in a child of this worker process, unless its sha256 is already known."""
     entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
     try:
-        found = path.stat()
-        entry = replace(entry, size=found.st_size, mtime_ns=found.st_mtime_ns)
-        is_compressed = compression_of(str(path)) is not None
-        with open_file(str(path)) as stream:
-            raw = stream.read(MAX_UNPACKED_BYTES + 1 if is_compressed else -1)
-        if is_compressed and len(raw) > MAX_UNPACKED_BYTES:
-            detail = f"the limit is {MAX_UNPACKED_BYTES // 2**20} MiB"
-            raise NotConverted("too large when unpacked", detail)
+        entry = replace(entry, **status_of(path))
+        raw = content_of(path)
         entry = replace(entry, sha256=hashlib.sha256(raw).hexdigest())
         entry = replace(entry, kind=(kind := kind_of(raw, path.name)))
         if entry.sha256 in known:

@@ -10,135 +10,53 @@ class Untranslatable(ValueError):  # noqa: N818 -- always caught
     """The formula has a structure that is not translated."""
 
 
-SYMBOLS = {
-    "\u2212": "-",
-    "\u2061": "",
-    "\u2062": "",
-    "\u2063": "",
-    "\u2064": "",
-    "\u00a0": " ",
-    "\u200b": "",
-    "\u2211": "\\sum",
-    "\u220f": "\\prod",
-    "\u222b": "\\int",
-    "\u222c": "\\iint",
-    "\u222e": "\\oint",
-    "\u221e": "\\infty",
-    "\u2202": "\\partial",
-    "\u2207": "\\nabla",
-    "\u00b1": "\\pm",
-    "\u2213": "\\mp",
-    "\u00d7": "\\times",
-    "\u00f7": "\\div",
-    "\u22c5": "\\cdot",
-    "\u00b7": "\\cdot",
-    "\u2264": "\\le",
-    "\u2265": "\\ge",
-    "\u2260": "\\ne",
-    "\u2248": "\\approx",
-    "\u2261": "\\equiv",
-    "\u223c": "\\sim",
-    "\u221d": "\\propto",
-    "\u2208": "\\in",
-    "\u2209": "\\notin",
-    "\u2282": "\\subset",
-    "\u2286": "\\subseteq",
-    "\u222a": "\\cup",
-    "\u2229": "\\cap",
-    "\u2205": "\\emptyset",
-    "\u2200": "\\forall",
-    "\u2203": "\\exists",
-    "\u2192": "\\to",
-    "\u2190": "\\leftarrow",
-    "\u21d2": "\\Rightarrow",
-    "\u21d4": "\\Leftrightarrow",
-    "\u21a6": "\\mapsto",
-    "\u2227": "\\land",
-    "\u2228": "\\lor",
-    "\u00ac": "\\neg",
-    "\u2026": "\\dots",
-    "\u22ef": "\\cdots",
-    "\u2225": "\\parallel",
-    "\u27e8": "\\langle",
-    "\u27e9": "\\rangle",
-    "\u2032": "'",
-    "\u211d": "\\mathbb{R}",
-    "\u2124": "\\mathbb{Z}",
-    "\u2115": "\\mathbb{N}",
-    "\u2102": "\\mathbb{C}",
-    "\u211a": "\\mathbb{Q}",
-    "\u210f": "\\hbar",
-    "\u2113": "\\ell",
-    "\\": "\\backslash",
-    "\u2016": "\\|",
-    **{character: f"\\{character}" for character in "#$%&_{}"},
-}
+COMMANDS = """
+    ∑ sum  ∏ prod  ∐ coprod  ∫ int  ∬ iint  ∭ iiint  ∮ oint  ⋃ bigcup  ⋂ bigcap  ⨁ bigoplus  ⨂ bigotimes
+    ∞ infty  ∂ partial  ∇ nabla  ± pm  ∓ mp  × times  ÷ div  ⋅ cdot  · cdot  ∘ circ  ⊕ oplus  ⊗ otimes
+    ≤ le  ≥ ge  ≠ ne  ≈ approx  ≡ equiv  ∼ sim  ≃ simeq  ≅ cong  ∝ propto  ≪ ll  ≫ gg  ⊥ perp  ∥ parallel
+    ∈ in  ∉ notin  ⊂ subset  ⊆ subseteq  ⊃ supset  ⊇ supseteq  ∪ cup  ∩ cap  ∖ setminus  ∅ emptyset
+    ∀ forall  ∃ exists  ∧ land  ∨ lor  ¬ neg  → to  ← leftarrow  ↔ leftrightarrow  ⇒ Rightarrow
+    ⇔ Leftrightarrow  ↦ mapsto  … dots  ⋯ cdots  ⋮ vdots  ⋱ ddots  † dagger  ℏ hbar  ℓ ell
+    ⟨ langle  ⟩ rangle  ⌊ lfloor  ⌋ rfloor  ⌈ lceil  ⌉ rceil  ‖ Vert  \\ backslash
+"""
+SYMBOLS = {sign: f"\\{name}" for sign, name in re.findall(r"(\S) (\w+)", COMMANDS)}
+SYMBOLS |= {letter: f"\\mathbb{{{unicodedata.normalize('NFKC', letter)}}}" for letter in "ℝℤℕℂℚ"}
+SYMBOLS |= {character: f"\\{character}" for character in "#$%&_{}"}
+SYMBOLS |= {"\u2212": "-", "\u00a0": " ", "\u2032": "'"}
+SYMBOLS |= dict.fromkeys("\u200b\u2061\u2062\u2063\u2064", "")  # signs that are not shown
 GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
-LATIN_CAPITALS = dict(
-    zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True)
-)  # TeX has no commands for them
-FUNCTIONS = {
-    "sin",
-    "cos",
-    "tan",
-    "cot",
-    "sec",
-    "csc",
-    "sinh",
-    "cosh",
-    "tanh",
-    "arcsin",
-    "arccos",
-    "arctan",
-    "log",
-}
-FUNCTIONS |= {
-    "ln",
-    "exp",
-    "lim",
-    "max",
-    "min",
-    "sup",
-    "inf",
-    "det",
-    "dim",
-    "gcd",
-    "arg",
-    "deg",
-    "ker",
-    "Pr",
-}
-LARGE = {
-    "\\sum",
-    "\\prod",
-    "\\int",
-    "\\iint",
-    "\\oint",
-    "\\lim",
-    "\\max",
-    "\\min",
-    "\\sup",
-    "\\inf",
-}
+SYMBOLS |= zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True)  # TeX has no commands for them
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+FUNCTIONS = words(
+    """sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp lim max min sup inf det dim gcd arg
+    deg ker Pr"""
+)
+LARGE = words(r"\sum \prod \int \iint \iiint \oint \bigcup \bigcap \lim \max \min \sup \inf")
 ACCENTS = {
     "^": "\\hat",
     "\u02c6": "\\hat",
     "\u0302": "\\hat",
+    "\u02c7": "\\check",
+    "\u030c": "\\check",
     "~": "\\tilde",
-    "\u02dc": "\\tilde",
     "\u0303": "\\tilde",
-    "\u00af": "\\bar",
-    "\u203e": "\\overline",
     "\u0304": "\\bar",
     "\u0305": "\\overline",
     "_": "\\underline",
     "\u0332": "\\underline",
+    "\u0300": "\\grave",
+    "\u0301": "\\acute",
+    "\u0306": "\\breve",
+    "\u0307": "\\dot",
+    "\u0308": "\\ddot",
+    "\u20db": "\\dddot",
     "\u2192": "\\vec",
     "\u20d7": "\\vec",
-    "\u02d9": "\\dot",
-    "\u0307": "\\dot",
-    "\u00a8": "\\ddot",
-    "\u0308": "\\ddot",
     "\u23de": "\\overbrace",
     "\u23df": "\\underbrace",
 }
@@ -162,8 +80,6 @@ def symbol(character: str) -> str:
         character = unicodedata.normalize("NFKC", character)
     if character in SYMBOLS:
         return SYMBOLS[character]
-    if character in LATIN_CAPITALS:
-        return LATIN_CAPITALS[character]
     greek = GREEK.fullmatch(unicodedata.name(character, ""))
     if greek is None:
         return character
@@ -258,19 +174,30 @@ def cells(row: Any) -> list[str]:
 
 
 def over(tex: str, mark: str) -> str:
-    if mark in ACCENTS_IN_TEX:
-        return f"{ACCENTS_IN_TEX[mark]}{{{tex}}}"
-    is_large = tex in LARGE or tex.startswith(("\\overbrace", "\\underbrace"))
-    return attached(tex, sup=mark) if is_large else f"\\overset{{{mark}}}{{{tex}}}"
+    accent = accent_of(mark)
+    if accent is not None:
+        return f"{accent}{{{tex}}}"
+    if has_limits(tex):
+        return f"{tex}^{base(mark)}"
+    return f"\\overset{{{mark}}}{{{tex}}}"
 
 
 def under(tex: str, mark: str) -> str:
-    if mark in ACCENTS_IN_TEX:
-        return (
-            f"{ACCENTS_IN_TEX[mark].replace('bar', 'underline').replace('over', 'under')}{{{tex}}}"
-        )
-    is_large = tex in LARGE or tex.startswith(("\\overbrace", "\\underbrace"))
-    return attached(tex, sub=mark) if is_large else f"\\underset{{{mark}}}{{{tex}}}"
+    accent = accent_of(mark)
+    if accent is not None:
+        return f"{accent.replace('bar', 'underline').replace('over', 'under')}{{{tex}}}"
+    if has_limits(tex):
+        return f"{tex}_{base(mark)}"
+    return f"\\underset{{{mark}}}{{{tex}}}"
+
+
+def accent_of(mark: str) -> str | None:
+    """The command of an accent, which formulas have as a combining character or with a blank (NFKD)."""
+    return ACCENTS_IN_TEX.get(unicodedata.normalize("NFKD", mark).strip())
+
+
+def has_limits(tex: str) -> bool:
+    return tex in LARGE or tex.startswith(("\\overbrace", "\\underbrace"))
 
 
 def under_over(tex: str, low: str, high: str) -> str:
@@ -280,18 +207,7 @@ def under_over(tex: str, low: str, high: str) -> str:
 ACCENTS_IN_TEX = {symbols(mark): command for mark, command in ACCENTS.items()}
 TOKENS: dict[str, Callable[[str], str]] = {"mi": identifier, "mn": symbols, "mo": operator}
 TOKENS |= {"mtext": in_text, "ms": in_text, "mspace": lambda text: " "}
-GROUPS = (
-    "math",
-    "mrow",
-    "mstyle",
-    "mpadded",
-    "menclose",
-    "merror",
-    "semantics",
-    "mtd",
-    "mtr",
-    "maction",
-)
+GROUPS = words("math mrow mstyle mpadded menclose merror semantics mtd mtr maction")
 STRUCTURES: dict[str, tuple[int, Callable[..., str]]] = {  # number of children, and their TeX
     "msup": (2, lambda tex, sup: attached(tex, sup=sup)),
     "msub": (2, lambda tex, sub: attached(tex, sub=sub)),
@@ -313,9 +229,11 @@ def of_omml(element: Any) -> str:
         return of_run(element)
     if name in WORD_GROUPS:
         return glue(of_omml(child) for child in element if not local(child).endswith("Pr")).strip()
-    if name not in WORD_STRUCTURES:
+    if name in WORD_STRUCTURES:
+        return WORD_STRUCTURES[name](element)
+    if any(local(part) == "t" for part in element.iter()) and name not in ("del", "moveFrom"):
         raise Untranslatable(name)
-    return WORD_STRUCTURES[name](element)
+    return ""  # a bookmark, the range of a comment, what was deleted
 
 
 def of_run(run: Any) -> str:
@@ -363,7 +281,14 @@ def word_root(element: Any) -> str:
 
 def word_sum(element: Any) -> str:
     sign = symbols(setting(element, "chr", "\u222b"))
-    return f"{attached(sign, part(element, 'sub'), part(element, 'sup'))} {part(element, 'e')}"
+    return f"{word_scripts(element, sign)} {part(element, 'e')}"
+
+
+def word_scripts(element: Any, tex: str | None = None) -> str:
+    """What is lowered and raised, attached to this TeX, or else to that of the element."""
+    if tex is None:
+        tex = part(element, "e")
+    return attached(tex, part(element, "sub"), part(element, "sup"))
 
 
 def word_brackets(element: Any) -> str:
@@ -394,21 +319,10 @@ def word_function(element: Any) -> str:
     return glue([part(element, "fName"), " ", part(element, "e")])
 
 
-WORD_GROUPS: tuple[str, ...] = (
-    "oMath",
-    "oMathPara",
-    "e",
-    "num",
-    "den",
-    "sub",
-    "sup",
-    "deg",
-    "fName",
-    "lim",
-    "box",
-    "borderBox",
+WORD_GROUPS = words(
+    """oMath oMathPara e num den sub sup deg fName lim box borderBox phant ins moveTo smartTag sdt sdtContent
+    hyperlink"""
 )
-WORD_GROUPS += ("phant", "ins", "smartTag")
 WORD_STRUCTURES: dict[str, Callable[[Any], str]] = {
     "f": word_fraction,
     "rad": word_root,
@@ -419,19 +333,11 @@ WORD_STRUCTURES: dict[str, Callable[[Any], str]] = {
     "groupChr": word_brace,
     "m": word_matrix,
     "func": word_function,
-    "eqArr": lambda element: matrix([[row] for row in parts(element, "e")], "aligned"),
-    "sSup": lambda element: attached(part(element, "e"), sup=part(element, "sup")),
-    "sSub": lambda element: attached(part(element, "e"), sub=part(element, "sub")),
-    "sSubSup": lambda element: attached(
-        part(element, "e"), part(element, "sub"), part(element, "sup")
+    "eqArr": lambda element: matrix(  # a `&` aligns, as in TeX
+        [[row.replace("\\&", "&")] for row in parts(element, "e")], "aligned"
     ),
-    "sPre": lambda element: (
-        attached("", part(element, "sub"), part(element, "sup")) + base(part(element, "e"))
-    ),
+    **dict.fromkeys(("sSup", "sSub", "sSubSup"), word_scripts),
+    "sPre": lambda element: word_scripts(element, "") + base(part(element, "e")),
     "limLow": lambda element: under(part(element, "e"), part(element, "lim")),
     "limUpp": lambda element: over(part(element, "e"), part(element, "lim")),
-    "del": lambda element: "",
-    "bookmarkStart": lambda element: "",
-    "bookmarkEnd": lambda element: "",
-    "proofErr": lambda element: "",
 }

@@ -1,9 +1,9 @@
-"""Rewrite what mammoth passes over in DOCX files: equations, text boxes, simple fields, ruby, directions of text."""
+"""Rewrite what mammoth loses or should not show in DOCX files: equations, text boxes, fields, ruby, hidden text."""
 
 import re
 import zipfile
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
@@ -12,28 +12,51 @@ from cpt.contrib.documents.formulas import NO_LAYOUT, Formulas
 from cpt.contrib.documents.tex import Untranslatable, local, of_omml
 
 PARTS = ("word/document.xml", "word/footnotes.xml", "word/endnotes.xml")
-PASSED_OVER = re.compile(rb":(?:oMath|fldSimple|txbxContent|ruby|dir|bdo|ptab|cr|vanish)\b")
 MARGIN = re.compile(r"word/(?:header|footer)\d*\.xml")
 UNWRAPPED = ("fldSimple", "bdo", "dir")
 DELETED = ("del", "moveFrom")
+BOXED = ("AlternateContent", "drawing", "pict", "object")
+BLANKS = {"ptab": "tab", "cr": "br", "br": "br"}  # mammoth passes over the end of a page
+NUMBER = "\ue007"  # before and after the number of a paragraph in a list
+IN_LIST = re.compile(rf"(?:^( *)\d+\. )?{NUMBER}(\d+){NUMBER}", re.MULTILINE)
 OFF = {"0", "false", "off"}
 
 
-def rewritten(archive: zipfile.ZipFile, raw: bytes, formulas: Formulas) -> bytes:
+def rewritten(archive: zipfile.ZipFile, formulas: Formulas) -> bytes:
     """The file with everything in a form that mammoth reads; formulas are marks."""
-    parts = {name: archive.read(name) for name in PARTS if name in archive.namelist()}
-    changed = {
-        name: WordPart(formulas).rewritten(part)
-        for name, part in parts.items()
-        if PASSED_OVER.search(part)
-    }
-    if not changed:
-        return raw
+    styles = styles_of(archive)
     copy = BytesIO()
     with zipfile.ZipFile(copy, "w") as target:
         for member in archive.infolist():
-            target.writestr(member.filename, changed.get(member.filename) or archive.read(member))
+            part = archive.read(member)
+            if member.filename in PARTS:
+                part = WordPart(formulas, styles).rewritten(part)
+            target.writestr(member.filename, part)
     return copy.getvalue()
+
+
+def with_numbers(text: str) -> str:
+    """The Markdown of a document, whose ordered lists go on after a paragraph between their items."""
+    return IN_LIST.sub(lambda item: "" if item[1] is None else f"{item[1]}{item[2]}. ", text)
+
+
+def styles_of(archive: zipfile.ZipFile) -> dict[str, Element]:
+    if "word/styles.xml" not in archive.namelist():
+        return {}
+    styles = ElementTree.fromstring(archive.read("word/styles.xml")).iterfind("{*}style")
+    return {value_of(style, "styleId"): style for style in styles}
+
+
+def hidden_in(element: Element) -> bool | None:
+    """Whether the properties of a run or a style hide text; None if they leave it open."""
+    mark = element.find("{*}rPr/{*}vanish")
+    return None if mark is None else value_of(mark, "val") not in OFF
+
+
+def value_of(element: Element | None, name: str) -> str:
+    """An attribute of an element, whatever its namespace; empty if there is none."""
+    attributes = {} if element is None else element.attrib
+    return next((value for key, value in attributes.items() if key.endswith(f"}}{name}")), "")
 
 
 def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
@@ -41,6 +64,7 @@ def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
     text = b"".join(archive.read(name) for name in PARTS if name in archive.namelist())
     counts = {"images": len(re.findall(rb"<\w+:(?:blip|imagedata)\b", text))}
     counts["charts and diagrams"] = len(re.findall(rb"<(?:c:chart|dgm:relIds)\b", text))
+    counts["embedded documents"] = len(re.findall(rb"<(?:\w+:altChunk|o:OLEObject)\b", text))
     margins = [name for name in archive.namelist() if MARGIN.match(name)]
     counts["headers and footers"] = len([one for one in margins if b":t>" in archive.read(one)])
     if "word/comments.xml" in archive.namelist():
@@ -49,9 +73,13 @@ def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
 
 
 class WordPart:
-    def __init__(self, formulas: Formulas) -> None:
+    def __init__(self, formulas: Formulas, styles: Mapping[str, Element]) -> None:
         self.formulas = formulas
+        self.styles = styles
         self.namespace = ""
+        self.paragraph_style = ""
+        self.numbers = defaultdict[str, Counter[str]](Counter)  # list -> level -> number
+        self.in_result = list[bool]()  # of each open field: past its instruction?
 
     def rewritten(self, part: bytes) -> bytes:
         tree = ElementTree.fromstring(part)
@@ -69,42 +97,99 @@ class WordPart:
     def replacements(self, element: Element, boxes: list[Element]) -> list[Element]:
         """What takes the place of an element; the paragraphs of its text boxes are added to `boxes`."""
         name = local(element)
+        lost = self.loss(element)
+        if lost is not None:
+            self.formulas.dropped[lost] += 1
         if name in DELETED:
             return [element]
         if name == "p":
-            inside = list[Element]()
+            outer_style, inside = self.paragraph_style, list[Element]()
+            self.paragraph_style = value_of(element.find("{*}pPr/{*}pStyle"), "val")
             self.rewrite(element, inside)
+            self.mark_number(element)
+            self.paragraph_style = outer_style
             return [element, *inside]
-        if name == "r" and is_hidden(element):
-            if element.findtext("{*}t"):
-                self.formulas.dropped["hidden text"] += 1
-            return []
         if name in UNWRAPPED:
             return self.replaced(element, boxes)
         if name == "ruby":  # the reading above the text is dropped, as in HTML
-            self.formulas.dropped["readings"] += 1
-            return [
-                new
-                for base in element
-                if local(base) == "rubyBase"
-                for new in self.replaced(base, boxes)
-            ]
+            bases = [base for base in element if local(base) == "rubyBase"]
+            return [new for base in bases for new in self.replaced(base, boxes)]
         if name in ("oMath", "oMathPara"):
             return self.equations(element)
-        if name in ("AlternateContent", "drawing") and (found := boxes_of(element)):
+        if name in BOXED and (found := boxes_of(element)):
             boxes += self.replaced(found, boxes)
             return []
-        if name in ("ptab", "cr"):
-            return [Element(f"{self.namespace}{'tab' if name == 'ptab' else 'br'}")]
+        if name in BLANKS:
+            return [Element(f"{self.namespace}{BLANKS[name]}")]
+        if name == "fldChar":
+            self.enter_field(value_of(element, "fldCharType"))
+        if (name == "r" and self.is_hidden(element)) or (name == "t" and self.in_instruction()):
+            return []
         self.rewrite(element, boxes)
         return [element]
+
+    def mark_number(self, paragraph: Element) -> None:
+        style = self.styles.get(self.paragraph_style)
+        for source in (paragraph, style):
+            item = None if source is None else source.find("{*}pPr/{*}numPr")
+            if item is None:
+                continue
+            level = value_of(item.find("{*}ilvl"), "val") or "0"
+            numbers = self.numbers[value_of(item.find("{*}numId"), "val")]
+            numbers[level] += 1
+            for deeper in [other for other in numbers if other > level]:
+                del numbers[deeper]
+            if paragraph.findtext(".//{*}t"):
+                paragraph.insert(1, self.run(f"{NUMBER}{numbers[level]}{NUMBER}"))
+            return
+
+    def loss(self, element: Element) -> str | None:
+        """The kind of content that the text loses by this element itself."""
+        name = local(element)
+        if name == "ruby":
+            return "readings"
+        if name in DELETED and any(local(part) == "delText" for part in element.iter()):
+            return "deleted text"
+        if name == "r" and element.findtext("{*}t") and self.is_hidden(element):
+            return "hidden text"
+        if name == "t" and self.in_instruction():
+            return "values in the instructions of fields"
+        if name == "instrText" and (element.text or "").split()[:1] == ["EQ"]:
+            return "formulas in fields"
+        return None
+
+    def in_instruction(self) -> bool:
+        """Whether this is the result of a field in the instruction of another, which Word does not show."""
+        return not all(self.in_result[:-1])
+
+    def is_hidden(self, run: Element) -> bool:
+        """Whether a run is hidden by a mark of its own, or else by its style, or that of its paragraph."""
+        style = value_of(run.find("{*}rPr/{*}rStyle"), "val")
+        marks = (hidden_in(run), self.hidden_by(style), self.hidden_by(self.paragraph_style))
+        return next((mark for mark in marks if mark is not None), False)
+
+    def hidden_by(self, name: str) -> bool | None:
+        style = self.styles.get(name)
+        if style is None:
+            return None
+        mark = hidden_in(style)
+        base = value_of(style.find("{*}basedOn"), "val")
+        return self.hidden_by(base) if mark is None and base != name else mark
+
+    def enter_field(self, kind: str) -> None:
+        if kind == "begin":
+            self.in_result.append(False)
+        elif kind == "separate" and self.in_result:
+            self.in_result[-1] = True
+        elif kind == "end" and self.in_result:
+            self.in_result.pop()
 
     def equations(self, element: Element) -> list[Element]:
         display = local(element) == "oMathPara"
         equations = (
             [child for child in element if local(child) == "oMath"] if display else [element]
         )
-        return [self.run(self.equation(equation, display)) for equation in equations]
+        return [self.run(" ".join(self.equation(one, display) for one in equations))]
 
     def equation(self, element: Element, display: bool) -> str:
         try:
@@ -117,11 +202,6 @@ class WordPart:
         run = Element(f"{self.namespace}r")
         ElementTree.SubElement(run, f"{self.namespace}t").text = text
         return run
-
-
-def is_hidden(run: Element) -> bool:
-    mark = run.find("{*}rPr/{*}vanish")
-    return mark is not None and OFF.isdisjoint(mark.attrib.values())
 
 
 def boxes_of(element: Element) -> list[Element]:

@@ -1,11 +1,11 @@
 import json
 
 import pytest
-from tiny_documents import chapter, write_epub
+from tiny_documents import CONTAINER, chapter, write_epub, write_zip
 from typer.testing import CliRunner
 
 from cpt.cli import application
-from cpt.contrib.documents.charsets import decode
+from cpt.contrib.documents.charsets import codec_named, decode
 from cpt.contrib.documents.convert import convert_epub, convert_html
 from cpt.contrib.documents.errors import NotConverted
 from cpt.contrib.documents.ingest import ingest
@@ -61,6 +61,8 @@ def page(head, text, encoding):
         ("<link rel=stylesheet href=x.css charset=iso-8859-1>", GERMAN, "utf-8"),
         ("<meta name=description content='charset=koi8-r'>", GERMAN, "utf-8"),
         ("<!-- <meta charset=koi8-r> -->", GERMAN, "utf-8"),
+        ("<!--><meta charset=cp1251>", RUSSIAN, "cp1251"),
+        ("<meta name=x content='<meta charset=koi8-r>'>", GERMAN, "utf-8"),
         ("<script>'<meta charset=koi8-r>'</script>", GERMAN, "utf-8"),
         (f"<style>{'a{b:c}' * 300}</style><meta charset=iso-8859-2>", GERMAN, "utf-8"),
         (f"<style>{'a{b:c}' * 300}</style><meta charset=iso-8859-2>", CZECH, "iso8859-2"),
@@ -68,6 +70,25 @@ def page(head, text, encoding):
 )
 def test_a_page_is_decoded_as_browsers_do(head, text, encoding):
     assert convert_html(page(head, text, encoding)).text == text
+
+
+@pytest.mark.parametrize(
+    "label, raw, text",
+    [
+        ("euc-jp", b"\xad\xa1\xc8\xd6\x8e\xb1\xad\xea\xfc\xe2", "①番ｱ㈱髙"),
+        ("iso-2022-jp", b"\x1b$B-!HV\x1b(B a", "①番 a"),
+        ("gb2312", b"5 \x80\xd4\xaa", "5 €元"),
+    ],
+)
+def test_characters_that_only_vendors_have_are_read(label, raw, text):
+    html = page(f"<meta charset={label}>", "@", "ascii").replace(b"@", raw)
+    assert convert_html(html).text == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_an_xml_declaration_in_utf_16_needs_no_mark(encoding):
+    declared = "<?xml version='1.0' encoding='utf-16'?>"
+    assert convert_html((declared + page("", RUSSIAN, "utf-8").decode()).encode(encoding)).text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -85,6 +106,29 @@ def test_an_xml_declaration_counts_in_pages_and_wins_in_books(tmp_path):
     assert convert_epub(book.read_bytes()).text == RUSSIAN
 
 
+def test_a_book_without_an_xml_declaration_is_utf_8_whatever_its_meta_declares(tmp_path):
+    body = chapter(f"<p>{CZECH}</p>").removeprefix('<?xml version="1.0"?>')
+    body = body.replace("<head>", "<head><meta charset='windows-1250'/>")
+    for encoding in ("utf-8", "cp1250"):
+        book = write_epub(tmp_path / "a.epub", {"1.xhtml": body.encode(encoding)})
+        assert convert_epub(book.read_bytes()).text == CZECH
+
+
+def test_the_package_of_a_book_may_have_any_encoding(tmp_path):
+    declared = '<?xml version="1.0" encoding="gb2312"?>'
+    package = (
+        f"{declared}<package><title>{CHINESE}</title><manifest><item id='a' href='1.xhtml' media-type='text/html'/>"
+        "</manifest><spine><itemref idref='a'/></spine></package>"
+    )
+    files = {
+        "META-INF/container.xml": CONTAINER.format("a.opf"),
+        "a.opf": package.encode("gbk"),
+        "1.xhtml": chapter("text"),
+    }
+    book = convert_epub(write_zip(tmp_path / "a.epub", files).read_bytes())
+    assert (book.title, book.text) == (CHINESE, "text")
+
+
 def test_an_encoding_that_browsers_refuse_is_refused():
     with pytest.raises(NotConverted, match="iso-2022-kr"):
         convert_html(page("<meta charset=iso-2022-kr>", "text", "ascii"))
@@ -95,6 +139,7 @@ def test_an_encoding_that_browsers_refuse_is_refused():
     [
         ("# -*- coding: cp1251 -*-", "cp1251"),
         ("# vim: set fileencoding=koi8-r :", "koi8-r"),
+        ("# -*- coding: koi8-r-unix -*-", "koi8-r"),
         ("\ufeff", "utf-16-le"),
     ],
 )
@@ -126,6 +171,21 @@ def test_a_damaged_byte_in_utf_8_is_counted_and_the_rest_is_kept():
     decoded = decode((GERMAN * 2).encode() + b"\xdf", "txt")
     assert decoded.text == GERMAN * 2 + "\ufffd"
     assert (decoded.encoding, decoded.num_replaced) == ("utf-8", 1)
+
+
+@pytest.mark.parametrize(
+    "name, encoding, text",
+    [("latin-1", "cp1252", GERMAN), ("euc_kr", "cp949", "똠방각하"), ("gb2312", "gbk", CHINESE)],
+)
+def test_a_name_means_what_browsers_mean_by_it(name, encoding, text):
+    assert decode(text.encode(encoding), "txt", codec_named(name)).text == text
+    assert decode(
+        f"# coding: -*- coding: {name} -*-\n{text}".encode(encoding), "txt"
+    ).text.endswith(text)
+
+
+def test_utf_16_without_a_mark_is_read_if_it_is_named():
+    assert decode(RUSSIAN.encode("utf-16-le"), "txt", codec_named("utf-16-le")).text == RUSSIAN
 
 
 @pytest.mark.heavy

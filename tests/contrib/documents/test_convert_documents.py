@@ -1,4 +1,5 @@
 import pytest
+from reportlab.lib.pagesizes import A4
 from tiny_documents import (
     CONTAINER,
     PAGE,
@@ -77,6 +78,34 @@ def test_headers_and_footers_of_a_pdf_are_removed(tmp_path):
     )
     assert (document.title, document.pages) == ("On catalysts", 4)
     assert document.text == "\n\n".join(" ".join(lines) for lines in pages)
+
+
+def test_a_page_with_nothing_but_a_footer_has_no_text(tmp_path):
+    pdf = write_pdf(tmp_path / "a.pdf", [[SENTENCE], [], []], header_and_footer)
+    dropped = {"running headers and footers": 6, "pages without text": 2}
+    assert convert_pdf(pdf.read_bytes()).dropped == dropped
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+def test_running_headers_are_found_on_rotated_pages(tmp_path, degrees):
+    def draw(canvas, number):
+        width, height = A4
+        canvas.setPageRotation(degrees)
+        # Where the lower left corner is before the page is rotated.
+        corners = {0: (0, 0), 90: (height, 0), 180: (width, height), 270: (0, width)}
+        canvas.translate(*corners[degrees])
+        canvas.rotate(degrees)
+        canvas.drawString(72, height - 30, "Journal of Catalysis")
+        canvas.drawString(72, 300, f"The text of {'abc'[number - 1]}.")
+
+    text = convert_pdf(write_pdf(tmp_path / "a.pdf", 3, draw).read_bytes()).text
+    assert " ".join(text.split()) == "The text of a. The text of b. The text of c."
+
+
+def test_a_word_that_was_cut_at_the_end_of_a_page_is_whole_again(tmp_path):
+    pages = [["The cata-"], ["lyst is well-"], ["known."]]
+    pdf = write_pdf(tmp_path / "a.pdf", pages, header_and_footer)
+    assert convert_pdf(pdf.read_bytes()).text == "The catalyst is well-known."
 
 
 def test_a_word_that_was_cut_at_the_end_of_a_line_is_whole_again(tmp_path):
@@ -249,22 +278,27 @@ def test_text_is_read_in_its_encoding_with_one_kind_of_line_end(raw):
         (["a self-", "less act"], "a selfless act"),
         (["the tide-table and its tide-", "table"], "the tide-table and its tide-table"),
         (["a wellhead, a well-", "head"], "a wellhead, a wellhead"),
+        (["the pre-", "and post-war trade"], "the pre- and post-war trade"),
+        (["die Ein-", "und Ausgabe"], "die Ein- und Ausgabe"),
+        (["a low-", "pressure boiler"], "a low-pressure boiler"),
+        (["the twenty-", "five ships"], "the twenty-five ships"),
+        (["the years 1914\u2013", "1918 were hard"], "the years 1914\u20131918 were hard"),
+        (["on pages 12-", "15 of the book"], "on pages 12-15 of the book"),
     ],
 )
 def test_a_hyphen_at_a_line_end_stays_only_if_it_belongs_to_the_word(tmp_path, lines, expected):
     assert convert_pdf(write_pdf(tmp_path / "a.pdf", [lines]).read_bytes()).text == expected
 
 
-def test_what_is_written_into_a_form_is_part_of_the_text(tmp_path):
+def test_what_is_written_into_a_form_is_where_it_is_read(tmp_path):
     def draw(canvas, number):
-        canvas.acroForm.textfield(
-            name="surname", value="Okonkwo of Lagos", x=72, y=600, width=300, height=20
-        )
+        for name, value, y in (("a", "Okonkwo of Lagos", 755), ("b", "7", 731), ("c", "Ada", 690)):
+            canvas.acroForm.textfield(name=name, value=value, x=140, y=y, width=200, height=20)
 
-    document = convert_pdf(
-        write_pdf(tmp_path / "a.pdf", [["Name of the applicant:"]], draw).read_bytes()
-    )
-    assert document.text == "Name of the applicant: Okonkwo of Lagos"
+    lines = ["Surname:", "", "Number:", "", "Signed:", "", "", "", "by the clerk."]
+    document = convert_pdf(write_pdf(tmp_path / "a.pdf", [lines], draw).read_bytes())
+    words = " ".join(document.text.split())
+    assert words == "Surname: Okonkwo of Lagos Number: 7 Signed: Ada by the clerk."
 
 
 FORM = """%PDF-1.5

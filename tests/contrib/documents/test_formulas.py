@@ -63,6 +63,13 @@ def text_of(html):
             r"${\displaystyle a}+{b}$",
         ),
         ('<img class="latex" src="latex.php?latex=x" alt="$x_1*y_2$">', "$x_1*y_2$"),
+        ('<img src="https://x.y/equation?tex=x%5E2" alt="x^2">', "$x^2$"),
+        (r'<img src="https://latex.codecogs.com/gif.latex?%5Calpha^2">', r"$\alpha^2$"),
+        (
+            f'<span class="MathJax_CHTML"><span>vst</span><span><math>{FRACTION}</math></span></span>',
+            r"$v=\frac{s}{t}$",
+        ),
+        ('<script type="math/asciimath">sum x</script>', "sum x"),
         (ANNOTATED, f"${TEX}$"),
         (rf'<math class="ltx_Math" alttext="{TEX}">{FRACTION}</math>', f"${TEX}$"),
         (f'<math display="block">{FRACTION}</math>', r"$$v=\frac{s}{t}$$"),
@@ -148,6 +155,27 @@ def test_a_formula_that_cannot_be_translated_is_counted_and_its_characters_stay(
         of_mathml(ElementTree.fromstring(chemistry))
     page = convert_html(f"<p>of {chemistry} and {KATEX}</p>".encode())
     assert page.text == f"of U92238 and ${TEX}$" and page.dropped == {NO_LAYOUT: 1}
+
+
+def test_a_drawing_without_mathml_is_read_aloud_and_counted():
+    page = convert_html(
+        b"<mjx-container><mjx-math></mjx-math><mjx-speech aria-label='v squared'></mjx-speech></mjx-container>"
+    )
+    assert page.text == "v squared" and page.dropped == {NO_LAYOUT: 1}
+
+
+@pytest.mark.parametrize(
+    "html, expected",
+    [
+        (f"<table><tr><th>Law<tr><td>{KATEX}</table>", f"| Law |\n| --- |\n| ${TEX}$ |"),
+        ("<table><tr><td><math><mo>|</mo><mi>x</mi></math></table>", "| $\\vert x$ |\n| --- |"),
+        (f"<ul><li>a {KATEX}<li>b</ul>", f"- a ${TEX}$\n- b"),
+        (f"<figure><figcaption>The {KATEX} law</figcaption></figure>", f"The ${TEX}$ law"),
+        (f"<p>the <a href=x>law {KATEX}</a> costs $5.</p>", f"the law ${TEX}$ costs $5."),
+    ],
+)
+def test_a_formula_may_be_in_a_table_a_list_a_caption_or_a_link(html, expected):
+    assert convert_html(html.encode()).text == expected
 
 
 def test_formulas_of_a_book_are_those_of_its_chapters(tmp_path):

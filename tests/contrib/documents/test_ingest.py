@@ -126,6 +126,52 @@ def test_a_second_run_converts_new_files_and_keeps_the_texts_of_changed_ones(tex
     )
 
 
+def test_another_text_of_the_same_size_and_time_is_noticed(texts, tmp_path):
+    ingest([texts], tmp_path / "out")
+    file = texts / "1.txt"
+    status = file.stat()
+    file.write_text(file.read_text().replace("1", "8"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert ingest([texts], tmp_path / "out").num_changed == 1
+    assert ingest([texts], tmp_path / "out").num_changed == 1  # not only once
+
+
+def without_status(output):
+    """Make the journal one of an earlier version."""
+    for part in (output / ".ingest").glob("journal-*.jsonl"):
+        entries = [json.loads(line) for line in part.read_text().splitlines()]
+        for entry in entries:
+            del entry["inode"], entry["ctime_ns"]
+        part.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+
+
+def copied_in_place(texts):
+    shutil.copytree(texts, texts.parent / "copy")
+    shutil.rmtree(texts)
+    (texts.parent / "copy").rename(texts)
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_the_same_texts_in_a_copy_or_an_older_record_are_known(texts, tmp_path, is_copied):
+    output = tmp_path / "out"
+    (texts / "broken.txt.gz").write_bytes(gzip.compress(b"text")[:-9])
+    ingest([texts], output)
+    if is_copied:
+        copied_in_place(texts)
+    else:
+        without_status(output)
+    before = bytes_of(output)
+    done = ingest([texts], output)
+    assert (done.num_known, done.num_changed, done.new) == (7, 0, {})
+    assert bytes_of(output) == before
+    journal = sorted((output / ".ingest").glob("journal-*.jsonl"))
+    inodes = {json.loads(line)["inode"] for line in journal[-1].read_text().splitlines()}
+    assert inodes == {file.stat().st_ino for file in texts.iterdir()}
+    ingest([texts], output)  # the record is renewed once
+    assert sorted((output / ".ingest").glob("journal-*.jsonl")) == journal
+
+
 @pytest.mark.parametrize("stops_at", ["documents-00001.jsonl", "journal-00001.jsonl"])
 def test_an_interrupted_run_resumes_to_the_same_bytes(texts, tmp_path, monkeypatch, stops_at):
     monkeypatch.setattr(ingesting, "BATCH_FILES", 3)

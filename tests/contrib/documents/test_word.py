@@ -13,6 +13,7 @@ SPACES = {
     "a": "http://schemas.openxmlformats.org/drawingml/2006/main",
     "wps": "http://schemas.microsoft.com/office/word/2010/wordprocessingShape",
     "c": "http://schemas.openxmlformats.org/drawingml/2006/chart",
+    "wordml": "http://schemas.microsoft.com/office/word/2010/wordml",
     "v": "urn:schemas-microsoft-com:vml",
 }
 TYPES = (
@@ -38,17 +39,22 @@ def box(text):
     return f"<w:txbxContent><w:p>{run(text)}</w:p></w:txbxContent>"
 
 
+def field(kind):
+    return f'<w:r><w:fldChar w:fldCharType="{kind}"/></w:r>'
+
+
 @pytest.fixture
 def converted(tmp_path):
-    """`converted(body)`: the document of a DOCX with this body."""
+    """`converted(body, styles)`: the document of a DOCX with this body and these styles."""
 
-    def convert(body):
+    def convert(body, styles=""):
         names = "".join(f' xmlns:{name}="{uri}"' for name, uri in SPACES.items())
         document = f"<w:document{names}><w:body>{body}</w:body></w:document>"
         files = {
             "[Content_Types].xml": TYPES,
             "_rels/.rels": RELATIONS,
             "word/document.xml": document,
+            "word/styles.xml": f"<w:styles{names}>{styles}</w:styles>",
         }
         return convert_docx(write_zip(tmp_path / "a.docx", files).read_bytes())
 
@@ -103,6 +109,18 @@ MATRIX = (
             f"<m:limLow><m:e>{math('lim')}</m:e><m:lim>{math('n→∞')}</m:lim></m:limLow>",
             r"\lim_{n\to\infty}",
         ),
+        (
+            f"<m:acc><m:accPr><m:chr m:val='\u030c'/></m:accPr><m:e>{math('v')}</m:e></m:acc>",
+            r"\check{v}",
+        ),
+        (
+            f"<m:eqArr><m:e>{math('a&amp;=b')}</m:e><m:e>{math('&amp;=c')}</m:e></m:eqArr>",
+            r"\begin{aligned} a&=b \\ &=c \end{aligned}",
+        ),
+        (
+            f"{math('a')}<w:commentRangeStart/><w:ins>{math('b')}</w:ins><w:del>{math('c')}</w:del>",
+            "ab",
+        ),
     ],
 )
 def test_an_equation_becomes_tex(text_of, omml, tex):
@@ -115,6 +133,13 @@ def test_an_equation_becomes_tex(text_of, omml, tex):
 def test_an_equation_on_its_own_line_is_displayed(text_of):
     body = f"<w:p>{run('a')}</w:p><w:p><m:oMathPara><m:oMath>{FRACTION}</m:oMath></m:oMathPara></w:p><w:p>{run('b')}</w:p>"  # noqa: E501
     assert text_of(body) == "a\n\n$$\\frac{s}{t}$$\n\nb"
+
+
+def test_bars_of_an_equation_do_not_end_the_cell_of_a_table(text_of):
+    bars = f"<m:d><m:dPr><m:begChr m:val='|'/><m:endChr m:val='|'/></m:dPr><m:e>{math('x')}</m:e></m:d>"
+    cell = f"<w:tc><w:p><m:oMath>{bars}</m:oMath></w:p></w:tc>"
+    text = text_of(f"<w:tbl><w:tr>{cell}</w:tr></w:tbl>")
+    assert text.splitlines()[0] == r"| $\left\vert x\right\vert $ |"
 
 
 def test_an_equation_that_cannot_be_translated_is_counted_and_its_characters_stay(converted):
@@ -144,6 +169,11 @@ def test_a_text_box_is_once_in_the_text_after_its_paragraph(text_of, shape):
         text_of(f"<w:p>{run('a')}<w:r>{shape}</w:r></w:p><w:p>{run('End.')}</w:p>")
         == "a\n\nNEVER moor\n\nEnd."
     )
+
+
+def test_all_shapes_of_a_picture_are_read(text_of):
+    shapes = "".join(f"<v:rect><v:textbox>{box(text)}</v:textbox></v:rect>" for text in "ab")
+    assert text_of(f"<w:p><w:r><w:pict>{shapes}</w:pict></w:r></w:p>") == "a\n\nb"
 
 
 def test_an_equation_and_a_box_in_a_box_are_kept(text_of):
@@ -176,6 +206,25 @@ def test_an_equation_and_a_box_in_a_box_are_kept(text_of):
             "ab",
         ),
         ("<w:r><w:t>left</w:t><w:ptab/><w:t>right</w:t></w:r>", "left right"),
+        ('<w:r><w:t>page</w:t><w:br w:type="page"/><w:t>next</w:t></w:r>', "page  \nnext"),
+        (
+            field("begin")
+            + run("IF ")
+            + field("begin")
+            + field("separate")
+            + run("9")
+            + field("end")
+            + field("separate")
+            + run("result")
+            + field("end")
+            + run("."),
+            "IF result.",
+        ),
+        (
+            "<w:sdt><w:sdtPr><wordml:checkbox><wordml:checked wordml:val='1'/></wordml:checkbox></w:sdtPr>"
+            f"<w:sdtContent>{run('☒')}</w:sdtContent></w:sdt>{run(' yes')}",
+            "☑ yes",
+        ),
         (
             f"<w:del><w:r><w:delText>gone</w:delText></w:r></w:del>{run('kept')}<w:bdo>{run('!')}</w:bdo>",
             "kept!",
@@ -184,6 +233,14 @@ def test_an_equation_and_a_box_in_a_box_are_kept(text_of):
 )
 def test_fields_directions_and_ruby_keep_their_text(text_of, content, expected):
     assert text_of(f"<w:p>{content}</w:p>") == expected
+
+
+def test_deleted_text_and_formulas_in_fields_are_counted(converted):
+    deleted = "<w:del><w:r><w:delText>gone</w:delText></w:r></w:del>"
+    equation = "<w:r><w:instrText> EQ \\f(1,2) </w:instrText></w:r>"
+    document = converted(f"<w:p>{run('a')}{deleted}{field('begin')}{equation}{field('end')}</w:p>")
+    assert document.text == "a"
+    assert document.dropped == {"deleted text": 1, "formulas in fields": 1}
 
 
 def test_pictures_and_charts_are_counted(converted):
@@ -212,3 +269,47 @@ def test_hidden_text_is_dropped_and_counted(converted, mark, text, dropped):
     hidden = f"<w:r><w:rPr>{mark}</w:rPr><w:t xml:space='preserve'> secret</w:t></w:r>"
     document = converted(f"<w:p>{run('kept')}{hidden}</w:p>")
     assert (document.text, document.dropped) == (text, dropped)
+
+
+STYLES = (
+    '<w:style w:type="character" w:styleId="Secret"><w:rPr><w:vanish/></w:rPr></w:style>'
+    '<w:style w:type="character" w:styleId="Note"><w:basedOn w:val="Secret"/></w:style>'
+    '<w:style w:type="character" w:styleId="Shown"><w:basedOn w:val="Note"/>'
+    '<w:rPr><w:vanish w:val="0"/></w:rPr></w:style>'
+)
+
+
+@pytest.mark.parametrize(
+    "paragraph, of_run, is_hidden",
+    [
+        ("", '<w:rStyle w:val="Secret"/>', True),
+        ("", '<w:rStyle w:val="Note"/>', True),
+        ("", '<w:rStyle w:val="Shown"/>', False),
+        ("", '<w:rStyle w:val="Secret"/><w:vanish w:val="false"/>', False),
+        ('<w:pStyle w:val="Secret"/>', "", True),
+        ('<w:pStyle w:val="Secret"/>', '<w:rStyle w:val="Shown"/>', False),
+    ],
+)
+def test_a_style_hides_text_as_a_mark_does(converted, paragraph, of_run, is_hidden):
+    secret = (
+        f"<w:p><w:pPr>{paragraph}</w:pPr><w:r><w:rPr>{of_run}</w:rPr><w:t>secret</w:t></w:r></w:p>"
+    )
+    document = converted(f"{secret}<w:p>{run('kept')}</w:p>", STYLES)
+    assert ("secret" not in document.text) == is_hidden
+    assert document.dropped == ({"hidden text": 1} if is_hidden else {})
+
+
+def test_an_ordered_list_goes_on_after_another_paragraph(tmp_path):
+    document = docx.Document()
+    for text, style in (
+        ("one", "List Number"),
+        ("a note", None),
+        ("two", "List Number"),
+        ("a", "List Number 2"),
+        ("dot", "List Bullet"),
+        ("three", "List Number"),
+    ):
+        document.add_paragraph(text, style=style)
+    document.save(str(tmp_path / "a.docx"))
+    text = convert_docx((tmp_path / "a.docx").read_bytes()).text
+    assert " ".join(text.split()) == "1. one a note 2. two 1. a - dot 3. three"
