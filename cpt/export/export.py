@@ -24,6 +24,9 @@ from cpt.checkpoints.transaction import in_words, reason_of, rename_over
 from cpt.distributed import is_main_process, main_process_decides, print_once, same_command
 from cpt.errors import CheckpointError
 from cpt.evaluation.scoring import read_course
+from cpt.export.generation import end_at_turns
+from cpt.export.older_readers import write_older_keys
+from cpt.export.proof_of_final import check_final, trained_logits
 from cpt.files import move_files, write_atomic
 from cpt.hf_internals import without_zero3
 from cpt.models.adapters import load_adapter, merge_lora
@@ -74,15 +77,17 @@ def export_model(
     """Write the trained model, its tokenizer and configs to `folder`, completely or not at all.
 
     Our model families are written as the equal native architecture, so this package is not needed to load them. A LoRA
-    adapter is merged into its base, and also saved in `adapter/`. Every process must call this function: ZeRO-3
-    gathers from all.
+    adapter is merged into its base, and also saved in `adapter/`. The model is loaded again and compared with the
+    trained one. Every process must call this function: ZeRO-3 gathers from all.
 
     Args:
         seal: called by the main process with the complete folder before its final rename.
 
     Raises:
-        CheckpointError: the disk is full or read-only; raised on all processes.
+        CheckpointError: the disk is full or read-only, or the exported model has other logits than the trained one;
+            raised on all processes.
     """
+    trained = trained_logits(trainer, tokenizer)
     unfinished = unfinished_name(folder)
     adapted = trainer.model if isinstance(trainer.model, PeftModel) else None
     problem: OSError | SafetensorError | None = None
@@ -98,6 +103,7 @@ def export_model(
             if problem is not None:
                 raise problem
             complete(unfinished, adapted, recipe, tokenizer, run=folder.parent)
+            check_final(unfinished, trained)
             seal(unfinished)
 
     main_process_decides(publish_export)
@@ -159,6 +165,7 @@ def complete(
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
     finish(unfinished)
+    end_at_turns(unfinished, tokenizer, recipe)
     carry_extension(recipe.model.path, unfinished, trained=True)
     if (run / RECIPE).is_file():
         write_model_card(unfinished, run, run.name)
@@ -174,6 +181,7 @@ def finish(folder: Path) -> None:
         config = json.loads(path.read_text())
         config |= {key: value for key, value in SERVED.items() if key in config}
         path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    write_older_keys(folder)
 
 
 def store_tied_head_once(folder: Path) -> None:
@@ -236,6 +244,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
             write_average(folders, unfinished, dtype=None)
             tokenizer.save_pretrained(unfinished)
             finish(unfinished)
+            end_at_turns(unfinished, tokenizer, recipe)
             carry_extension(recipe.model.path, unfinished, trained=True)
         print_once(
             f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}."

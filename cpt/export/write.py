@@ -28,6 +28,8 @@ from cpt.export.export import (
     new_folder,
     write_model_card,
 )
+from cpt.export.generation import end_at_turns
+from cpt.export.older_readers import write_older_keys
 from cpt.export.proof import (
     CARD,
     LogitDifference,
@@ -117,6 +119,7 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         tokenizer.save_pretrained(unfinished)
         del model
         finish(unfinished)
+        end_at_turns(unfinished, tokenizer, trained.recipe)
         if trained.is_adapter or trained.recipe is not None:
             carry_extension(trained.base.path, unfinished)
         carry_extension(str(trained.folder), unfinished)
@@ -151,6 +154,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
             if (trained.folder / name).is_file():
                 shutil.copy(trained.folder / name, unfinished / name)
         tokenizer.save_pretrained(unfinished)
+        write_older_keys(unfinished)
         sha256 = trained.base_weights or (
             hash_weights(source.path, source.revision) if source.path else {}
         )

@@ -113,16 +113,37 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding)
     )
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
-        wanted: Any = chosen.get(key) or []
-        is_pattern = isinstance(wanted, str)  # a regular expression of whole names
-        words: list[str] = [wanted] if is_pattern else wanted
-        for word in words:
-            pattern = word if is_pattern else rf"(.*\.)?{re.escape(word)}"
-            if word != ALL_LINEAR and not any(re.fullmatch(pattern, name) for name in modules):
+        for word, pattern in patterns_of(chosen.get(key)):
+            if not any(re.fullmatch(pattern, name) for name in modules):
                 what = (
                     f"{model.config.model_type} has no module `{word}`.{did_you_mean(word, names)}"
                 )
                 raise RecipeError(f"`model.lora.{key}`: {what} Modules: {', '.join(names)}.")
+    refuse_tied_ends(model, chosen)
+
+
+def patterns_of(wanted: Any) -> Iterator[tuple[str, str]]:
+    """The words of `target_modules` or `modules_to_save`, each with the pattern of the module names it selects."""
+    if isinstance(wanted, str) and wanted != ALL_LINEAR:
+        yield wanted, wanted  # a regular expression of whole names
+    elif not isinstance(wanted, str):
+        for word in wanted or ():
+            yield word, rf"(.*\.)?{re.escape(word)}"
+
+
+def refuse_tied_ends(model: PreTrainedModel, chosen: Mapping[str, Any]) -> None:
+    """Refuse adapters that train only one of two tied layers: an exported model has one matrix for both."""
+    if not model.config.get_text_config().tie_word_embeddings or chosen.get("ensure_weight_tying"):
+        return
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    paths = [name for name, module in model.named_modules() if any(module is end for end in ends)]
+    for key in ("target_modules", "modules_to_save"):
+        for word, pattern in patterns_of(chosen.get(key)):
+            if any(re.fullmatch(pattern, path) for path in paths):
+                raise RecipeError(
+                    f"`model.lora.{key}`: `{word}` is one of two tied layers ({' and '.join(paths)}), which are one"
+                    " matrix in the exported model. Remove it, or train both: `lora: cpt`."
+                )
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:

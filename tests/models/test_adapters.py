@@ -123,6 +123,23 @@ def test_a_tied_head_that_peft_cannot_follow_is_refused():
     assert len(build("gpt2", lora="cpt").peft_config["default"].modules_to_save) == 2
 
 
+ONE_END = [
+    {"target_modules": ["q_proj", "lm_head"]},
+    {"target_modules": ["embed_tokens"]},
+    {"target_modules": r".*\.(q_proj|embed_tokens)"},
+    {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    {"modules_to_save": ["embed_tokens"]},
+]
+
+
+@pytest.mark.parametrize("options", ONE_END, ids=range(len(ONE_END)))
+def test_an_adapter_on_one_of_two_tied_layers_is_refused(options):
+    with pytest.raises(RecipeError, match="tied layers.*`lora: cpt`"):
+        check_lora(build(tied=True), {"r": 4, **options})
+    check_lora(build(tied=False), {"r": 4, **options})
+    check_lora(build(tied=True), {"r": 4, "preset": "cpt"})
+
+
 # --- every method ----------------------------------------------------------------------------------------------------
 
 FITTING = {

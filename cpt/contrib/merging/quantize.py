@@ -28,6 +28,7 @@ from cpt.checkpoints.model_folder import LARGEST_FILE, weight_files
 from cpt.errors import CheckpointError, CptError, DataError, ResourceError, install_line
 from cpt.evaluation.sets import data_of_recipe, open_evaluation_sets
 from cpt.export.export import copy_model_files, new_folder
+from cpt.export.older_readers import write_older_keys
 from cpt.export.proof import CARD, TEXT, logits_of, proof_text, read_text, reload_and_compare
 from cpt.export.trained import Trained
 from cpt.export.write import ExportOptions, QuantizedTo, export_whole, name_of
@@ -134,6 +135,7 @@ def write_quantised(
     yield describe_layers(model, method)
     expected = logits_of(model, proof.ids)
     model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
+    write_older_keys(folder)
     yield reload_and_compare(folder, proof, expected, dtype, device=device)
     after = bits_per_byte((logits_of(model, window) for window in text.windows), text)
     yield report_cost(before, after, method, max_rise)

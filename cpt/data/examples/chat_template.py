@@ -162,6 +162,12 @@ class ChatTemplate:
         ends = [found.end() for found in self.control.finditer(after)] or [0]
         return Frame(commonprefix(befores).rstrip(" "), after[: ends[-1]], is_prompted)
 
+    @property
+    def turn_end(self) -> str | None:
+        """The control token after the assistant's words, such as `<|im_end|>`; None if there is none."""
+        found = self.control.search(self.frame.after) if self.frame is not None else None
+        return found[0] if found is not None else None
+
     def _framed_turns(self, text: str, number: int) -> list[Span] | None:
         """Spans by the text around them; None without control tokens, or if not found exactly once per message."""
         opens = self.control.search(self.frame.before) if self.frame is not None else None

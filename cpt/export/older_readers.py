@@ -1,0 +1,78 @@
+"""Write configs and tokenizers so that transformers 4.57, and servers built on it, read them like transformers 5."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+# Names of transformers 4, by model type: of `rope_theta` and `partial_rotary_factor`, and of kinds of layers.
+ROTARY_NAMES = {
+    "gpt_neox": ("rotary_emb_base", "rotary_pct"),
+    "gpt_neox_japanese": ("rotary_emb_base", "rotary_pct"),
+}
+LAYER_KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
+WITH_MAMBA = ("granitemoehybrid", "zamba", "zamba2")
+# Of the process that saved the tokenizer, not of the tokenizer.
+LEAKED = ("backend", "is_local", "local_files_only", "_from_auto", "_commit_hash")
+
+
+def write_older_keys(folder: Path) -> None:
+    """Add what transformers 4.57 reads to `config.json` and `tokenizer_config.json`, and remove leaked keys.
+
+    Without `rope_theta` it takes the default of 10,000, without a warning.
+    """
+    rewrite(folder / "config.json", with_older_config_keys)
+    rewrite(folder / "generation_config.json", without_leaked)
+    if (folder / "tokenizer.json").is_file():
+        rewrite(folder / TOKENIZER_CONFIG, with_older_tokenizer_keys)
+
+
+def rewrite(file: Path, change: Any) -> None:
+    if file.is_file():
+        content = change(json.loads(file.read_text(encoding="utf-8")))
+        text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+        file.write_text(text + "\n", encoding="utf-8")
+
+
+def without_leaked(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in LEAKED}
+
+
+def with_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    written = without_leaked(config)
+    model_type = config.get("model_type", "")
+    if model_type == "qwen3_moe":
+        written["num_experts"] = config["num_local_experts"]
+    for name in ("layer_types", "layers_block_type"):
+        if model_type in WITH_MAMBA and config.get(name):
+            written[name] = [LAYER_KINDS.get(kind, kind) for kind in config[name]]
+    rope = config.get("rope_parameters")
+    if not rope:
+        return written
+    theta, partial = ROTARY_NAMES.get(model_type, ("rope_theta", "partial_rotary_factor"))
+    if "full_attention" in rope:  # one set of parameters for each kind of layer
+        if "sliding_attention" in rope:
+            written["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
+        rope = rope["full_attention"]
+    written[theta] = rope.get("rope_theta")
+    if "partial_rotary_factor" in rope:
+        written[partial] = rope["partial_rotary_factor"]
+    apart = ("rope_theta", "partial_rotary_factor")
+    scaling = {name: value for name, value in rope.items() if name not in apart}
+    is_scaled = scaling.get("rope_type", "default") != "default"
+    written["rope_scaling"] = scaling if is_scaled else None
+    return written
+
+
+def with_older_tokenizer_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Name the generic class of both versions, which does what `tokenizer.json` says. In transformers 4, Llama's and
+    Gemma's classes add a BOS, and the generic ones of transformers 5 are unknown."""
+    written = without_leaked(config)
+    if "auto_map" in config:  # it brings its own class
+        return written
+    written["tokenizer_class"] = "PreTrainedTokenizerFast"
+    written.setdefault("model_input_names", ["input_ids", "attention_mask"])
+    if isinstance(written.get("extra_special_tokens"), list):
+        written["additional_special_tokens"] = written.pop("extra_special_tokens")
+    return written
