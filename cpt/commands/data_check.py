@@ -49,6 +49,7 @@ from cpt.data.readers.documents import (
 from cpt.data.readers.shared_lines import TRANSFORM, sample_lines
 from cpt.data.readers.sources import jobs_of, listing_of
 from cpt.data.rows.contamination import find_contamination, is_refused, work_of
+from cpt.data.rows.open_sources import compare_sample
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import ShardWork, texts_of
 from cpt.data.store.tokenization import DocumentEncoder
@@ -102,10 +103,19 @@ def check_command(
         "for documents: a long document continues in the next row",
     )
     plain_encoder = None
-    if loaded is not None and has_examples:
+    if loaded is not None:
         from cpt.tokenizer.load import load_tokenizer  # seconds
 
-        plain_encoder = DocumentEncoder(load_tokenizer(loaded.tokenizer, loaded.model))
+        try:
+            plain_encoder = DocumentEncoder(load_tokenizer(loaded.tokenizer, loaded.model))
+        except CptError as problem:
+            if has_examples:
+                raise
+            console.print(
+                f"Not compared with what the tokenizer gives back: {problem}",
+                style="yellow",
+                markup=False,
+            )
     bad_rows: list[Listed] = []
     mistakes: list[CptError] = []
     for key, one in sources:
@@ -118,9 +128,12 @@ def check_command(
             mistakes.append(problem)
             continue
         bad_rows += report.losses.bad_rows
-        mistakes += report_documents(console, data, one, key, report)
+        unreadable = report_documents(console, data, one, key, report)
+        mistakes += unreadable
         if form_of_source(one) == "document":
             report_shared_lines(console, data, one, key)
+        if plain_encoder is not None and not unreadable:
+            mistakes += report_text_loss(console, data, one, key, plain_encoder)
         if report.examples.counts:
             mistakes += report_examples(console, one, key, report.examples, truncated_share)
     if output is not None:
@@ -261,6 +274,19 @@ def report_shared_lines(console: Console, data: Data, source: DocumentSource, ke
     console.print(f"If they are menus or footers, drop them by `{key}.transforms`:", markup=False)
     transform = {"name": TRANSFORM, "lines": list(found)}
     typer.echo(f"transforms: [{json.dumps(transform, ensure_ascii=False)}]")
+
+
+def report_text_loss(
+    console: Console, data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder
+) -> list[CptError]:
+    """Print what the tokenizer does not give back of a sample; return the error that would stop a run."""
+    try:
+        warnings = compare_sample(data, source, key, encoder)
+    except CptError as problem:
+        return [problem]
+    for warning in warnings:
+        console.print(f"{warning}.", style="yellow", markup=False)
+    return []
 
 
 def report_examples(

@@ -20,6 +20,7 @@ from cpt.data.readers.shared_lines import (
 )
 from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.held_out import check_sizes
+from cpt.data.rows.open_sources import compare_sample
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import print_once
 from cpt.errors import RecipeError, install_line
@@ -96,7 +97,8 @@ def command(
     if general not in (None, NO_REPLAY, SELF) and kind_of(str(general)) == "local":
         files_of(DocumentSource(path=str(general)), "--general")  # DataError without files
     base = read_base(model)
-    facts = read_documents(documents, text_column, DocumentEncoder(base.tokenizer))
+    encoder = DocumentEncoder(base.tokenizer)
+    facts = read_documents(documents, text_column, encoder)
     choices = choose(
         facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift
     )
@@ -124,6 +126,10 @@ def command(
     accounts, warnings = check_sizes(domain, recipe.evaluation, few=FEW)
     for account in accounts:
         print_once(format_account(account))
+    try:
+        warnings += compare_sample(domain, domain.sources[0], "data.sources[0]", encoder)
+    except RecipeError as problem:
+        warnings.append(str(problem).rstrip("."))
     for warning in warnings:
         print_once(f"warning: {warning}.")
     if shared.share_of_text(shared.found()) >= LEAST_OF_TEXT:

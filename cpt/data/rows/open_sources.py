@@ -2,8 +2,12 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from cpt.cache import key_of
 from cpt.data.examples.encoder import encoder_of
@@ -13,12 +17,14 @@ from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import (
     files_of,
     find_function,
+    jobs_of,
     kind_of,
     listing_of,
     read_piece,
     with_absolute_names,
 )
-from cpt.data.store.shards import ShardWork, plan_of
+from cpt.data.store.shards import ShardWork, TextChecks, plan_of
+from cpt.data.store.text_loss import check_text_loss, evenly_spaced, spelled_warnings
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
 from cpt.distributed import is_main_process
@@ -29,6 +35,11 @@ from cpt.recipe.schema import RETAIN_PRESETS, Data, DocumentSource, Evaluation, 
 
 log = logging.getLogger("cpt")
 FILES_OPENED = 20  # per source; other files are checked by name and size only
+SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS = (
+    128,
+    4_000_000,
+)  # per source; of the latter 128,000 are compared
+SMALLEST_PIECE = 16 * 2**10
 
 
 def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
@@ -88,6 +99,61 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
         except CptError as problem:
             complaints.append(str(problem))
     return complaints
+
+
+def compare_sample(
+    data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder
+) -> list[str]:
+    """Warnings of what a tokenizer does not give back of a sample of a local source, and of special tokens in it;
+    RecipeError above `data.max_text_loss`."""
+    if kind_of(source.path) != "local":
+        return []
+    encoder = encoder_of(source, encoder, key)
+    functions = sieve_of(data, source, key).functions()
+    kept = [
+        (text, document)
+        for document in sampled_documents(source, key)
+        for text, reason in sift(document, reported_name(source), *functions)
+        if reason is None and encoder.reason_to_drop(text) is None
+    ]
+    if not kept:
+        return []
+    texts, documents = zip(*kept, strict=True)
+    raw = [text.encode() for text in texts]
+    hashes = np.array([xxh3_64_intdigest(text) for text in raw], np.uint64)
+    checks = TextChecks(encoder, held_out_share=0.0, first_excerpts=SAMPLED_DOCUMENTS)
+    checks.add(texts, raw, hashes, documents)
+    name = f"`{key}.path`: {reported_name(source)}"
+    where = f"a sample of {len(texts):,} texts"
+    return [
+        *spelled_warnings(name, checks.spelled.counts, checks.spelled_at, where),
+        *check_text_loss(name, encoder.name, checks.text_loss, data.max_text_loss),
+    ]
+
+
+def sampled_documents(source: DocumentSource, key: str) -> Iterator[Document]:
+    """About `SAMPLED_DOCUMENTS` documents of a local source, at equal distances in the bytes of its files."""
+    sizes = {file.name: file.size for file in files_of(source, key)}
+    piece_bytes = max(sum(sizes.values()) // SAMPLED_DOCUMENTS, SMALLEST_PIECE)
+    jobs = jobs_of(source, key, piece_bytes)
+    ends = np.cumsum(
+        [sum((piece.stop or sizes[piece.path]) - piece.start for piece in job) for job in jobs]
+    )
+    if not ends[-1]:
+        return
+    places = evenly_spaced(SAMPLED_DOCUMENTS, int(ends[-1]))
+    chosen, counts = np.unique(np.searchsorted(ends, places, side="right"), return_counts=True)
+    for number, count in zip(chosen.tolist(), counts.tolist(), strict=True):
+        rows = chain.from_iterable(read_piece(source, piece, key) for piece in jobs[number])
+        read, characters = list[Document](), 0
+        for row in islice(rows, source.max_documents):
+            if isinstance(row, Document):
+                read.append(row)
+                characters += len(row.text)
+            if characters * SAMPLED_DOCUMENTS >= count * SAMPLED_CHARACTERS:
+                break
+        for place in evenly_spaced(min(count, len(read)), len(read)).tolist():
+            yield read[place]
 
 
 def open_sources(

@@ -229,8 +229,14 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
 class TextChecks:
     """Of the texts of a shard: what the tokenizer loses, and special tokens that are spelled in them."""
 
-    def __init__(self, encoder: DocumentEncoder, held_out_share: float) -> None:
+    def __init__(
+        self,
+        encoder: DocumentEncoder,
+        held_out_share: float,
+        first_excerpts: int = FIRST_EXCERPTS,
+    ) -> None:
         self.encoder, self.held_out_share = encoder, held_out_share
+        self.first_excerpts = first_excerpts
         self.text_loss: TextLoss | None = None
         self.spelled = SpelledTokens(encoder.control_tokens)
         self.spelled_at = ""
@@ -243,7 +249,7 @@ class TextChecks:
         documents: Sequence[Document],
     ) -> None:
         """Compare texts that may be held out whole, and excerpts of the others."""
-        at_least = FIRST_EXCERPTS if self.text_loss is None else 1
+        at_least = self.first_excerpts if self.text_loss is None else 1
         may_be_held_out = hashes <= np.float64(self.held_out_share * 2**64)
         whole = [texts[number] for number in np.flatnonzero(may_be_held_out).tolist()]
         others = [texts[number] for number in np.flatnonzero(~may_be_held_out).tolist()]
