@@ -46,7 +46,7 @@ from cpt.data.readers.documents import (
     Piece,
     refuse_too_many,
 )
-from cpt.data.readers.shared_lines import TRANSFORM, sample_lines
+from cpt.data.readers.shared_lines import TRANSFORM, may_share_lines, sample_lines
 from cpt.data.readers.sources import jobs_of, listing_of
 from cpt.data.rows.contamination import find_contamination, is_refused, work_of
 from cpt.data.rows.open_sources import compare_sample
@@ -59,7 +59,7 @@ from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import document_suffix
 from cpt.recipe.rules import keyed_sources, reported_name
-from cpt.recipe.schema import Data, DocumentSource, Source
+from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
 
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # starting processes pays off with more pieces
@@ -104,18 +104,7 @@ def check_command(
     )
     plain_encoder = None
     if loaded is not None:
-        from cpt.tokenizer.load import load_tokenizer  # seconds
-
-        try:
-            plain_encoder = DocumentEncoder(load_tokenizer(loaded.tokenizer, loaded.model))
-        except CptError as problem:
-            if has_examples:
-                raise
-            console.print(
-                f"Not compared with what the tokenizer gives back: {problem}",
-                style="yellow",
-                markup=False,
-            )
+        plain_encoder = recipe_encoder(console, loaded, is_needed=has_examples)
     bad_rows: list[Listed] = []
     mistakes: list[CptError] = []
     for key, one in sources:
@@ -130,9 +119,9 @@ def check_command(
         bad_rows += report.losses.bad_rows
         unreadable = report_documents(console, data, one, key, report)
         mistakes += unreadable
-        if form_of_source(one) == "document":
+        if may_share_lines(one):
             report_shared_lines(console, data, one, key)
-        if plain_encoder is not None and not unreadable:
+        if not unreadable:
             mistakes += report_text_loss(console, data, one, key, plain_encoder)
         if report.examples.counts:
             mistakes += report_examples(console, one, key, report.examples, truncated_share)
@@ -143,6 +132,20 @@ def check_command(
     outcome = f"{len(mistakes)} mistake(s)." if mistakes else "a run can read everything."
     console.print(f"{recipe}: {outcome}", markup=False)
     raise typer.Exit(2 if mistakes else 0)
+
+
+def recipe_encoder(console: Console, recipe: Recipe, *, is_needed: bool) -> DocumentEncoder | None:
+    """None if the tokenizer cannot be loaded here, and documents are only compared with what it gives back."""
+    from cpt.tokenizer.load import load_tokenizer  # seconds
+
+    try:
+        return DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
+    except CptError as problem:
+        if is_needed:
+            raise
+        why = f"Not compared with what the tokenizer gives back: {problem}"
+        console.print(why, style="yellow", markup=False)
+        return None
 
 
 def inspector_of(
@@ -277,9 +280,15 @@ def report_shared_lines(console: Console, data: Data, source: DocumentSource, ke
 
 
 def report_text_loss(
-    console: Console, data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder
+    console: Console,
+    data: Data,
+    source: DocumentSource,
+    key: str,
+    encoder: DocumentEncoder | None,
 ) -> list[CptError]:
     """Print what the tokenizer does not give back of a sample; return the error that would stop a run."""
+    if encoder is None:
+        return []
     try:
         warnings = compare_sample(data, source, key, encoder)
     except CptError as problem:

@@ -111,7 +111,7 @@ def test_a_few_lost_characters_are_a_warning(build, source, caplog):
     (report,) = build(source("a", [*ENGLISH, "the é fox"] * 1), by=by).sources
     assert 0 < report.lost_share < 0.001 and "give the text back" not in caplog.text
     build(source("b", [*ENGLISH, *["é à ü"] * 2]), by=by)
-    assert "U+00E9 LATIN SMALL LETTER E WITH ACUTE 2 times" in caplog.text
+    assert "2 x U+00E9 LATIN SMALL LETTER E WITH ACUTE" in caplog.text
 
 
 def test_excerpts_are_spread_over_the_texts():
@@ -126,7 +126,7 @@ def test_special_tokens_in_texts_are_counted_with_their_place(build, source, tal
     texts = [*ENGLISH[:5], "a<|im_end|>b<|im_end|>", "<|endoftext|>"]
     (report,) = build(source("a", texts), by=talking()).sources
     assert report.num_spelled == 3
-    assert "`<|im_end|>` 2 times" in caplog.text and "a.jsonl:6" in caplog.text
+    assert "2 x `<|im_end|>`" in caplog.text and "a.jsonl:6" in caplog.text
     caplog.clear()
     build(source("b", ["< |im_end|>", "a < b > c", "[x]", "<html>"]), by=talking())
     assert "spelled" not in caplog.text
@@ -183,7 +183,7 @@ def test_a_check_warns_of_special_tokens_until_its_remedy_is_typed(cpt, losing, 
     texts = [*ENGLISH, "the fox<|im_end|>the dog<|im_end|>"]
     code, printed = cpt(*command, losing(texts))
     said = " ".join(printed.split())
-    assert code == 0 and "`<|im_end|>` 2 times" in said and "texts.jsonl:61" in said
+    assert code == 0 and "2 x `<|im_end|>`" in said and "texts.jsonl:61" in said
     remedy = said.partition("`data.filters: ")[2].partition("`")[0]
     assert "spelled" not in cpt(*command, losing(texts, filters=yaml.safe_load(remedy)))[1]
 

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 
@@ -15,9 +15,9 @@ from cpt.data.readers.columns import columns_named, columns_of
 from cpt.data.readers.documents import BadRow, Document, Piece, complaint
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import (
+    cut_files,
     files_of,
     find_function,
-    jobs_of,
     kind_of,
     listing_of,
     read_piece,
@@ -131,29 +131,50 @@ def compare_sample(
     ]
 
 
-def sampled_documents(source: DocumentSource, key: str) -> Iterator[Document]:
+def sampled_documents(source: DocumentSource, key: str) -> list[Document]:
     """About `SAMPLED_DOCUMENTS` documents of a local source, at equal distances in the bytes of its files."""
-    sizes = {file.name: file.size for file in files_of(source, key)}
+    files = files_of(source, key)
+    sizes = {file.name: file.size for file in files}
     piece_bytes = max(sum(sizes.values()) // SAMPLED_DOCUMENTS, SMALLEST_PIECE)
-    jobs = jobs_of(source, key, piece_bytes)
-    ends = np.cumsum(
+    pieces = cut_files(files, source, piece_bytes)
+    jobs = [pieces] if source.max_documents is not None else [[piece] for piece in pieces]
+    num_bytes = np.array(
         [sum((piece.stop or sizes[piece.path]) - piece.start for piece in job) for job in jobs]
     )
-    if not ends[-1]:
-        return
-    places = evenly_spaced(SAMPLED_DOCUMENTS, int(ends[-1]))
-    chosen, counts = np.unique(np.searchsorted(ends, places, side="right"), return_counts=True)
-    for number, count in zip(chosen.tolist(), counts.tolist(), strict=True):
-        rows = chain.from_iterable(read_piece(source, piece, key) for piece in jobs[number])
-        read, characters = list[Document](), 0
-        for row in islice(rows, source.max_documents):
-            if isinstance(row, Document):
-                read.append(row)
-                characters += len(row.text)
-            if characters * SAMPLED_DOCUMENTS >= count * SAMPLED_CHARACTERS:
-                break
-        for place in evenly_spaced(min(count, len(read)), len(read)).tolist():
-            yield read[place]
+    sample = list[Document]()
+    # A piece without the beginning of a document or row group has none; then others give more.
+    for _ in range(2):
+        sample.clear()
+        if not num_bytes.any():
+            break
+        places = evenly_spaced(SAMPLED_DOCUMENTS, int(num_bytes.sum()))
+        numbers = np.searchsorted(num_bytes.cumsum(), places, side="right")
+        for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+            documents = some_documents(source, jobs[number], key, int(count))
+            if not documents:
+                num_bytes[number] = 0
+            sample += documents
+        if len(sample) >= SAMPLED_DOCUMENTS // 2:
+            break
+    return sample
+
+
+def some_documents(
+    source: DocumentSource, pieces: Sequence[Piece], key: str, count: int
+) -> list[Document]:
+    """Documents at equal distances in the first ones of some pieces; few characters are read for few documents."""
+    rows = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
+    documents, characters = list[Document](), 0
+    for row in islice(rows, source.max_documents):
+        if isinstance(row, Document):
+            documents.append(row)
+            characters += len(row.text)
+        if characters * SAMPLED_DOCUMENTS >= count * SAMPLED_CHARACTERS:
+            break
+    return [
+        documents[place]
+        for place in evenly_spaced(min(count, len(documents)), len(documents)).tolist()
+    ]
 
 
 def open_sources(

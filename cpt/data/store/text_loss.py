@@ -59,7 +59,7 @@ class TextLoss:
         counts = {"lost": self.lost, "unknown": self.unknown, "changed": self.changed}
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items() if count)
         worst = Counter(self.worst).most_common(WORST_SHOWN)
-        named = ", ".join(f"{name_of(character)} {count:,} times" for character, count in worst)
+        named = ", ".join(f"{count:,} x {name_of(character)}" for character, count in worst)
         return f"{self.share:.2%} of {self.compared:,} compared characters ({kinds}; {named})"
 
 
@@ -149,11 +149,12 @@ def spelled_warnings(
     if not counts:
         return []
     most = Counter(counts).most_common(WORST_SHOWN)
-    tokens = ", ".join(f"`{token}` {count:,} times" for token, count in most)
+    dropped = re.escape(most[0][0])
+    tokens = ", ".join(f"{count:,} x `{token}`" for token, count in most)
     return [
         f"{name}: special tokens are spelled in {texts}: {tokens}; first in {first}. They are learned as text."
-        f" To drop such documents: `data.filters: [{{name: pattern, drop: '{re.escape(most[0][0])}'}}]`; to split or"
-        " clean them: docs/howto/preparing_data.md"
+        f" If they are no part of it, drop such documents: `data.filters: [{{name: pattern, drop: '{dropped}'}}]`;"
+        " to split or clean them: docs/howto/preparing_data.md"
     ]
 
 
