@@ -127,7 +127,7 @@ def compare_sample(
     where = f"a sample of {len(texts):,} texts"
     return [
         *spelled_warnings(name, checks.spelled.counts, checks.spelled_at, where),
-        *check_text_loss(name, encoder.name, checks.text_loss, data.max_text_loss),
+        *check_text_loss(name, encoder.name, checks.compare(), data.max_text_loss),
     ]
 
 

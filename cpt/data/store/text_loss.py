@@ -169,23 +169,25 @@ class SpelledTokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         self.counts = Counter[str]()
         groups = groupby(sorted({token for token in tokens if len(token) > 1}), first_of)
-        self.patterns = {
-            first.encode(): re.compile(pattern_of(list(group)).encode()) for first, group in groups
-        }
+        # A byte is found ten times faster than a pattern: the first, and the last that all tokens share.
+        self.patterns = [
+            (
+                first.encode(),
+                commonprefix(tokens).encode()[-1:],
+                re.compile(pattern_of(tokens).encode()),
+            )
+            for first, tokens in ((first, list(group)) for first, group in groups)
+        ]
 
     def count(self, texts: Sequence[bytes]) -> int | None:
         """Count those in some texts; the number of the first text that has one."""
-        found = list[bytes]()
-        for first, pattern in self.patterns.items():  # a character is found ten times faster
-            found += pattern.findall(b"\0".join(text for text in texts if first in text))
-        if not found:
-            return None
-        self.counts.update(token.decode() for token in found)
-        tokens = set(found)
-        for number, text in enumerate(texts):
-            if any(token in text for token in tokens):
-                return number
-        return None
+        numbers = list[int]()
+        for first, shared, pattern in self.patterns:
+            for number, text in enumerate(texts):
+                if first in text and shared in text and (tokens := pattern.findall(text)):
+                    self.counts.update(token.decode() for token in tokens)
+                    numbers.append(number)
+        return min(numbers, default=None)
 
 
 def first_of(token: str) -> str:
