@@ -117,12 +117,11 @@ def check_command(
             mistakes.append(problem)
             continue
         bad_rows += report.losses.bad_rows
-        unreadable = report_documents(console, data, one, key, report)
-        mistakes += unreadable
+        mistakes += report_documents(console, data, one, key, report) or report_text_loss(
+            console, data, one, key, plain_encoder
+        )
         if may_share_lines(one):
             report_shared_lines(console, data, one, key)
-        if not unreadable:
-            mistakes += report_text_loss(console, data, one, key, plain_encoder)
         if report.examples.counts:
             mistakes += report_examples(console, one, key, report.examples, truncated_share)
     if output is not None:

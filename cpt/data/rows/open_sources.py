@@ -7,7 +7,6 @@ from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
-from xxhash import xxh3_64_intdigest
 
 from cpt.cache import key_of
 from cpt.data.examples.encoder import encoder_of
@@ -35,10 +34,8 @@ from cpt.recipe.schema import RETAIN_PRESETS, Data, DocumentSource, Evaluation, 
 
 log = logging.getLogger("cpt")
 FILES_OPENED = 20  # per source; other files are checked by name and size only
-SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS = (
-    128,
-    4_000_000,
-)  # per source; of the latter 128,000 are compared
+SAMPLED_DOCUMENTS = 128  # per source; an excerpt of each is compared
+SAMPLED_CHARACTERS = 4_000_000  # at most, that are read for them
 SMALLEST_PIECE = 16 * 2**10
 
 
@@ -120,7 +117,7 @@ def compare_sample(
         return []
     texts, documents = zip(*kept, strict=True)
     raw = [text.encode() for text in texts]
-    hashes = np.array([xxh3_64_intdigest(text) for text in raw], np.uint64)
+    hashes = np.ones(len(texts), np.uint64)  # above a share of 0: none is held out
     checks = TextChecks(encoder, held_out_share=0.0, first_excerpts=SAMPLED_DOCUMENTS)
     checks.add(texts, raw, hashes, documents)
     name = f"`{key}.path`: {reported_name(source)}"
@@ -137,10 +134,10 @@ def sampled_documents(source: DocumentSource, key: str) -> list[Document]:
     sizes = {file.name: file.size for file in files}
     piece_bytes = max(sum(sizes.values()) // SAMPLED_DOCUMENTS, SMALLEST_PIECE)
     pieces = cut_files(files, source, piece_bytes)
-    jobs = [pieces] if source.max_documents is not None else [[piece] for piece in pieces]
-    num_bytes = np.array(
-        [sum((piece.stop or sizes[piece.path]) - piece.start for piece in job) for job in jobs]
-    )
+    num_bytes = np.array([(piece.stop or sizes[piece.path]) - piece.start for piece in pieces])
+    jobs = [[piece] for piece in pieces]
+    if source.max_documents is not None:  # counted from the first one
+        jobs, num_bytes = [pieces], num_bytes.sum(keepdims=True)
     sample = list[Document]()
     # A piece without the beginning of a document or row group has none; then others give more.
     for _ in range(2):

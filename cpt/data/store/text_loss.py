@@ -169,25 +169,23 @@ class SpelledTokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         self.counts = Counter[str]()
         groups = groupby(sorted({token for token in tokens if len(token) > 1}), first_of)
-        # A byte is found ten times faster than a pattern: the first, and the last that all tokens share.
-        self.patterns = [
-            (
-                first.encode(),
-                commonprefix(tokens).encode()[-1:],
-                re.compile(pattern_of(tokens).encode()),
-            )
-            for first, tokens in ((first, list(group)) for first, group in groups)
-        ]
+        self.patterns = list[tuple[bytes, bytes, re.Pattern[bytes]]]()
+        for first, group in groups:
+            alike = list(group)
+            shared = commonprefix(alike).encode()[-1:]
+            self.patterns.append((first.encode(), shared, re.compile(pattern_of(alike).encode())))
 
     def count(self, texts: Sequence[bytes]) -> int | None:
         """Count those in some texts; the number of the first text that has one."""
         numbers = list[int]()
-        for first, shared, pattern in self.patterns:
-            for number, text in enumerate(texts):
-                if first in text and shared in text and (tokens := pattern.findall(text)):
-                    self.counts.update(token.decode() for token in tokens)
-                    numbers.append(number)
-        return min(numbers, default=None)
+        for number, text in enumerate(texts):
+            for first, shared, pattern in self.patterns:
+                if first in text and shared in text:  # ten times faster than the pattern
+                    tokens = pattern.findall(text)
+                    self.counts.update(map(bytes.decode, tokens))
+                    if tokens:
+                        numbers.append(number)
+        return numbers[0] if numbers else None
 
 
 def first_of(token: str) -> str:
