@@ -46,9 +46,10 @@ from cpt.data.readers.documents import (
     Piece,
     refuse_too_many,
 )
-from cpt.data.readers.shared_lines import TRANSFORM, sample_lines
+from cpt.data.readers.shared_lines import TRANSFORM, may_share_lines, sample_lines
 from cpt.data.readers.sources import jobs_of, listing_of
 from cpt.data.rows.contamination import find_contamination, is_refused, work_of
+from cpt.data.rows.open_sources import compare_sample
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import ShardWork, texts_of
 from cpt.data.store.tokenization import DocumentEncoder
@@ -58,7 +59,7 @@ from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import document_suffix
 from cpt.recipe.rules import keyed_sources, reported_name
-from cpt.recipe.schema import Data, DocumentSource, Source
+from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
 
 PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # starting processes pays off with more pieces
@@ -102,10 +103,8 @@ def check_command(
         "for documents: a long document continues in the next row",
     )
     plain_encoder = None
-    if loaded is not None and has_examples:
-        from cpt.tokenizer.load import load_tokenizer  # seconds
-
-        plain_encoder = DocumentEncoder(load_tokenizer(loaded.tokenizer, loaded.model))
+    if loaded is not None:
+        plain_encoder = recipe_encoder(console, loaded, is_needed=has_examples)
     bad_rows: list[Listed] = []
     mistakes: list[CptError] = []
     for key, one in sources:
@@ -118,8 +117,10 @@ def check_command(
             mistakes.append(problem)
             continue
         bad_rows += report.losses.bad_rows
-        mistakes += report_documents(console, data, one, key, report)
-        if form_of_source(one) == "document":
+        mistakes += report_documents(console, data, one, key, report) or report_text_loss(
+            console, data, one, key, plain_encoder
+        )
+        if may_share_lines(one):
             report_shared_lines(console, data, one, key)
         if report.examples.counts:
             mistakes += report_examples(console, one, key, report.examples, truncated_share)
@@ -130,6 +131,20 @@ def check_command(
     outcome = f"{len(mistakes)} mistake(s)." if mistakes else "a run can read everything."
     console.print(f"{recipe}: {outcome}", markup=False)
     raise typer.Exit(2 if mistakes else 0)
+
+
+def recipe_encoder(console: Console, recipe: Recipe, *, is_needed: bool) -> DocumentEncoder | None:
+    """None if the tokenizer cannot be loaded here, and documents are only compared with what it gives back."""
+    from cpt.tokenizer.load import load_tokenizer  # seconds
+
+    try:
+        return DocumentEncoder(load_tokenizer(recipe.tokenizer, recipe.model))
+    except CptError as problem:
+        if is_needed:
+            raise
+        why = f"Not compared with what the tokenizer gives back: {problem}"
+        console.print(why, style="yellow", markup=False)
+        return None
 
 
 def inspector_of(
@@ -261,6 +276,25 @@ def report_shared_lines(console: Console, data: Data, source: DocumentSource, ke
     console.print(f"If they are menus or footers, drop them by `{key}.transforms`:", markup=False)
     transform = {"name": TRANSFORM, "lines": list(found)}
     typer.echo(f"transforms: [{json.dumps(transform, ensure_ascii=False)}]")
+
+
+def report_text_loss(
+    console: Console,
+    data: Data,
+    source: DocumentSource,
+    key: str,
+    encoder: DocumentEncoder | None,
+) -> list[CptError]:
+    """Print what the tokenizer does not give back of a sample; return the error that would stop a run."""
+    if encoder is None:
+        return []
+    try:
+        warnings = compare_sample(data, source, key, encoder)
+    except CptError as problem:
+        return [problem]
+    for warning in warnings:
+        console.print(f"{warning}.", style="yellow", markup=False)
+    return []
 
 
 def report_examples(

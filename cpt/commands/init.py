@@ -20,6 +20,7 @@ from cpt.data.readers.shared_lines import (
 )
 from cpt.data.readers.sources import files_of, kind_of
 from cpt.data.rows.held_out import check_sizes
+from cpt.data.rows.open_sources import compare_sample
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import print_once
 from cpt.errors import RecipeError, install_line
@@ -42,7 +43,7 @@ from cpt.planning.init_recipe import (
 )
 from cpt.planning.speed import Target, find_target
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import DocumentSource
+from cpt.recipe.schema import DocumentSource, Recipe
 from cpt.recipe.values import in_yaml
 from cpt.runs.record import EXPORT
 
@@ -96,7 +97,8 @@ def command(
     if general not in (None, NO_REPLAY, SELF) and kind_of(str(general)) == "local":
         files_of(DocumentSource(path=str(general)), "--general")  # DataError without files
     base = read_base(model)
-    facts = read_documents(documents, text_column, DocumentEncoder(base.tokenizer))
+    encoder = DocumentEncoder(base.tokenizer)
+    facts = read_documents(documents, text_column, encoder)
     choices = choose(
         facts, base, target, with_replay=general != NO_REPLAY, tokens=tokens, full=full, shift=shift
     )
@@ -118,14 +120,7 @@ def command(
     recipe = load_recipe(output)  # shape and rules; `cpt check` checks the rest
     for name, estimate in estimates.items():
         print_once(f"{name.capitalize()}: {estimate}")
-    domain = recipe.data.model_copy(
-        update={"sources": recipe.data.sources[:1]}
-    )  # without the replay
-    accounts, warnings = check_sizes(domain, recipe.evaluation, few=FEW)
-    for account in accounts:
-        print_once(format_account(account))
-    for warning in warnings:
-        print_once(f"warning: {warning}.")
+    report_domain(recipe, encoder)
     if shared.share_of_text(shared.found()) >= LEAST_OF_TEXT:
         summary = shared.summary(shared.found())
         print_once(f"warning: {summary}. The transform in a comment of {output} drops them.")
@@ -134,6 +129,22 @@ def command(
             f"First let the base write the text to replay: {command_for_replay(base, choices)}"
         )
     print_once(f"Wrote {output}; its comments give the reasons. Next: cpt check {output}")
+
+
+def report_domain(recipe: Recipe, encoder: DocumentEncoder) -> None:
+    """Print the account of the documents, and warnings about their sizes and what the tokenizer does not give back."""
+    domain = recipe.data.model_copy(
+        update={"sources": recipe.data.sources[:1]}
+    )  # without the replay
+    accounts, warnings = check_sizes(domain, recipe.evaluation, few=FEW)
+    for account in accounts:
+        print_once(format_account(account))
+    try:
+        warnings += compare_sample(domain, domain.sources[0], "data.sources[0]", encoder)
+    except RecipeError as problem:  # `cpt check` refuses it
+        warnings.append(str(problem).rstrip("."))
+    for warning in warnings:
+        print_once(f"warning: {warning}.")
 
 
 def command_for_replay(base: BaseModel, choices: RecipeChoices) -> str:

@@ -189,11 +189,14 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
     if path and not (
         is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()
     ):
-        found.unchecked.append(f"`tokenizer.path`: {path} (Hub)")
+        found.unchecked.append(
+            f"`tokenizer.path`: {path} (Hub), and whether it gives the texts back"
+        )
         return
     tokenizer = found.run(load_tokenizer, recipe.tokenizer, recipe.model)
     if tokenizer is None:
         return
+    found.tokenizer = tokenizer
     with suppress(RecipeError):  # from `sections_of`; the check of documents reports it
         for key, source in keyed_sources(*sections_of(recipe)):
             if (

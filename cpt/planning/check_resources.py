@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from cpt.cache import size_of
 from cpt.data.readers.account import Account
@@ -45,6 +45,8 @@ class PreflightReport:
     """Settings outside published ranges."""
     accounts: list[Account] = field(default_factory=list)
     """What is in the sources that are quick to read."""
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """None if it cannot be loaded here."""
     plan: dict[str, Any] | None = None
     """Planned memory and speed on the GPUs of this machine."""
 
@@ -60,7 +62,9 @@ class PreflightReport:
         try:
             return check(*arguments, **options)
         except CptError as problem:
-            (self.blockers if isinstance(problem, ResourceError) else self.mistakes).append(problem)
+            group = self.blockers if isinstance(problem, ResourceError) else self.mistakes
+            if str(problem) not in map(str, group):  # two checks may read the same file
+                group.append(problem)
             return None
 
 

@@ -21,7 +21,8 @@ from cpt.data.readers.shared_lines import shared_line_warnings
 from cpt.data.readers.sources import kind_of
 from cpt.data.rows.contamination import small_sets
 from cpt.data.rows.held_out import check_sizes
-from cpt.data.rows.open_sources import check_sources, unchecked_sources
+from cpt.data.rows.open_sources import check_sources, compare_sample, unchecked_sources
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.distributed import print_once, world_size
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
 from cpt.evaluation.paired import FEW, FEWEST, TOO_FEW
@@ -155,6 +156,7 @@ def found_in(recipe: Recipe) -> PreflightReport:
             found.accounts, warnings = sizes
             found.warnings += warnings
         found.warnings += found.run(shared_line_warnings, sections_of(chosen)[0]) or []
+        compare_texts(chosen, found)
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
         found.unchecked.append(
@@ -163,6 +165,16 @@ def found_in(recipe: Recipe) -> PreflightReport:
     elif unchosen is not None and not found.mistakes:
         found.mistakes.append(unchosen)
     return found
+
+
+def compare_texts(recipe: Recipe, found: PreflightReport) -> None:
+    """Check that the tokenizer, if it could be loaded here, gives a sample of each source back."""
+    if found.tokenizer is None:
+        return
+    encoder = DocumentEncoder(found.tokenizer)
+    data, evaluation = sections_of(recipe)
+    for key, source in keyed_sources(data, evaluation):
+        found.warnings += found.run(compare_sample, data, source, key, encoder) or []
 
 
 def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> PreflightReport:

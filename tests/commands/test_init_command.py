@@ -44,6 +44,15 @@ def run(tmp_path, monkeypatch, base_folder, corpus):
     return init_with
 
 
+def test_init_warns_of_text_that_the_base_does_not_give_back(run, tmp_path, capsys):
+    rows = [{"text": f"A text {number} of the fox<|endoftext|>"} for number in range(120)]
+    (tmp_path / "domain" / "domain.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    run()
+    assert "x `<|endoftext|>`" in capsys.readouterr().out
+
+
 @pytest.mark.heavy
 def test_the_recipe_is_as_approved(run):
     run(gpu="RTX 4090", gpus=4, host_memory=64.0, price_per_gpu_hour=2.0)

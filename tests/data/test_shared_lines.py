@@ -91,3 +91,10 @@ def test_the_warning_has_figures_and_ends_with_the_transform(tmp_path):
     assert "data.sources[0]" in warning and "40 documents" in warning and FOOTER in warning
     remedy = {"name": shared_lines.TRANSFORM, "lines": [FOOTER, MENU]}
     assert not shared_line_warnings(Data(sources=[Source(path=str(file), transforms=[remedy])]))
+
+
+def test_the_system_prompt_of_chats_is_no_menu(rows_file):
+    system = {"role": "system", "content": "You are a helpful translator of short texts."}
+    rows = [{"messages": [system, {"role": "user", "content": prose(n)}]} for n in range(40)]
+    source = rows_file("chats", rows, chat="messages")
+    assert shared_line_warnings(Data(sources=[source])) == []

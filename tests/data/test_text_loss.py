@@ -1,15 +1,21 @@
 """What a tokenizer does not give back is counted, warned about, and refused; so are special tokens in texts."""
 
+import json
 import logging
 
+import pyarrow
 import pytest
+import yaml
+from pyarrow import csv, parquet
+from tiny import write_recipe
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from cpt.data.rows.open_sources import sampled_documents
 from cpt.data.store.text_loss import TextLoss, excerpts
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
-from cpt.recipe.schema import Evaluation
+from cpt.recipe.schema import Evaluation, Source
 
 ENGLISH = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(60)]
 RUSSIAN = [f"съешь ещё этих мягких булок {number}" for number in range(60)]
@@ -105,7 +111,7 @@ def test_a_few_lost_characters_are_a_warning(build, source, caplog):
     (report,) = build(source("a", [*ENGLISH, "the é fox"] * 1), by=by).sources
     assert 0 < report.lost_share < 0.001 and "give the text back" not in caplog.text
     build(source("b", [*ENGLISH, *["é à ü"] * 2]), by=by)
-    assert "U+00E9 LATIN SMALL LETTER E WITH ACUTE 2 times" in caplog.text
+    assert "2 x U+00E9 LATIN SMALL LETTER E WITH ACUTE" in caplog.text
 
 
 def test_excerpts_are_spread_over_the_texts():
@@ -120,7 +126,7 @@ def test_special_tokens_in_texts_are_counted_with_their_place(build, source, tal
     texts = [*ENGLISH[:5], "a<|im_end|>b<|im_end|>", "<|endoftext|>"]
     (report,) = build(source("a", texts), by=talking()).sources
     assert report.num_spelled == 3
-    assert "`<|im_end|>` 2 times" in caplog.text and "a.jsonl:6" in caplog.text
+    assert "2 x `<|im_end|>`" in caplog.text and "a.jsonl:6" in caplog.text
     caplog.clear()
     build(source("b", ["< |im_end|>", "a < b > c", "[x]", "<html>"]), by=talking())
     assert "spelled" not in caplog.text
@@ -143,3 +149,75 @@ def test_added_tokens_that_are_no_special_ones_are_no_finding(build, source, tal
     caplog.set_level(logging.WARNING, "cpt")
     build(source("a", ENGLISH), by=tokenizer)
     assert "spelled" not in caplog.text
+
+
+@pytest.fixture
+def losing(tiny_recipe, tmp_path):
+    """`losing(texts)`: a recipe whose tokenizer knows only English letters."""
+
+    def write(texts, **data):
+        by = of_letters("".join([*ENGLISH, "<|im_end|>"]))
+        by.add_special_tokens({"additional_special_tokens": ["<|im_end|>"]})
+        by.save_pretrained(tmp_path / "letters")
+        tiny_recipe["tokenizer"] = {"path": str(tmp_path / "letters")}
+        path = tmp_path / "texts.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        tiny_recipe["data"] |= {"sources": [{"path": str(path)}], **data}
+        return write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+
+    return write
+
+
+@pytest.mark.parametrize("command", [("check",), ("data", "check")])
+def test_a_check_refuses_a_tokenizer_that_loses_the_text(cpt, losing, command):
+    code, printed = cpt(*command, losing([*ENGLISH, *RUSSIAN]))
+    said = " ".join(printed.split())
+    assert code == 2 and "RecipeError" in said and "U+0435 CYRILLIC SMALL LETTER IE" in said
+    accepted = said.partition("max_text_loss: ")[2].partition("`")[0]
+    code, said = cpt(*command, losing([*ENGLISH, *RUSSIAN], max_text_loss=float(accepted)))
+    assert code == 0 and "does not give the text back" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", [("check",), ("data", "check")])
+def test_a_check_warns_of_special_tokens_until_its_remedy_is_typed(cpt, losing, command):
+    texts = [*ENGLISH, "the fox<|im_end|>the dog<|im_end|>"]
+    code, printed = cpt(*command, losing(texts))
+    said = " ".join(printed.split())
+    assert code == 0 and "2 x `<|im_end|>`" in said and "texts.jsonl:61" in said
+    remedy = said.partition("`data.filters: ")[2].partition("`")[0]
+    assert "spelled" not in cpt(*command, losing(texts, filters=yaml.safe_load(remedy)))[1]
+
+
+def test_a_check_without_the_tokenizer_says_what_it_did_not_compare(cpt, losing, tmp_path):
+    recipe = losing(RUSSIAN)
+    elsewhere = "tokenizer.path=somebody/model"
+    code, said = cpt("check", recipe, elsewhere)
+    assert code == 3 and "whether it gives the texts back" in " ".join(said.split())
+    code, said = cpt("data", "check", recipe, elsewhere)
+    assert code == 0 and "not compared" in said.lower()
+
+
+def write_table(table: pyarrow.Table, path) -> None:
+    if path.suffix == ".csv":
+        csv.write_csv(table, path)
+    elif path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=100)
+    else:
+        texts = table["text"].to_pylist()
+        rows = texts if path.suffix == ".txt" else [json.dumps({"text": text}) for text in texts]
+        path.write_text("".join(f"{row}\n" for row in rows))
+
+
+@pytest.mark.parametrize("suffix", ["txt", "jsonl", "csv", "parquet"])
+def test_the_sample_is_spread_over_the_files_and_their_bytes(tmp_path, suffix):
+    for number, count in enumerate((10, 1000, 3000)):
+        frame = pyarrow.table({"text": [f"{number} of {place}" for place in range(count)]})
+        write_table(frame, tmp_path / f"{number}.{suffix}")
+    lines = {"text_documents": "line"} if suffix == "txt" else {}
+    source = Source(path=str(tmp_path), **lines)
+    sample = [document.text for document in sampled_documents(source, "data.sources[0]")]
+    assert 100 <= len(sample) <= 160 and len(set(sample)) == len(sample)
+    quarters = {int(text.split()[2]) // 750 for text in sample if text[0] == "2"}
+    assert quarters == {0, 1, 2, 3} and {text[0] for text in sample} >= {"1", "2"}
+    few = source.model_copy(update={"max_documents": 20})
+    assert {document.text[0] for document in sampled_documents(few, "key")} == {"0", "1"}

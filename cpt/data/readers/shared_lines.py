@@ -95,7 +95,7 @@ def shared_line_warnings(data: Data) -> list[str]:
     warnings = []
     for number, source in enumerate(data.sources):
         key = f"data.sources[{number}]"
-        if kind_of(source.path) != "local" or form_of_source(source) != "document":
+        if kind_of(source.path) != "local" or not may_share_lines(source):
             continue
         shared = sample_lines(data, source, key)
         found = shared.found()
@@ -105,6 +105,11 @@ def shared_line_warnings(data: Data) -> list[str]:
                 " transform that drops them"
             )
     return warnings
+
+
+def may_share_lines(source: DocumentSource) -> bool:
+    """False for examples and chats, which share roles and system prompts on purpose."""
+    return form_of_source(source) == "document" and source.chat is None
 
 
 def units_of(text: str) -> Iterator[str]:

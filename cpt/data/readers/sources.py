@@ -99,8 +99,12 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
     if not listing.files:
         return [Piece(source.path)]
     log_listing(source, listing)
+    return cut_files(listing.files, source, piece_bytes)
+
+
+def cut_files(files: Sequence[File], source: DocumentSource, piece_bytes: int) -> list[Piece]:
     pieces: list[Piece] = []
-    for file in listing.files:
+    for file in files:
         is_cut = file.size > piece_bytes and can_be_cut(file.name, source)
         starts = range(0, file.size, piece_bytes) if is_cut else range(1)
         pieces += [Piece(file.name, start, stop) for start, stop in zip_longest(starts, starts[1:])]

@@ -46,7 +46,7 @@ from cpt.data.rows.selection import (
 )
 from cpt.data.rows.stretches import EndedStretch, Position
 from cpt.data.store.shards import shuffled
-from cpt.data.store.text_loss import UNRESTORED_SHARE, check_text_loss, total_loss, warn_of_spelled
+from cpt.data.store.text_loss import UNRESTORED_SHARE, check_text_loss, spelled_warnings, total_loss
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
@@ -661,14 +661,20 @@ def check_texts(wanted: Sequence[Wanted], most: float) -> dict[str, dict[str, An
         name = reported_name(source.work.source)
         described = [source.shard(number).description for number in shards]
         spelled = sum((Counter(one.spelled) for one in described), Counter[str]())
-        if is_main_process():
-            first = next((one.spelled_at for one in described if one.spelled_at), "")
-            warn_of_spelled(name, spelled, first)
+        first = next((one.spelled_at for one in described if one.spelled_at), "")
+        log_once(spelled_warnings(name, spelled, first))
         text_loss = total_loss(one.text_loss for one in described)
-        check_text_loss(name, source.work.encoder.name, text_loss, most)
+        log_once(check_text_loss(name, source.work.encoder.name, text_loss, most))
         lost_share = None if text_loss is None else text_loss.share
         found[name] = {"lost_share": lost_share, "num_spelled": spelled.total()}
     return found
+
+
+def log_once(warnings: Sequence[str]) -> None:
+    """Log warnings in the main process only."""
+    if is_main_process():
+        for warning in warnings:
+            log.warning(f"{warning}.")
 
 
 def unrestored(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -2,8 +2,11 @@
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
+
+import numpy as np
 
 from cpt.cache import key_of
 from cpt.data.examples.encoder import encoder_of
@@ -11,6 +14,7 @@ from cpt.data.readers.columns import columns_named, columns_of
 from cpt.data.readers.documents import BadRow, Document, Piece, complaint
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import (
+    cut_files,
     files_of,
     find_function,
     kind_of,
@@ -19,7 +23,8 @@ from cpt.data.readers.sources import (
     with_absolute_names,
 )
 from cpt.data.store.file_states import stored_files
-from cpt.data.store.shards import ShardWork, plan_of
+from cpt.data.store.shards import ShardWork, TextChecks, plan_of
+from cpt.data.store.text_loss import check_text_loss, evenly_spaced, spelled_warnings
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, reading_content
 from cpt.distributed import is_main_process
@@ -30,6 +35,9 @@ from cpt.recipe.schema import RETAIN_PRESETS, Data, DocumentSource, Evaluation, 
 
 log = logging.getLogger("cpt")
 FILES_OPENED = 20  # per source; other files are checked by name and size only
+SAMPLED_DOCUMENTS = 128  # per source; an excerpt of each is compared
+SAMPLED_CHARACTERS = 4_000_000  # at most, that are read for them
+SMALLEST_PIECE = 16 * 2**10
 
 
 def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
@@ -89,6 +97,82 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
         except CptError as problem:
             complaints.append(str(problem))
     return complaints
+
+
+def compare_sample(
+    data: Data, source: DocumentSource, key: str, encoder: DocumentEncoder
+) -> list[str]:
+    """Warnings of what a tokenizer does not give back of a sample of a local source, and of special tokens in it;
+    RecipeError above `data.max_text_loss`."""
+    if kind_of(source.path) != "local":
+        return []
+    encoder = encoder_of(source, encoder, key)
+    functions = sieve_of(data, source, key).functions()
+    kept = [
+        (text, document)
+        for document in sampled_documents(source, key)
+        for text, reason in sift(document, reported_name(source), *functions)
+        if reason is None and encoder.reason_to_drop(text) is None
+    ]
+    if not kept:
+        return []
+    texts, documents = zip(*kept, strict=True)
+    raw = [text.encode() for text in texts]
+    hashes = np.ones(len(texts), np.uint64)  # above a share of 0: none is held out
+    checks = TextChecks(encoder, held_out_share=0.0, first_excerpts=SAMPLED_DOCUMENTS)
+    checks.add(texts, raw, hashes, documents)
+    name = f"`{key}.path`: {reported_name(source)}"
+    where = f"a sample of {len(texts):,} texts"
+    return [
+        *spelled_warnings(name, checks.spelled.counts, checks.spelled_at, where),
+        *check_text_loss(name, encoder.name, checks.compare(), data.max_text_loss),
+    ]
+
+
+def sampled_documents(source: DocumentSource, key: str) -> list[Document]:
+    """About `SAMPLED_DOCUMENTS` documents of a local source, at equal distances in the bytes of its files."""
+    files = files_of(source, key)
+    sizes = {file.name: file.size for file in files}
+    piece_bytes = max(sum(sizes.values()) // SAMPLED_DOCUMENTS, SMALLEST_PIECE)
+    pieces = cut_files(files, source, piece_bytes)
+    num_bytes = np.array([(piece.stop or sizes[piece.path]) - piece.start for piece in pieces])
+    jobs = [[piece] for piece in pieces]
+    if source.max_documents is not None:  # counted from the first one
+        jobs, num_bytes = [pieces], num_bytes.sum(keepdims=True)
+    sample = list[Document]()
+    # A piece without the beginning of a document or row group has none; then others give more.
+    for _ in range(2):
+        sample.clear()
+        if not num_bytes.any():
+            break
+        places = evenly_spaced(SAMPLED_DOCUMENTS, int(num_bytes.sum()))
+        numbers = np.searchsorted(num_bytes.cumsum(), places, side="right")
+        for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+            documents = some_documents(source, jobs[number], key, int(count))
+            if not documents:
+                num_bytes[number] = 0
+            sample += documents
+        if len(sample) >= SAMPLED_DOCUMENTS // 2:
+            break
+    return sample
+
+
+def some_documents(
+    source: DocumentSource, pieces: Sequence[Piece], key: str, count: int
+) -> list[Document]:
+    """Documents at equal distances in the first ones of some pieces; few characters are read for few documents."""
+    rows = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
+    documents, characters = list[Document](), 0
+    for row in islice(rows, source.max_documents):
+        if isinstance(row, Document):
+            documents.append(row)
+            characters += len(row.text)
+        if characters * SAMPLED_DOCUMENTS >= count * SAMPLED_CHARACTERS:
+            break
+    return [
+        documents[place]
+        for place in evenly_spaced(min(count, len(documents)), len(documents)).tolist()
+    ]
 
 
 def open_sources(
