@@ -46,6 +46,7 @@ from cpt.data.readers.documents import (
     Piece,
     refuse_too_many,
 )
+from cpt.data.readers.listing import Listing
 from cpt.data.readers.shared_lines import TRANSFORM, sample_lines
 from cpt.data.readers.sources import jobs_of, listing_of
 from cpt.data.rows.contamination import find_contamination, is_refused, work_of
@@ -120,7 +121,7 @@ def check_command(
         bad_rows += report.losses.bad_rows
         mistakes += report_documents(console, data, one, key, report)
         if form_of_source(one) == "document":
-            report_shared_lines(console, data, one, key)
+            report_shared_lines(console, data, one, key, report.listing)
         if report.examples.counts:
             mistakes += report_examples(console, one, key, report.examples, truncated_share)
     if output is not None:
@@ -149,6 +150,7 @@ def inspector_of(
 class SourceInspection:
     """Counts of a source, or of a part of it."""
 
+    listing: Listing = field(default_factory=Listing)
     kept: int = 0  # documents
     kept_bytes: int = 0
     losses: Losses = field(default_factory=lambda: Losses(counts_lost_files=True))
@@ -165,10 +167,10 @@ def read_source(work: ShardWork, inspector: Inspector | None = None) -> SourceIn
     """Read a source once, in several processes if it is large. Bad rows are counted, whatever `data.on_bad_row` is."""
     work = replace(work, on_bad_row="skip")
     piece_bytes = PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES
-    jobs = jobs_of(work.source, work.key, piece_bytes)
+    whole = SourceInspection(listing_of(work.source, work.key))
+    jobs = jobs_of(work.source, work.key, piece_bytes, whole.listing)
     workers = num_workers() if len(jobs) > PIECES_ALONE else 0
     imports = () if inspector is None else WORKERS_IMPORT
-    whole = SourceInspection()
     for part in map_in_order(lambda: partial(read_part, work, inspector), jobs, workers, imports):
         whole.add(part)
     if inspector is not None and inspector.are_repeats_wrong:
@@ -217,7 +219,7 @@ def report_documents(
     """Print the account and the first bad rows; return the errors that would stop a run."""
     losses, bad_rows = report.losses, report.losses.bad_rows
     account = losses.account(
-        reported_name(source), report.kept, report.kept_bytes, listing_of(source, key)
+        reported_name(source), report.kept, report.kept_bytes, report.listing
     )
     console.print(format_account(account), markup=False, highlight=False)
     if unused := separator_warning(source, account):
@@ -249,9 +251,11 @@ def report_documents(
     return []
 
 
-def report_shared_lines(console: Console, data: Data, source: DocumentSource, key: str) -> None:
+def report_shared_lines(
+    console: Console, data: Data, source: DocumentSource, key: str, listing: Listing
+) -> None:
     """Print the lines that most documents share, and the transform that drops them."""
-    shared = sample_lines(data, source, key)
+    shared = sample_lines(data, source, key, listing)
     found = shared.found()
     if not found:
         return

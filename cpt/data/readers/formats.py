@@ -90,17 +90,37 @@ def refuse_long(raw: bytes) -> None:
 
 def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """Read the documents of a text file byte by byte; lines lose only their line end."""
+    if source.text_documents == "file":
+        yield whole_text(piece.path, read_whole(piece.path))
+        return
     for origin, number, byte, raw in raw_texts(piece, source.text_documents):
         try:
             refuse_long(raw)
             yield Document(decode(raw), origin, number)
         except BadValue as bad:
-            is_file = origin.unit == "document" and bad.reason == "too long"
-            yield replace(bad.at(origin, number, byte), loses_file=is_file, num_bytes=len(raw))
+            yield replace(bad.at(origin, number, byte), num_bytes=len(raw))
+
+
+def read_whole(path: str) -> bytes:
+    """The content of a file; of one that is too long for a document, enough to see that."""
+    with open_file(path) as file:
+        raw = file.read(BUFFER)  # of a size that costs small files nothing
+        return raw if len(raw) < BUFFER else raw + file.read(LONGEST_LINE + 1 - BUFFER)
+
+
+def whole_text(path: str, raw: bytes) -> Document | BadRow:
+    """The one document of a text file with this content."""
+    origin = Origin(path, "document")
+    try:
+        refuse_long(shortened(raw, len(raw)))
+        return Document(decode(raw.removeprefix(BOM)), origin, 1)
+    except BadValue as bad:
+        is_lost = bad.reason == "too long"
+        return replace(bad.at(origin, 1, 0), loses_file=is_lost, num_bytes=len(raw))
 
 
 def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes]]:
-    """Yield origin, number, first byte and content of each text; `unit` is `line`, `file`, or the separator."""
+    """Yield origin, number, first byte and content of each text; `unit` is `line` or the separator."""
     if unit == "line":
         origin, lines = lines_of(piece)
         for number, byte, line in lines:
@@ -108,10 +128,6 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
                 yield origin, number, byte, line if line is TOO_LONG else line.rstrip(b"\r\n")
         return
     with open_file(piece.path) as file:
-        if unit == "file":
-            raw = file.read(LONGEST_LINE + 1)
-            yield Origin(piece.path, "document"), 1, 0, shortened(raw.removeprefix(BOM), len(raw))
-            return
         origin = Origin(piece.path, "item")
         separator = unit.encode()
         if b"\r\n" in file.peek(BUFFER) and b"\r" not in separator:  # type: ignore[attr-defined]

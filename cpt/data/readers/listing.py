@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from posixpath import basename, dirname, splitext
 from typing import Any
 
@@ -15,10 +16,11 @@ from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, format_of
 
 DICT, STATE = "dataset_dict.json", "state.json"  # written by `save_to_disk`
 OF_DATASETS = {DICT, STATE, "dataset_info.json", "dataset_infos.json"}
+CARD = "README.md"
 ABOUT_FILES = "README or LICENSE"
 CACHE = re.compile(r"cache-.*\.arrow|tmp[0-9a-z_]{8}")  # written by `map` and `filter`
 ABOUT = re.compile(
-    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|code_of_conduct)[^/.]*",
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|code_of_conduct)[^.]*(\.[^.]*)?",
     re.IGNORECASE,
 )
 # One of these keys in the front matter of README.md makes it the card of a dataset.
@@ -60,15 +62,19 @@ class Listing:
     passed_over: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Reason -> (files, bytes), the largest number of files first."""
 
+    @cached_property
+    def formats(self) -> Counter[str]:
+        return Counter(format_of(file.name) for file in self.files)
+
     @property
     def is_mixed(self) -> bool:
         """True for files of several formats; txt and md are one."""
-        formats = {format_of(file.name) for file in self.files}
-        return len(formats) > 1 and not formats <= TEXT_FILES
+        return len(self.formats) > 1 and not self.formats.keys() <= TEXT_FILES
 
     def __str__(self) -> str:
-        formats = Counter(format_of(file.name).removeprefix(".") for file in self.files)
-        read = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())
+        read = ", ".join(
+            f"{count:,} {suffix.removeprefix('.')}" for suffix, count in self.formats.most_common()
+        )
         lost = ", ".join(
             f"{files:,} {reason} ({num_bytes:,} bytes)"
             for reason, (files, num_bytes) in self.passed_over.items()
@@ -105,6 +111,11 @@ class Folder:
         first, end = bisect_left(self.names, folder), bisect_left(self.names, folder[:-1] + "0")
         return self.names[first:end]  # "0" follows "/"
 
+    def called(self, name: str) -> list[str]:
+        """The files of this name in all folders."""
+        below = f"/{name}"
+        return [path for path in self.names if path == name or path.endswith(below)]
+
     def leave_out(self, names: Iterable[str], reason: str) -> None:
         for name in names:
             self.reasons.setdefault(name, reason)
@@ -129,8 +140,8 @@ def reasons_to_pass_over(folder: Folder, is_download: bool = False) -> dict[str,
         reason = why_not_data(name)
         if reason and reason != ABOUT_FILES:  # those may be the text
             folder.leave_out([name], reason)
-    roots = {dirname(name): card for name in folder.names if (card := card_of(folder, name))}
-    roots |= {dirname(name): {} for name in folder.names if basename(name) == "dataset_infos.json"}
+    roots = {dirname(name): card for name in folder.called(CARD) if (card := card_of(folder, name))}
+    roots |= {dirname(name): {} for name in folder.called("dataset_infos.json")}
     if is_download:
         roots.setdefault("", {})
     for root in sorted(roots, key=lambda root: (root.count("/"), root)):
@@ -152,7 +163,7 @@ def reasons_to_pass_over(folder: Folder, is_download: bool = False) -> dict[str,
 def saved_datasets(folder: Folder) -> list[str]:
     """Leave out all but the files of the split in folders that `save_to_disk` wrote; return these folders."""
     claimed = []
-    for name in [name for name in folder.names if basename(name) == DICT]:
+    for name in folder.called(DICT):
         prefix = name.removesuffix(DICT)
         splits = values_of(folder, name, "splits")
         if not splits:
@@ -166,7 +177,7 @@ def saved_datasets(folder: Folder) -> list[str]:
                 folder.leave_out(folder.below(f"{prefix}{split}/"), f"of split `{split}`")
         chosen = set(folder.below(f"{prefix}{folder.split}/"))
         leave_out_others(folder, set(folder.below(prefix)) - chosen, DICT)
-    for name in [name for name in folder.names if basename(name) == STATE]:
+    for name in folder.called(STATE):
         prefix = name.removesuffix(STATE)
         stored = [prefix + str(file["filename"]) for file in values_of(folder, name, "_data_files")]
         if not stored or folder.reasons.get(name):
@@ -188,9 +199,10 @@ def leave_out_others(folder: Folder, names: Iterable[str], described_in: str) ->
 
 def why_not_data(name: str) -> str:
     """Why a file of a dataset has no documents, by its name; empty if it may have some."""
-    if CACHE.fullmatch(basename(name)):
+    base = basename(name)
+    if CACHE.fullmatch(base):
         return "caches of `datasets`"
-    if basename(name) in OF_DATASETS:
+    if base in OF_DATASETS:
         return "metadata of `datasets`"
     return ABOUT_FILES if is_about(name) else ""
 
@@ -204,8 +216,8 @@ def values_of(folder: Folder, name: str, key: str) -> list[Any]:
 
 
 def card_of(folder: Folder, name: str) -> dict[str, Any] | None:
-    """The front matter of a dataset's card; None for another file."""
-    if basename(name) != "README.md" or folder.reasons.get(name):
+    """The front matter of a dataset's card; None for another README."""
+    if folder.reasons.get(name):
         return None
     text = folder.read(name).decode(errors="replace").removeprefix("\ufeff")
     found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
@@ -252,7 +264,7 @@ def config_of(folder: Folder, prefix: str, card: Mapping[str, Any]) -> Mapping[s
     defaults = [config for config in configs.values() if config.get("default")]
     if len(configs) > 1 and "default" not in configs and not defaults:
         raise DataError(
-            f"{folder.path}: {prefix}README.md has the subsets {', '.join(configs)}. Set `{folder.key}.subset`."
+            f"{folder.path}: {prefix}{CARD} has the subsets {', '.join(configs)}. Set `{folder.key}.subset`."
         )
     if defaults:
         return defaults[0]
@@ -314,9 +326,7 @@ def of_most_common_format(names: Sequence[str]) -> list[str]:
 
 
 def is_about(name: str) -> bool:
-    return (
-        format_of(name) in TEXT_FILES and ABOUT.fullmatch(splitext(basename(name))[0]) is not None
-    )
+    return ABOUT.fullmatch(basename(name)) is not None and format_of(name) in TEXT_FILES
 
 
 def choose_by_names(folder: Folder, claimed: Sequence[str]) -> None:

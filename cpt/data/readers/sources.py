@@ -39,6 +39,8 @@ from cpt.data.readers.formats import (
     read_json_lines,
     read_parquet,
     read_text,
+    read_whole,
+    whole_text,
 )
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
 from cpt.data.readers.listing import Folder, Listing, count_passed_over, reasons_to_pass_over
@@ -91,28 +93,42 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
     yield from islice(documents_of(items, key), source.max_documents)
 
 
-def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
+def pieces_of(
+    source: DocumentSource,
+    key: str,
+    piece_bytes: int = PIECE_BYTES,
+    listing: Listing | None = None,
+) -> list[Piece]:
     """The pieces of a source, in the order of its documents. They depend only on the names and sizes of the files; no
-    file is opened. A user's function, and a Hub dataset that only `datasets` can read, are one piece."""
-    listing = listing_of(source, key)
+    file is opened. A user's function, and a Hub dataset that only `datasets` can read, are one piece.
+
+    Args:
+        listing: the source's files, if they were listed before.
+    """
+    if listing is None:
+        listing = listing_of(source, key)
     if not listing.files:
         return [Piece(source.path)]
     log_listing(source, listing)
     pieces: list[Piece] = []
     for file in listing.files:
-        is_cut = file.size > piece_bytes and can_be_cut(file.name, source)
-        starts = range(0, file.size, piece_bytes) if is_cut else range(1)
+        if file.size <= piece_bytes or not can_be_cut(file.name, source):
+            pieces.append(Piece(file.name))
+            continue
+        starts = range(0, file.size, piece_bytes)
         pieces += [Piece(file.name, start, stop) for start, stop in zip_longest(starts, starts[1:])]
     return pieces
 
 
-def jobs_of(source: DocumentSource, key: str, piece_bytes: int) -> list[list[Piece]]:
+def jobs_of(
+    source: DocumentSource, key: str, piece_bytes: int, listing: Listing
+) -> list[list[Piece]]:
     """The pieces that each job of a process reads; those of small files share one. A limit counts over all pieces in
     order: then there is one job."""
-    pieces = pieces_of(source, key, piece_bytes)
+    pieces = pieces_of(source, key, piece_bytes, listing)
     if source.max_documents is not None:
         return [pieces]
-    sizes = {file.name: file.size for file in files_of(source, key)}
+    sizes = {file.name: file.size for file in listing.files}
     jobs: list[list[Piece]] = []
     room = 0
     for piece in pieces:
@@ -136,29 +152,37 @@ def can_be_cut(path: str, source: DocumentSource) -> bool:
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
     """The documents of a piece and its bad rows, in order; the reader counts them if there are `max_documents`."""
-    kind, is_first_enough = (
-        kind_of(source.path),
-        source.streaming or source.max_documents is not None,
-    )
-    if kind == "function":
-        return read_function(source, key)
-    if kind == "hub" and piece.path == source.path:
-        return read_hub(source, key, hub_files(source, key).commit)
-    if kind == "hub" and not is_first_enough:  # downloaded whole into the Hub's cache
+    if piece.path == source.path:
+        kind = kind_of(source.path)
+        if kind == "function":
+            return read_function(source, key)
+        if kind == "hub":
+            return read_hub(source, key, hub_files(source, key).commit)
+    is_first_enough = source.streaming or source.max_documents is not None
+    is_of_hub = is_url(piece.path) and not is_url(source.path)
+    if is_of_hub and not is_first_enough:  # downloaded whole into the Hub's cache
         piece = replace(piece, path=fetch(piece.path, key))
     return read_file_piece(source, piece, key)
 
 
 def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    if format_of(piece.path) in TEXT_FILES:
-        refuse_texts(source, format_of(piece.path), key)
+    suffix = format_of(piece.path)
+    is_text = suffix in TEXT_FILES
+    if is_text:
+        refuse_texts(source, suffix, key)
     whole = Origin(piece.path, "document")
+    content = None
     try:
-        disguise = disguise_of(piece.path) if not piece.start else None
+        if is_text and source.text_documents == "file" and compression_of(piece.path) is None:
+            content = read_whole(piece.path)  # of small files there may be millions: open each once
+        disguise = disguise_of(piece.path, content) if not piece.start else None
         if disguise is not None:
             yield BadRow(*disguise, whole, 1, loses_file=True)
             return
-        items = READERS[format_of(piece.path)](piece, source)
+        if content is not None:
+            yield whole_text(piece.path, content)
+            return
+        items = READERS[suffix](piece, source)
         if (first := next(items, None)) is not None:
             yield first
             yield from items
@@ -289,7 +313,9 @@ def list_folder(path: Path, source: DocumentSource, key: str) -> Listing:
     )
     is_download = (path / ".cache/huggingface").is_dir() or IN_HUB_CACHE.search(f"{path}/x")
     reasons = reasons_to_pass_over(folder, is_download=is_download is not None)
-    numbers = {inode(found[name]) for name in found.keys() - reasons.keys() - links}
+    numbers = set[tuple[int, int]]()
+    if links:
+        numbers = {inode(found[name]) for name in found.keys() - reasons.keys() - links}
     for name in sorted(links - reasons.keys()):  # one of several names of a file is enough
         if inode(found[name]) in numbers:
             reasons[name] = "links to a file that is read"
