@@ -46,9 +46,8 @@ from cpt.data.readers.documents import (
     Piece,
     refuse_too_many,
 )
-from cpt.data.readers.listing import Listing
 from cpt.data.readers.shared_lines import TRANSFORM, sample_lines
-from cpt.data.readers.sources import jobs_of, listing_of
+from cpt.data.readers.sources import jobs_of, listing_of, listing_once
 from cpt.data.rows.contamination import find_contamination, is_refused, work_of
 from cpt.data.store.parallel import map_in_order, num_workers
 from cpt.data.store.shards import ShardWork, texts_of
@@ -68,6 +67,7 @@ SHARED_SHOWN = 10
 TRUNCATED_SHARE = 0.05
 
 
+@listing_once()
 def check_command(
     recipe: Annotated[
         Path, typer.Argument(metavar="RECIPE", help="A recipe, or a folder or file of documents.")
@@ -121,7 +121,7 @@ def check_command(
         bad_rows += report.losses.bad_rows
         mistakes += report_documents(console, data, one, key, report)
         if form_of_source(one) == "document":
-            report_shared_lines(console, data, one, key, report.listing)
+            report_shared_lines(console, data, one, key)
         if report.examples.counts:
             mistakes += report_examples(console, one, key, report.examples, truncated_share)
     if output is not None:
@@ -150,7 +150,6 @@ def inspector_of(
 class SourceInspection:
     """Counts of a source, or of a part of it."""
 
-    listing: Listing = field(default_factory=Listing)
     kept: int = 0  # documents
     kept_bytes: int = 0
     losses: Losses = field(default_factory=lambda: Losses(counts_lost_files=True))
@@ -167,10 +166,10 @@ def read_source(work: ShardWork, inspector: Inspector | None = None) -> SourceIn
     """Read a source once, in several processes if it is large. Bad rows are counted, whatever `data.on_bad_row` is."""
     work = replace(work, on_bad_row="skip")
     piece_bytes = PIECE_BYTES if inspector is None else EXAMPLE_PIECE_BYTES
-    whole = SourceInspection(listing_of(work.source, work.key))
-    jobs = jobs_of(work.source, work.key, piece_bytes, whole.listing)
+    jobs = jobs_of(work.source, work.key, piece_bytes)
     workers = num_workers() if len(jobs) > PIECES_ALONE else 0
     imports = () if inspector is None else WORKERS_IMPORT
+    whole = SourceInspection()
     for part in map_in_order(lambda: partial(read_part, work, inspector), jobs, workers, imports):
         whole.add(part)
     if inspector is not None and inspector.are_repeats_wrong:
@@ -219,7 +218,7 @@ def report_documents(
     """Print the account and the first bad rows; return the errors that would stop a run."""
     losses, bad_rows = report.losses, report.losses.bad_rows
     account = losses.account(
-        reported_name(source), report.kept, report.kept_bytes, report.listing
+        reported_name(source), report.kept, report.kept_bytes, listing_of(source, key)
     )
     console.print(format_account(account), markup=False, highlight=False)
     if unused := separator_warning(source, account):
@@ -251,11 +250,9 @@ def report_documents(
     return []
 
 
-def report_shared_lines(
-    console: Console, data: Data, source: DocumentSource, key: str, listing: Listing
-) -> None:
+def report_shared_lines(console: Console, data: Data, source: DocumentSource, key: str) -> None:
     """Print the lines that most documents share, and the transform that drops them."""
-    shared = sample_lines(data, source, key, listing)
+    shared = sample_lines(data, source, key)
     found = shared.found()
     if not found:
         return

@@ -17,8 +17,7 @@ DocumentView = Mapping[str, str]
 """A document as filters and transforms see it: `text`, `source` (its name) and `where` (file and line)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A range of a file's bytes, or the whole file. A line, or a row group of a parquet file, belongs to the piece
     with its first byte, so the file's size alone decides the cuts, and a piece may be empty."""
 

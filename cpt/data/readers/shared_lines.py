@@ -11,7 +11,6 @@ from itertools import islice
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import Document
 from cpt.data.readers.filters import build_components, lines_of, sieve_of, sift
-from cpt.data.readers.listing import Listing
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource
@@ -74,13 +73,11 @@ class SharedLines:
         )
 
 
-def sample_lines(
-    data: Data, source: DocumentSource, key: str, listing: Listing | None = None
-) -> SharedLines:
+def sample_lines(data: Data, source: DocumentSource, key: str) -> SharedLines:
     """Count the lines of about `SAMPLE` documents of a source, spread over its files, as the transforms leave them."""
     shared = SharedLines()
     transforms = build_components("transform", sieve_of(data, source, key).transforms)
-    pieces = pieces_of(source, key, PIECE_BYTES, listing)
+    pieces = pieces_of(source, key, PIECE_BYTES)
     chosen = random.Random(0).sample(pieces, min(len(pieces), SAMPLE))
     of_each = -(-SAMPLE // len(chosen))
     for piece in chosen:

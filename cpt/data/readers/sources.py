@@ -8,7 +8,8 @@ import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
@@ -84,6 +85,9 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Headers or fields with the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 LISTING_THREADS = 16
+LISTINGS: ContextVar[dict[tuple[str | None, ...], Listing] | None] = ContextVar(
+    "listings", default=None
+)
 ONE_FORMAT = "If one of them is not text to learn, name the others: {}/*.jsonl"
 
 
@@ -93,20 +97,10 @@ def open_source(source: DocumentSource, key: str) -> Iterator[Document]:
     yield from islice(documents_of(items, key), source.max_documents)
 
 
-def pieces_of(
-    source: DocumentSource,
-    key: str,
-    piece_bytes: int = PIECE_BYTES,
-    listing: Listing | None = None,
-) -> list[Piece]:
+def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """The pieces of a source, in the order of its documents. They depend only on the names and sizes of the files; no
-    file is opened. A user's function, and a Hub dataset that only `datasets` can read, are one piece.
-
-    Args:
-        listing: the source's files, if they were listed before.
-    """
-    if listing is None:
-        listing = listing_of(source, key)
+    file is opened. A user's function, and a Hub dataset that only `datasets` can read, are one piece."""
+    listing = listing_of(source, key)
     if not listing.files:
         return [Piece(source.path)]
     log_listing(source, listing)
@@ -120,15 +114,13 @@ def pieces_of(
     return pieces
 
 
-def jobs_of(
-    source: DocumentSource, key: str, piece_bytes: int, listing: Listing
-) -> list[list[Piece]]:
+def jobs_of(source: DocumentSource, key: str, piece_bytes: int) -> list[list[Piece]]:
     """The pieces that each job of a process reads; those of small files share one. A limit counts over all pieces in
     order: then there is one job."""
-    pieces = pieces_of(source, key, piece_bytes, listing)
+    pieces = pieces_of(source, key, piece_bytes)
     if source.max_documents is not None:
         return [pieces]
-    sizes = {file.name: file.size for file in listing.files}
+    sizes = {file.name: file.size for file in files_of(source, key)}
     jobs: list[list[Piece]] = []
     room = 0
     for piece in pieces:
@@ -161,7 +153,7 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
     is_first_enough = source.streaming or source.max_documents is not None
     is_of_hub = is_url(piece.path) and not is_url(source.path)
     if is_of_hub and not is_first_enough:  # downloaded whole into the Hub's cache
-        piece = replace(piece, path=fetch(piece.path, key))
+        piece = piece._replace(path=fetch(piece.path, key))
     return read_file_piece(source, piece, key)
 
 
@@ -260,6 +252,26 @@ def files_of(source: DocumentSource, key: str) -> list[File]:
 
 def listing_of(source: DocumentSource, key: str) -> Listing:
     """The files of a source, and those of its folder that are passed over, by reason."""
+    listings = LISTINGS.get()
+    if listings is None:
+        return list_source(source, key)
+    place = (source.path, source.revision, source.subset, source.split)
+    if place not in listings:
+        listings[place] = list_source(source, key)
+    return listings[place]
+
+
+@contextmanager
+def listing_once() -> Iterator[None]:
+    """List each source once in this block: a check asks for the same folders several times."""
+    token = LISTINGS.set({})
+    try:
+        yield
+    finally:
+        LISTINGS.reset(token)
+
+
+def list_source(source: DocumentSource, key: str) -> Listing:
     kind = kind_of(source.path)
     if kind == "hub":
         return Listing(hub_files(source, key).files or [])

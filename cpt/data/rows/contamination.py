@@ -23,7 +23,7 @@ from cpt.data.readers.decontamination import (
 )
 from cpt.data.readers.documents import Piece
 from cpt.data.readers.filters import sieve_of
-from cpt.data.readers.sources import jobs_of, kind_of, listing_of, pieces_of, states_of
+from cpt.data.readers.sources import files_of, jobs_of, kind_of, pieces_of, states_of
 from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.parallel import map_in_order, workers_for
 from cpt.data.store.shards import ShardWork, plan_of, texts_of
@@ -309,9 +309,8 @@ class Found:
 
 
 def search_source(work: ShardWork, index: str) -> Found:
-    listing = listing_of(work.source, work.key)
-    jobs = jobs_of(work.source, work.key, PIECE_BYTES, listing)
-    workers = workers_for(sum(file.size for file in listing.files), len(jobs))
+    jobs = jobs_of(work.source, work.key, PIECE_BYTES)
+    workers = workers_for(sum(file.size for file in files_of(work.source, work.key)), len(jobs))
     whole = Found()
     for found in map_in_order(lambda: partial(search, work, index), jobs, workers, WORKERS_IMPORT):
         whole.documents += found.documents
