@@ -75,6 +75,36 @@ def test_padded_gz_and_gz_of_several_members_are_read(tmp_path, content):
     assert len(texts_in(tmp_path / "a.jsonl.gz")) == 30
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "options", "where"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{"text": "longer", "id": 1, "text": "b"}\n', {}, ":2"),
+        ("a.jsonl", '{"text": "a", "text": "longer than the first"}\n', {}, ":1"),
+        ("a.json", '[{"text": "a"}, {"text": "b", "text": "c"}]', {}, ": item 2"),
+        ("a.jsonl", '{"m": {"text": 1, "text": "b"}}\n', {"text_column": "m.text"}, ":1"),
+        ("a.jsonl", '{"text": "a", "t": 1, "t": 2}\n', {"template": "{t} {text}"}, ":1"),
+    ],
+    ids=["first is longer", "last is longer", "json", "nested", "template"],
+)
+def test_a_row_that_repeats_a_key_of_the_text_is_bad(tmp_path, name, content, options, where):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name}{where}: the key `.*` occurs 2 times"):
+        texts_in(tmp_path / name, **options)
+
+
+def test_a_message_that_repeats_a_key_is_bad(tmp_path):
+    talk = '[{"role": "user", "content": "a", "content": "b"}, {"role": "assistant", "content": "c"}]'
+    (tmp_path / "a.jsonl").write_text(f'{{"messages": {talk}}}\n')
+    with pytest.raises(DataError, match="a.jsonl:1: the key `content` occurs 2 times"):
+        texts_in(tmp_path / "a.jsonl", chat="messages")
+
+
+def test_repeated_keys_that_are_not_read_do_no_harm(tmp_path):
+    row = '{"id": 1, "id": 2, "text": "a", "m": {"text": 1, "text": 2}, "type": "text"}\n'
+    (tmp_path / "a.jsonl").write_text(row)
+    assert texts_in(tmp_path / "a.jsonl") == ["a"]
+
+
 def test_not_a_number_beside_the_text_is_read(tmp_path):
     (tmp_path / "a.jsonl").write_text(
         '{"text": "a", "score": NaN}\n{"text": "NaN", "x": -Infinity}\n'

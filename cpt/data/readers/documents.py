@@ -145,7 +145,7 @@ REMEDIES = {
     ),
     **dict.fromkeys(("invalid UTF-8", "UTF-16"), CONVERT),
     "too long": "Split it. For a txt file, set `{key}.text_documents` to `line` or to a separator.",
-    "columns of one name": "Rename all but one.",
+    **dict.fromkeys(("columns of one name", "repeated key"), "Rename all but one."),
     "long window": "Unpack it: zstd -d --long=31 FILE.",
     "damaged file": "Download or copy it again, or set `{key}.path` to a glob of the other files.",
     "pointer of Git LFS": "Fetch the files: git lfs pull. Or download them: hf download NAME --repo-type dataset.",

@@ -4,7 +4,8 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -12,7 +13,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cpt.data.readers.columns import check_columns, columns_of
+from cpt.data.readers.columns import check_columns, columns_of, text_columns
 from cpt.data.readers.documents import (
     BadRow,
     BadValue,
@@ -45,6 +46,7 @@ MAGIC = b"ARROW1"
 Lines = Iterator[
     tuple[int, int, bytes]
 ]  # number from the origin; first byte; the line with its line end
+MESSAGE_KEYS = ("role", "content", "from", "value")
 TOO_LONG = b"..."  # placeholder, compared by identity, for a document that is too long
 
 
@@ -163,17 +165,20 @@ def shortened(raw: bytes, num_bytes: int) -> bytes:
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, lines = lines_of(piece)
     column = source.text_column if source.template is None and source.chat is None else None
+    key = orjson.dumps(column)
     for number, byte, line in lines:
         try:  # the fast path: most of billions of rows are good
             text = None if column is None else orjson.loads(line)[column]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             text = None
-        if type(text) is str and "\0" not in text:
+        is_text = type(text) is str and "\0" not in text
+        # Of a repeated key orjson takes the last, which has all bytes of the text behind it.
+        if is_text and line[: len(line) - len(text)].count(key) < 2:
             yield Document(text, origin, number)
         elif line.strip():
             try:
                 refuse_long(line)
-                row = loads(line)
+                row = loads_strictly(line, source)
                 if not isinstance(row, dict):
                     raise not_an_object(row, source)
                 yield document_of(row, source, origin, number)
@@ -196,6 +201,55 @@ def loads(raw: bytes) -> Any:
             return json.loads(raw)
         except ValueError:
             raise problem from None
+
+
+class RepeatedKeys(dict[str, Any]):
+    """An object whose JSON has keys twice: to read one of them raises BadValue, as other parsers take another value."""
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.times = Counter(key for key, _ in pairs)
+
+    def __getitem__(self, key: str) -> Any:
+        if self.times[key] > 1:
+            what = f"the key `{key}` occurs {self.times[key]} times in one object"
+            raise BadValue("repeated key", what)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+
+def loads_strictly(raw: bytes, source: DocumentSource) -> Any:
+    """The value of some JSON: a row, or a list of rows. RepeatedKeys for objects that repeat a key which is read."""
+    value = loads(raw)
+    row = value[0] if isinstance(value, list) and value else value
+    if not isinstance(row, dict):
+        return value
+    names = text_columns(source) if source.chat is None else (*row, *MESSAGE_KEYS)
+    nested = ".".join(names).split(".")
+    for name in dict.fromkeys([*names, *nested]):
+        num_written = raw.count(b'"%b"' % name.encode())  # also as a text
+        if num_written > 1 and num_written > num_keys(value, name):
+            return json.loads(raw, object_pairs_hook=object_of)  # several times slower
+    return value
+
+
+def num_keys(value: object, name: str) -> int:
+    """The number of objects with this key in a JSON value."""
+    number, waiting = 0, [value]
+    for part in waiting:  # grows
+        if isinstance(part, dict):
+            number += name in part
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return number
+
+
+def object_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    return row if len(row) == len(pairs) else RepeatedKeys(pairs)
 
 
 def not_an_object(row: object, source: DocumentSource) -> BadValue:
@@ -226,7 +280,7 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         yield from read_json_lines(piece, source)
         return
     try:
-        rows = loads(raw)
+        rows = loads_strictly(raw, source)
     except orjson.JSONDecodeError as problem:
         if is_json_lines(raw):  # of long lines
             yield from read_json_lines(piece, source)
