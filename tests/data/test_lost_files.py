@@ -114,13 +114,16 @@ def test_not_a_number_beside_the_text_is_read(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_nested_columns_are_read(tmp_path, read, suffix):
-    rows = [{"meta": {"text": f"text {number}", "id": number}} for number in range(3)]
+    rows = [{"meta": {"text": f"text {number}", "id": number}, "x": "y"} for number in range(3)]
     path = tmp_path / f"a{suffix}"
     if suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     assert texts_in(path, text_column="meta.text") == ["text 0", "text 1", "text 2"]
+    assert texts_in(path, template="{meta.id}: {x}")[1] == "1: y"
+    chat = {"user": "{meta.id}\n{meta.none}", "assistant": "meta.text"}
+    assert texts_in(path, chat=chat)[1] == "\x1euser\n1\n\x1eassistant\ntext 1"
     (bad, *_) = read(path, text_column="meta.body")
     assert isinstance(bad, BadRow) and "`body`" in bad.detail
 
