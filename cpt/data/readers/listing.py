@@ -44,6 +44,7 @@ WORDS = {
     "test": "test|testing|eval|evaluation",
 }
 SHARDED = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+SHARD = re.compile(r"(.*[-_.])(\d{5,})-of-(\d{5,})([^/]*)")
 IN_FOLDER = {
     split: re.compile(rf"(?:.*/)?(?:[^/]*{SEPARATOR})?(?:{words})(?:{SEPARATOR}[^/]*)?/.+")
     for split, words in WORDS.items()
@@ -61,6 +62,8 @@ class Listing:
     files: list[File] = field(default_factory=list)
     passed_over: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Reason -> (files, bytes), the largest number of files first."""
+    missing: list[str] = field(default_factory=list)
+    """Shards that the names of others promise."""
 
     @cached_property
     def formats(self) -> Counter[str]:
@@ -89,6 +92,24 @@ def count_passed_over(reasons: Iterable[tuple[str, int]]) -> dict[str, tuple[int
         files[reason] += 1
         sizes[reason] += size
     return {reason: (count, sizes[reason]) for reason, count in files.most_common()}
+
+
+def missing_shards(names: Iterable[str]) -> list[str]:
+    """`train-00002-of-00004.parquet`, if other shards of the four are among the names."""
+    numbers: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        if "-of-" in name and (shard := SHARD.fullmatch(name)) is not None:
+            before, number, num_shards, after = shard.groups()
+            numbers.setdefault((before, num_shards, after), set()).add(int(number))
+    missing = []
+    for (before, num_shards, after), present in numbers.items():
+        first = int(int(num_shards) in present)  # some count from 1
+        absent = set(range(first, first + int(num_shards))) - present
+        missing += [
+            f"{before}{number:0{len(num_shards)}}-of-{num_shards}{after}"
+            for number in sorted(absent)
+        ]
+    return missing
 
 
 @dataclass

@@ -34,6 +34,13 @@ PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])",
     re.IGNORECASE | re.DOTALL,
 )
+# The field with a signature in a URL -> the fields that are renewed with it, of S3, Google Cloud, CloudFront and Azure.
+SIGNING = {
+    "x-amz-signature": r"x-amz-.*",
+    "x-goog-signature": r"x-goog-.*",
+    "signature": r"signature|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid",
+    "sig": r"s(e|i|p|r|s|t|v|ig|ip|pr|rt|ke|ks|kt|kv|koid|ktid)",
+}
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.5  # doubled after each try
 TRY_AGAIN = (408, 425, 429)  # and every status >= 500
@@ -137,6 +144,21 @@ def persistently(function: Callable[[], Result]) -> Result:
 
 def is_url(path: str) -> bool:
     return "://" in path
+
+
+def unsigned(url: str) -> str:
+    """The URL of a file without the signature in its query, which is renewed while the file remains the same."""
+    address, _, query = url.partition("?")
+    fields = query.split("&")
+    names = [field.partition("=")[0].lower() for field in fields]
+    signing = [pattern for name, pattern in SIGNING.items() if name in names]
+    if not signing:
+        return url
+    renewed = re.compile("|".join(signing))
+    rest = [
+        field for name, field in zip(names, fields, strict=True) if not renewed.fullmatch(name)
+    ]
+    return f"{address}?{'&'.join(rest)}" if rest else address
 
 
 def disguise_of(path: str, content: bytes | None = None) -> tuple[str, str] | None:

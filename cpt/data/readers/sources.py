@@ -44,7 +44,13 @@ from cpt.data.readers.formats import (
     whole_text,
 )
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
-from cpt.data.readers.listing import Folder, Listing, count_passed_over, reasons_to_pass_over
+from cpt.data.readers.listing import (
+    Folder,
+    Listing,
+    count_passed_over,
+    missing_shards,
+    reasons_to_pass_over,
+)
 from cpt.data.readers.opening import (
     DAMAGE,
     KNOWN,
@@ -53,6 +59,7 @@ from cpt.data.readers.opening import (
     is_http,
     is_url,
     persistently,
+    unsigned,
 )
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
@@ -85,6 +92,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Headers or fields with the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 LISTING_THREADS = 16
+NUMBER = re.compile(r"\d{5,}-of-")  # of a shard
 LISTINGS: ContextVar[dict[tuple[str | None, ...], Listing] | None] = ContextVar(
     "listings", default=None
 )
@@ -338,8 +346,11 @@ def list_folder(path: Path, source: DocumentSource, key: str) -> Listing:
             f"{source.path}: expected a {KNOWN} file in the folder. Set `{key}.path`; a dataset on the Hub is written"
             " `owner/name`."
         )
-    left_out = ((reason, found[name].st_size) for name, reason in reasons.items())
-    return Listing(in_order(files), count_passed_over(left_out))
+    left_out = [(reason, found[name].st_size) for name, reason in reasons.items()]
+    missing = missing_shards(file.name for file in files)
+    if missing:
+        left_out += [(f"missing shards ({Path(missing[0]).name})", 0)] * len(missing)
+    return Listing(in_order(files), count_passed_over(left_out), missing)
 
 
 def walk(root: Path, key: str) -> tuple[dict[str, os.stat_result], set[str]]:
@@ -482,6 +493,12 @@ def log_listing(source: DocumentSource, listing: Listing) -> None:
     if not is_main_process() or not (listing.passed_over or len(listing.files) > 1):
         return
     log.info(f"{source.path}: {listing}")
+    if listing.missing:
+        warn_once(
+            f"{listing.missing[0]}: missing, as {len(listing.missing):,} of this folder's numbered shards are. Copy or"
+            f" download them. To train without them, name those that are there:"
+            f" {NUMBER.sub('*-of-', listing.missing[0])}"
+        )
     if listing.is_mixed:
         warn_once(f"{source.path}: files of several formats. {ONE_FORMAT.format(source.path)}")
 
@@ -501,7 +518,7 @@ def with_absolute_names(files: Iterable[File]) -> list[File]:
 
 
 def absolute(path: str) -> str:
-    return path if is_url(path) else str(Path(path).expanduser().absolute())
+    return unsigned(path) if is_url(path) else str(Path(path).expanduser().absolute())
 
 
 def cannot_read(file: str, problem: Exception, key: str) -> CptError:

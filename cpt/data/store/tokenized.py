@@ -15,7 +15,7 @@ from rich.progress import Progress
 from cpt.cache import hold, key_of, write_once
 from cpt.data.readers.documents import FILE_NAME, File, Listed, refuse_too_many, write_bad_rows
 from cpt.data.readers.filters import Sieve, module_text
-from cpt.data.readers.opening import is_url
+from cpt.data.readers.opening import is_url, unsigned
 from cpt.data.readers.sources import absolute, kind_of, states_of
 from cpt.data.store.parallel import map_in_order, workers_for
 from cpt.data.store.shards import Plan, Shard, ShardWork, sample
@@ -93,7 +93,8 @@ class TokenizedSource:
         """The folder of a shard, named by the state of the shard's files: a changed file affects only its shards."""
         shard = self.plan.shards[number]
         pieces = [
-            [one.path, one.start, one.stop, self._state_of.get(absolute(one.path))] for one in shard
+            [unsigned(one.path), one.start, one.stop, self._state_of.get(absolute(one.path))]
+            for one in shard
         ]
         return self.folder / key_of({"pieces": pieces})
 
@@ -289,7 +290,7 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
         )
     return {
         "format": FORMAT,
-        "path": absolute(source.path) if kind == "local" else source.path,
+        "path": absolute(source.path) if kind in ("local", "url") else source.path,
         "code": module_text("source", source.path) if kind == "function" else None,
         "source": described,
         "order": None,
