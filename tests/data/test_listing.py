@@ -101,6 +101,16 @@ def test_mixed_formats_are_a_warning(tmp_path, caplog):
     assert "files of several formats" in caplog.text and "/*.jsonl" in caplog.text
 
 
+@pytest.mark.parametrize(("beside", "is_read"), [("b.jsonl", False), ("b.md", True), ("b.py", True)])
+def test_a_readme_is_a_document_unless_all_other_files_are_rows(tmp_path, beside, is_read):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    (tmp_path / beside).write_text('{"text": "b"}')
+    (tmp_path / "LICENSE").write_text("MIT")
+    (tmp_path / "README.md").write_text("about")
+    assert ("about" in texts_in(tmp_path)) == is_read
+    assert ("README or LICENSE" in passed_over(tmp_path)) != is_read
+
+
 def test_missing_shards_are_reported_by_name(tmp_path, caplog):
     for number in (0, 1, 3):
         write_parquet(tmp_path / f"data/train-{number:05}-of-00004.parquet", str(number))

@@ -17,6 +17,7 @@ from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, format_of
 DICT, STATE = "dataset_dict.json", "state.json"  # written by `save_to_disk`
 OF_DATASETS = {DICT, STATE, "dataset_info.json", "dataset_infos.json"}
 CARD = "README.md"
+ROW_FILES = DOCUMENT_FILES - TEXT_FILES
 ABOUT_FILES = "README or LICENSE"
 CACHE = re.compile(r"cache-.*\.arrow|tmp[0-9a-z_]{8}")  # written by `map` and `filter`
 ABOUT = re.compile(
@@ -351,12 +352,15 @@ def is_about(name: str) -> bool:
 
 
 def choose_by_names(folder: Folder, claimed: Sequence[str]) -> None:
-    """Apply the split rules to each folder without a card whose files of rows all have names of splits."""
-    rest = [
-        name
-        for name in folder.names
-        if name not in folder.reasons and not name.startswith(tuple(claimed))
-    ]
+    """Apply the split rules to each folder without a card whose files of rows all have names of splits. A README is
+    no document if all other files are rows; among code and texts it is."""
+    unclaimed = [name for name in folder.names if not name.startswith(tuple(claimed))]
+    rest = [name for name in unclaimed if name not in folder.reasons]
+    if all(format_of(name) in ROW_FILES or ABOUT.fullmatch(basename(name)) for name in unclaimed):
+        rows = [name for name in rest if not is_about(name)]
+        if rows:
+            folder.leave_out(filter(is_about, rest), ABOUT_FILES)
+            rest = rows
     for prefix, names in with_subfolders(rest):
         splits = guessed_splits(names)
         if folder.split not in splits:
