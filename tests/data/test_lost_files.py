@@ -38,6 +38,8 @@ def texts_in(path, **options):
         ("a.json", b'[{"text": "a"}, {"text": ', "not valid JSON"),
         ("a.csv", b"id,text,text\n1,a,b\n", "Rename all but one"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "b', "the file ends inside the row"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b", "m": {"x": 1}', "inside the row. .* glob of the other"),
+        ("a.csv", b"id,text\n1,a\n2", "the file ends inside the row"),
         ("a.txt", b"%PDF-1.7 ...", "begins as a .pdf file"),
         ("a.csv", b'id,text\n1,"a"\n2,"b', "unexpected end of data"),
         ("a.jsonl.gz", b"", "an empty file"),

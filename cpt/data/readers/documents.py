@@ -170,7 +170,12 @@ def documents_of(
 
 def complaint(bad: BadRow, key: str) -> str:
     at = "" if bad.byte is None else f" Byte {bad.byte:,} of the file."
-    return f"{bad.where}: {bad.detail}.{at} {REMEDIES.get(bad.reason, REMEDY).format(key=key)}"
+    return f"{bad.where}: {bad.detail}.{at} {remedy_for(bad.reason, key, loses_file=bad.loses_file)}"
+
+
+def remedy_for(reason: str, key: str, *, loses_file: bool) -> str:
+    usual = REMEDIES["damaged file"] if loses_file else REMEDY  # a lost file cannot be skipped
+    return REMEDIES.get(reason, usual).format(key=key)
 
 
 def listed(bad: BadRow) -> Listed:

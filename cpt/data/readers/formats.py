@@ -42,6 +42,7 @@ LONGEST_RECORD = 64 * 2**20  # an unclosed quote turns the rest of the file into
 BATCH = 1000
 QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 CUT = ": the file ends inside the row"
+NO_MORE = "unexpected end of data"  # in errors of orjson and of csv
 MAGIC = b"ARROW1"
 Lines = Iterator[
     tuple[int, int, bytes]
@@ -264,7 +265,8 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
         text = decode(raw)  # orjson does not report which byte is not UTF-8
     except BadValue as bad:
         return bad
-    is_cut = raw.lstrip()[:1] == b"{" and not raw.endswith((b"\n", b"}", b"]"))
+    is_object = raw.lstrip()[:1] == b"{" and not raw.endswith(b"\n")
+    is_cut = is_object and (problem.msg == NO_MORE or not raw.endswith((b"}", b"]")))
     what = f"{problem.msg} at character {problem.pos}{CUT if is_cut else ''}"
     return BadValue("not valid JSON", f"not valid JSON: {what}", len(text[: problem.pos].encode()))
 
@@ -325,6 +327,7 @@ class Records:
     def __init__(self, piece: Piece) -> None:
         self.origin, self.lines = lines_of(piece)
         self.number, self.byte, self.num_lines = 1, 0, 0
+        self.is_ended = True  # the last line that was read
         self.problem: BadValue | None = None
         csv.field_size_limit(sys.maxsize)  # Python's default limit is 128 KiB per field
         self._dialect: dict[str, Any] = {"delimiter": ","}
@@ -338,6 +341,7 @@ class Records:
             if not self.num_lines:
                 self.number, self.byte = number, byte
             self.num_lines += 1
+            self.is_ended = line.endswith((b"\n", b"\r"))
             if byte + len(line) - self.byte > LONGEST_RECORD:
                 what = (
                     f"a record of more than {LONGEST_RECORD:,} bytes; check for an unclosed quote"
@@ -379,7 +383,7 @@ class Records:
             self.number,
             byte,
             num_rows,
-            loses_file="unexpected end of data" in bad.detail,  # the file ends inside quotes
+            loses_file=NO_MORE in bad.detail or CUT in bad.detail,  # the former inside quotes
         )
 
 
@@ -402,6 +406,8 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
                 continue
             if len(record) != len(columns):
                 what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
+                if len(record) < len(columns) and not records.is_ended:
+                    what += CUT
                 raise BadValue("wrong number of fields", what)
             row = {columns[place]: record[place] for place in places}
             yield document_of(row, source, records.origin, records.number)
