@@ -149,6 +149,8 @@ def test_quotes_of_tsv_are_those_of_its_writer(tmp_path, lines, texts):
 def test_a_separator_is_found_in_files_with_windows_line_ends(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\r\nmore\r\n\r\ntwo\r\n\r\nthree")
     assert texts_in(tmp_path / "a.txt", text_documents="\n\n") == ["one\r\nmore", "two", "three"]
+    (tmp_path / "b.txt").write_bytes(b"one\n---\ntwo\r\n---\r\nthree\r\n---\nfour")  # both
+    assert texts_in(tmp_path / "b.txt", text_documents="\n---\n") == "one two three four".split()
 
 
 def test_json_lines_under_another_name_are_read_line_by_line(tmp_path):

@@ -132,28 +132,35 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
         return
     with open_file(piece.path) as file:
         origin = Origin(piece.path, "item")
-        separator = unit.encode()
-        if b"\r\n" in file.peek(BUFFER) and b"\r" not in separator:  # type: ignore[attr-defined]
-            separator = separator.replace(b"\n", b"\r\n")
-        for number, (byte, part) in enumerate(split(file, separator), start=1):
+        for number, (byte, part) in enumerate(split(file, unit.encode()), start=1):
             if part.strip():
                 yield origin, number, byte, part
 
 
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the first byte and the content of each part, without a byte order mark; one part at a time in memory."""
+    """Yield the first byte and the content of each part, without a byte order mark; one part at a time in memory. A
+    line break in the separator is any of LF and CRLF, also in one file."""
+    pattern, line_end = re.escape(separator), b""
+    if b"\r" not in separator:
+        pattern = pattern.replace(b"\\\n", rb"\r?\n")
+        if separator.startswith(b"\n"):  # a search that begins with something optional is slow
+            pattern, line_end = pattern.removeprefix(rb"\r?"), b"\r"
+    longest = len(separator) + separator.count(b"\n")
     held, at, dropped = (
         b"",
         0,
         0,
     )  # the part so far; its first byte; bytes of it that were discarded
     while block := file.read(BUFFER):
-        *parts, held = (held + block).split(separator)
-        for part in parts:
+        held += block
+        begin = 0
+        for match in re.finditer(pattern, held):
+            part = held[begin : match.start()].removesuffix(line_end)
             yield at, shortened(part.removeprefix(b"" if at else BOM), dropped + len(part))
-            at += dropped + len(part) + len(separator)
-            dropped = 0
-        searched = max(0, len(held) - len(separator) + 1)  # no separator begins before this
+            at += dropped + match.end() - begin
+            begin, dropped = match.end(), 0
+        held = held[begin:]
+        searched = max(0, len(held) - longest + 1)  # no separator begins before this
         if dropped + searched > LONGEST_LINE:
             dropped, held = dropped + searched, held[searched:]
     yield at, shortened(held.removeprefix(b"" if at else BOM), dropped + len(held))
