@@ -101,7 +101,9 @@ def test_mixed_formats_are_a_warning(tmp_path, caplog):
     assert "files of several formats" in caplog.text and "/*.jsonl" in caplog.text
 
 
-@pytest.mark.parametrize(("beside", "is_read"), [("b.jsonl", False), ("b.md", True), ("b.py", True)])
+@pytest.mark.parametrize(
+    ("beside", "is_read"), [("b.jsonl", False), ("b.md", True), ("b.py", True)]
+)
 def test_a_readme_is_a_document_unless_all_other_files_are_rows(tmp_path, beside, is_read):
     (tmp_path / "a.jsonl").write_text('{"text": "a"}')
     (tmp_path / beside).write_text('{"text": "b"}')

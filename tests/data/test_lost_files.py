@@ -38,7 +38,11 @@ def texts_in(path, **options):
         ("a.json", b'[{"text": "a"}, {"text": ', "not valid JSON"),
         ("a.csv", b"id,text,text\n1,a,b\n", "Rename all but one"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "b', "the file ends inside the row"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "b", "m": {"x": 1}', "inside the row. .* glob of the other"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": "b", "m": {"x": 1}',
+            "inside the row. .* glob of the other",
+        ),
         ("a.csv", b"id,text\n1,a\n2", "the file ends inside the row"),
         ("a.txt", b"%PDF-1.7 ...", "begins as a .pdf file"),
         ("a.csv", b'id,text\n1,"a"\n2,"b', "unexpected end of data"),
@@ -95,7 +99,9 @@ def test_a_row_that_repeats_a_key_of_the_text_is_bad(tmp_path, name, content, op
 
 
 def test_a_message_that_repeats_a_key_is_bad(tmp_path):
-    talk = '[{"role": "user", "content": "a", "content": "b"}, {"role": "assistant", "content": "c"}]'
+    talk = (
+        '[{"role": "user", "content": "a", "content": "b"}, {"role": "assistant", "content": "c"}]'
+    )
     (tmp_path / "a.jsonl").write_text(f'{{"messages": {talk}}}\n')
     with pytest.raises(DataError, match="a.jsonl:1: the key `content` occurs 2 times"):
         texts_in(tmp_path / "a.jsonl", chat="messages")
@@ -150,7 +156,7 @@ def test_a_separator_is_found_in_files_with_windows_line_ends(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\r\nmore\r\n\r\ntwo\r\n\r\nthree")
     assert texts_in(tmp_path / "a.txt", text_documents="\n\n") == ["one\r\nmore", "two", "three"]
     (tmp_path / "b.txt").write_bytes(b"one\n---\ntwo\r\n---\r\nthree\r\n---\nfour")  # both
-    assert texts_in(tmp_path / "b.txt", text_documents="\n---\n") == "one two three four".split()
+    assert texts_in(tmp_path / "b.txt", text_documents="\n---\n") == ["one", "two", "three", "four"]
 
 
 def test_json_lines_under_another_name_are_read_line_by_line(tmp_path):

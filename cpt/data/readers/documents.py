@@ -170,7 +170,9 @@ def documents_of(
 
 def complaint(bad: BadRow, key: str) -> str:
     at = "" if bad.byte is None else f" Byte {bad.byte:,} of the file."
-    return f"{bad.where}: {bad.detail}.{at} {remedy_for(bad.reason, key, loses_file=bad.loses_file)}"
+    return (
+        f"{bad.where}: {bad.detail}.{at} {remedy_for(bad.reason, key, loses_file=bad.loses_file)}"
+    )
 
 
 def remedy_for(reason: str, key: str, *, loses_file: bool) -> str:

@@ -179,9 +179,8 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
             text = None if column is None else orjson.loads(line)[column]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             text = None
-        is_text = type(text) is str and "\0" not in text
         # Of a repeated key orjson takes the last, which has all bytes of the text behind it.
-        if is_text and line[: len(line) - len(text)].count(key) < 2:
+        if type(text) is str and "\0" not in text and line[: -len(text) - 1].count(key) < 2:
             yield Document(text, origin, number)
         elif line.strip():
             try:
@@ -212,20 +211,24 @@ def loads(raw: bytes) -> Any:
 
 
 class RepeatedKeys(dict[str, Any]):
-    """An object whose JSON has keys twice: to read one of them raises BadValue, as other parsers take another value."""
+    """An object whose JSON has keys twice. Reading one of them raises BadValue: which value is meant is unknown."""
 
     def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
         super().__init__(pairs)
-        self.times = Counter(key for key, _ in pairs)
+        self._times = Counter(key for key, _ in pairs)
 
     def __getitem__(self, key: str) -> Any:
-        if self.times[key] > 1:
-            what = f"the key `{key}` occurs {self.times[key]} times in one object"
-            raise BadValue("repeated key", what)
+        self._refuse(key)
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        self._refuse(key)
+        return super().get(key, default)
+
+    def _refuse(self, key: str) -> None:
+        if self._times[key] > 1:
+            what = f"the key `{key}` occurs {self._times[key]} times in one object"
+            raise BadValue("repeated key", what)
 
 
 def loads_strictly(raw: bytes, source: DocumentSource) -> Any:

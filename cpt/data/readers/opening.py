@@ -34,7 +34,7 @@ PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])",
     re.IGNORECASE | re.DOTALL,
 )
-# The field with a signature in a URL -> the fields that are renewed with it, of S3, Google Cloud, CloudFront and Azure.
+# The field of a URL with its signature -> the fields that are renewed with it: S3, Google Cloud, CloudFront, Azure.
 SIGNING = {
     "x-amz-signature": r"x-amz-.*",
     "x-goog-signature": r"x-goog-.*",
@@ -155,9 +155,7 @@ def unsigned(url: str) -> str:
     if not signing:
         return url
     renewed = re.compile("|".join(signing))
-    rest = [
-        field for name, field in zip(names, fields, strict=True) if not renewed.fullmatch(name)
-    ]
+    rest = [field for name, field in zip(names, fields, strict=True) if not renewed.fullmatch(name)]
     return f"{address}?{'&'.join(rest)}" if rest else address
 
 
