@@ -251,7 +251,8 @@ def num_keys(value: object, name: str) -> int:
     number, waiting = 0, [value]
     for part in waiting:  # grows
         if isinstance(part, dict):
-            number += name in part
+            if name in part:
+                number += 1
             waiting += part.values()
         elif isinstance(part, list):
             waiting += part
