@@ -215,19 +215,19 @@ class RepeatedKeys(dict[str, Any]):
 
     def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
         super().__init__(pairs)
-        self._times = Counter(key for key, _ in pairs)
+        self.times = Counter(key for key, _ in pairs)
 
     def __getitem__(self, key: str) -> Any:
-        self._refuse(key)
+        self.refuse(key)
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        self._refuse(key)
+        self.refuse(key)
         return super().get(key, default)
 
-    def _refuse(self, key: str) -> None:
-        if self._times[key] > 1:
-            what = f"the key `{key}` occurs {self._times[key]} times in one object"
+    def refuse(self, key: str) -> None:
+        if self.times[key] > 1:
+            what = f"the key `{key}` occurs {self.times[key]} times in one object"
             raise BadValue("repeated key", what)
 
 

@@ -161,7 +161,7 @@ def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Docum
     is_first_enough = source.streaming or source.max_documents is not None
     is_of_hub = is_url(piece.path) and not is_url(source.path)
     if is_of_hub and not is_first_enough:  # downloaded whole into the Hub's cache
-        piece = piece._replace(path=fetch(piece.path, key))
+        piece = Piece(fetch(piece.path, key), piece.start, piece.stop)
     return read_file_piece(source, piece, key)
 
 
