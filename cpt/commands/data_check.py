@@ -39,15 +39,14 @@ from cpt.data.readers.account import Losses, format_account, separator_warning
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.decontamination import EvaluationDocument
 from cpt.data.readers.documents import (
-    REMEDIES,
-    REMEDY,
     Document,
     Listed,
     Piece,
     refuse_too_many,
+    remedy_for,
 )
 from cpt.data.readers.shared_lines import TRANSFORM, may_share_lines, sample_lines
-from cpt.data.readers.sources import jobs_of, listing_of
+from cpt.data.readers.sources import jobs_of, listing_of, listing_once
 from cpt.data.rows.contamination import find_contamination, is_refused, work_of
 from cpt.data.rows.open_sources import compare_sample
 from cpt.data.store.parallel import map_in_order, num_workers
@@ -68,6 +67,7 @@ SHARED_SHOWN = 10
 TRUNCATED_SHARE = 0.05
 
 
+@listing_once()
 def check_command(
     recipe: Annotated[
         Path, typer.Argument(metavar="RECIPE", help="A recipe, or a folder or file of documents.")
@@ -246,7 +246,7 @@ def report_documents(
     lost_files = [row for row in bad_rows if row["lost_file"]]
     if lost_files:
         first = f"{lost_files[0]['where']}: {lost_files[0]['detail']}"
-        remedy = REMEDIES.get(lost_files[0]["reason"], REMEDY).format(key=key)
+        remedy = remedy_for(lost_files[0]["reason"], key, loses_file=True)
         return [
             DataError(f"{source.path}: {len(lost_files):,} file(s) are lost. {first}. {remedy}")
         ]

@@ -18,7 +18,7 @@ from cpt.data.readers.shared_lines import (
     TRANSFORM,
     SharedLines,
 )
-from cpt.data.readers.sources import files_of, kind_of
+from cpt.data.readers.sources import files_of, kind_of, listing_once
 from cpt.data.rows.held_out import check_sizes
 from cpt.data.rows.open_sources import compare_sample
 from cpt.data.store.tokenization import DocumentEncoder
@@ -55,6 +55,7 @@ TEMPLATE = Path(__file__).with_name("recipe.yaml.jinja")
 FIRST_WORDS = re.compile(r"(\S+\s+){7}\S+")  # including line breaks and indentation of code
 
 
+@listing_once()
 def command(
     documents: Annotated[
         str, typer.Argument(help="File, folder or glob: txt, md, jsonl, parquet, csv, ...")

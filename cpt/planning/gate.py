@@ -18,7 +18,7 @@ from cpt.checkpoints.retention import find_rule
 from cpt.data.readers.account import format_account
 from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.shared_lines import shared_line_warnings
-from cpt.data.readers.sources import kind_of
+from cpt.data.readers.sources import kind_of, listing_once
 from cpt.data.rows.contamination import small_sets
 from cpt.data.rows.held_out import check_sizes
 from cpt.data.rows.open_sources import check_sources, compare_sample, unchecked_sources
@@ -141,6 +141,7 @@ def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightRep
     return found
 
 
+@listing_once()
 def found_in(recipe: Recipe) -> PreflightReport:
     """Check a recipe with values in place of `auto`."""
     chosen, unchosen = recipe, None

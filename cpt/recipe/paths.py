@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from posixpath import splitext
 
 DOCUMENT_FILES = {".txt", ".md", ".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow"}
 COMPRESSED_FILES = {".gz": "gzip", ".zst": "zstd"}  # suffix -> pyarrow's name
@@ -36,8 +35,11 @@ def document_suffix(path: str) -> str:
 
 def format_of(path: str) -> str:
     """`.jsonl` of `a.jsonl`, `a.jsonl.gz` and `https://host/a.jsonl?signature=x`; `.png` of `a.png`."""
-    stem, suffix = splitext(without_query(path).lower())
-    return splitext(stem)[1] if suffix in COMPRESSED_FILES else suffix
+    name = without_query(path).lower().rpartition("/")[2]
+    stem, _, suffix = name.rpartition(".")
+    if f".{suffix}" in COMPRESSED_FILES:
+        stem, _, suffix = stem.rpartition(".")
+    return f".{suffix}" if stem else ""
 
 
 def without_query(path: str) -> str:

@@ -1,6 +1,7 @@
 """A folder is what it says it is: a saved dataset, a download from the Hub, or documents."""
 
 import os
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,6 +99,31 @@ def test_mixed_formats_are_a_warning(tmp_path, caplog):
     (tmp_path / "package.json").write_text('{"text": "b"}')
     assert sorted(texts_in(tmp_path)) == ["a", "b"]
     assert "files of several formats" in caplog.text and "/*.jsonl" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("beside", "is_read"), [("b.jsonl", False), ("b.md", True), ("b.py", True)]
+)
+def test_a_readme_is_a_document_unless_all_other_files_are_rows(tmp_path, beside, is_read):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    (tmp_path / beside).write_text('{"text": "b"}')
+    (tmp_path / "LICENSE").write_text("MIT")
+    (tmp_path / "README.md").write_text("about")
+    assert ("about" in texts_in(tmp_path)) == is_read
+    assert ("README or LICENSE" in passed_over(tmp_path)) != is_read
+
+
+def test_missing_shards_are_reported_by_name(tmp_path, caplog):
+    for number in (0, 1, 3):
+        write_parquet(tmp_path / f"data/train-{number:05}-of-00004.parquet", str(number))
+    write_parquet(tmp_path / "data/test-00001-of-00001.parquet", "counted from 1")
+    assert texts_in(tmp_path) == ["0", "1", "3"]
+    assert "data/train-00002-of-00004.parquet: missing" in caplog.text
+    assert passed_over(tmp_path)["missing shards (train-00002-of-00004.parquet)"] == 1
+    (glob,) = re.findall(r"\S+\*\S+", caplog.messages[-1])
+    caplog.clear()
+    assert texts_in(glob) == ["0", "1", "3"]
+    assert not caplog.text
 
 
 def test_linked_folders_are_read_once(tmp_path):

@@ -38,6 +38,12 @@ def texts_in(path, **options):
         ("a.json", b'[{"text": "a"}, {"text": ', "not valid JSON"),
         ("a.csv", b"id,text,text\n1,a,b\n", "Rename all but one"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "b', "the file ends inside the row"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": "b", "m": {"x": 1}',
+            "inside the row. .* glob of the other",
+        ),
+        ("a.csv", b"id,text\n1,a\n2", "the file ends inside the row"),
         ("a.txt", b"%PDF-1.7 ...", "begins as a .pdf file"),
         ("a.csv", b'id,text\n1,"a"\n2,"b', "unexpected end of data"),
         ("a.jsonl.gz", b"", "an empty file"),
@@ -75,6 +81,38 @@ def test_padded_gz_and_gz_of_several_members_are_read(tmp_path, content):
     assert len(texts_in(tmp_path / "a.jsonl.gz")) == 30
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "options", "where"),
+    [
+        ("a.jsonl", '{"text": "a"}\n{"text": "longer", "id": 1, "text": "b"}\n', {}, ":2"),
+        ("a.jsonl", '{"text": "a", "text": "longer than the first"}\n', {}, ":1"),
+        ("a.json", '[{"text": "a"}, {"text": "b", "text": "c"}]', {}, ": item 2"),
+        ("a.jsonl", '{"m": {"text": 1, "text": "b"}}\n', {"text_column": "m.text"}, ":1"),
+        ("a.jsonl", '{"text": "a", "t": 1, "t": 2}\n', {"template": "{t} {text}"}, ":1"),
+    ],
+    ids=["first is longer", "last is longer", "json", "nested", "template"],
+)
+def test_a_row_that_repeats_a_key_of_the_text_is_bad(tmp_path, name, content, options, where):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=f"{name}{where}: the key `.*` occurs 2 times"):
+        texts_in(tmp_path / name, **options)
+
+
+def test_a_message_that_repeats_a_key_is_bad(tmp_path):
+    talk = (
+        '[{"role": "user", "content": "a", "content": "b"}, {"role": "assistant", "content": "c"}]'
+    )
+    (tmp_path / "a.jsonl").write_text(f'{{"messages": {talk}}}\n')
+    with pytest.raises(DataError, match="a.jsonl:1: the key `content` occurs 2 times"):
+        texts_in(tmp_path / "a.jsonl", chat="messages")
+
+
+def test_repeated_keys_that_are_not_read_do_no_harm(tmp_path):
+    row = '{"id": 1, "id": 2, "text": "a", "m": {"text": 1, "text": 2}, "type": "text"}\n'
+    (tmp_path / "a.jsonl").write_text(row)
+    assert texts_in(tmp_path / "a.jsonl") == ["a"]
+
+
 def test_not_a_number_beside_the_text_is_read(tmp_path):
     (tmp_path / "a.jsonl").write_text(
         '{"text": "a", "score": NaN}\n{"text": "NaN", "x": -Infinity}\n'
@@ -84,13 +122,16 @@ def test_not_a_number_beside_the_text_is_read(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_nested_columns_are_read(tmp_path, read, suffix):
-    rows = [{"meta": {"text": f"text {number}", "id": number}} for number in range(3)]
+    rows = [{"meta": {"text": f"text {number}", "id": number}, "x": "y"} for number in range(3)]
     path = tmp_path / f"a{suffix}"
     if suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         pq.write_table(pa.Table.from_pylist(rows), path)
     assert texts_in(path, text_column="meta.text") == ["text 0", "text 1", "text 2"]
+    assert texts_in(path, template="{meta.id}: {x}")[1] == "1: y"
+    chat = {"user": "{meta.id}\n{meta.none}", "assistant": "meta.text"}
+    assert texts_in(path, chat=chat)[1] == "\x1euser\n1\n\x1eassistant\ntext 1"
     (bad, *_) = read(path, text_column="meta.body")
     assert isinstance(bad, BadRow) and "`body`" in bad.detail
 
@@ -114,6 +155,8 @@ def test_quotes_of_tsv_are_those_of_its_writer(tmp_path, lines, texts):
 def test_a_separator_is_found_in_files_with_windows_line_ends(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\r\nmore\r\n\r\ntwo\r\n\r\nthree")
     assert texts_in(tmp_path / "a.txt", text_documents="\n\n") == ["one\r\nmore", "two", "three"]
+    (tmp_path / "b.txt").write_bytes(b"one\n---\ntwo\r\n---\r\nthree\r\n---\nfour")  # both
+    assert texts_in(tmp_path / "b.txt", text_documents="\n---\n") == ["one", "two", "three", "four"]
 
 
 def test_json_lines_under_another_name_are_read_line_by_line(tmp_path):

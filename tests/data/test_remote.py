@@ -82,6 +82,18 @@ def test_a_file_behind_http_is_read_whether_the_server_has_ranges_or_not(
     assert [item.text for item in items] == [f"line {number}" for number in range(500)]
 
 
+SIGNED = "X-Amz-Expires=9&part=2&X-Amz-Signature="
+
+
+def test_a_renewed_signature_makes_no_new_store(server, tokenized):
+    server.files |= {f"a.jsonl?{SIGNED}{number}": lines(5) for number in (1, 2)}
+    server.files["a.jsonl?part=3&sig=1"] = lines(5)
+    sources = [tokenized(Source(path=f"{server.url}/{name}")) for name in server.files]
+    first, renewed, other = (source.shard_folder(0) for source in sources)
+    assert first == renewed != other
+    assert sources[0].states[0].name == f"{server.url}/a.jsonl?part=2"
+
+
 def test_a_folder_behind_http_is_listed_with_sizes(server):
     server.files |= {"b.jsonl": lines(10), "a.jsonl": lines(5), "c.png": b"x"}
     assert [(file.name, file.size) for file in files_of(Source(path=server.url + "/"), "k")] == [

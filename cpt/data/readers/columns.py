@@ -180,7 +180,7 @@ def template_columns(template: str) -> tuple[str, ...]:
         hint = "Write a column as {title}, a brace as {{."
         raise RecipeError(f"the template {template!r} is not valid: {problem}. {hint}") from problem
     names = [name for _, name, _, _ in parts if name is not None]
-    odd = [name for name in names if not name or set(name) & set(".[]") or name.isdigit()]
+    odd = [name for name in names if not name or set(name) & set("[]") or name.isdigit()]
     if odd or not names or any(form or conversion for _, _, form, conversion in parts):
         raise RecipeError(
             f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces."
@@ -211,7 +211,7 @@ def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, s
     if "text" in chosen:  # or its template: read as in any document
         return chosen
     for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
-        if column not in found:
+        if top_column(column, found) not in found:
             raise missing_column(found, column)
     return {**before, **chosen, **tools}
 
@@ -250,8 +250,13 @@ def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Se
         if found is None:
             return columns
         return tuple(dict.fromkeys(top_column(column, found) for column in columns))
-    if form == "document" or found is None:
-        return named or (NAMED[form][0][0],)
+    if not named and (form == "document" or found is None):
+        return (NAMED[form][0][0],)
+    if found is None:
+        return named
+    named = tuple(dict.fromkeys(top_column(column, found) for column in named))
+    if form == "document":
+        return named
     if form == "prompt":  # a reward may use any column
         return tuple(dict.fromkeys([*named, *found]))
     usual = [name for names in NAMED[form] for name in names]
@@ -304,6 +309,14 @@ def value_of(row: Mapping[str, object], column: str) -> object:
     if not rest or not isinstance(inside, Mapping):
         raise missing_column(list(row), column)
     return value_of(inside, rest)
+
+
+def value_or_none(row: Mapping[str, object], column: str) -> object:
+    if column in row:
+        return row[column]
+    top, _, rest = column.partition(".")
+    inside = row.get(top)
+    return value_or_none(inside, rest) if rest and isinstance(inside, Mapping) else None
 
 
 def top_column(column: str, found: Sequence[str]) -> str:

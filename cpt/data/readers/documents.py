@@ -17,8 +17,7 @@ DocumentView = Mapping[str, str]
 """A document as filters and transforms see it: `text`, `source` (its name) and `where` (file and line)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A range of a file's bytes, or the whole file. A line, or a row group of a parquet file, belongs to the piece
     with its first byte, so the file's size alone decides the cuts, and a piece may be empty."""
 
@@ -146,7 +145,7 @@ REMEDIES = {
     ),
     **dict.fromkeys(("invalid UTF-8", "UTF-16"), CONVERT),
     "too long": "Split it. For a txt file, set `{key}.text_documents` to `line` or to a separator.",
-    "columns of one name": "Rename all but one.",
+    **dict.fromkeys(("columns of one name", "repeated key"), "Rename all but one."),
     "long window": "Unpack it: zstd -d --long=31 FILE.",
     "damaged file": "Download or copy it again, or set `{key}.path` to a glob of the other files.",
     "pointer of Git LFS": "Fetch the files: git lfs pull. Or download them: hf download NAME --repo-type dataset.",
@@ -171,7 +170,14 @@ def documents_of(
 
 def complaint(bad: BadRow, key: str) -> str:
     at = "" if bad.byte is None else f" Byte {bad.byte:,} of the file."
-    return f"{bad.where}: {bad.detail}.{at} {REMEDIES.get(bad.reason, REMEDY).format(key=key)}"
+    return (
+        f"{bad.where}: {bad.detail}.{at} {remedy_for(bad.reason, key, loses_file=bad.loses_file)}"
+    )
+
+
+def remedy_for(reason: str, key: str, *, loses_file: bool) -> str:
+    usual = REMEDIES["damaged file"] if loses_file else REMEDY  # a lost file cannot be skipped
+    return REMEDIES.get(reason, usual).format(key=key)
 
 
 def listed(bad: BadRow) -> Listed:

@@ -23,6 +23,7 @@ from cpt.data.readers.columns import (
     row_columns,
     template_columns,
     value_of,
+    value_or_none,
 )
 from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, clean, kind_of_value
 from cpt.recipe.schema import DocumentSource
@@ -54,7 +55,7 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
             column: filled_in(value_of(row, column), column)
             for column in template_columns(source.template)
         }
-        text = clean(source.template.format(**values), "the template's text")
+        text = clean(fill(source.template, values), "the template's text")
     if source.chat is not None and text.startswith(
         CONTROL
     ):  # a plain text among examples must not look like one
@@ -62,6 +63,12 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
             "control character", f"it begins with the control character U+{ord(text[0]):04X}"
         )
     return text
+
+
+def fill(template: str, values: Mapping[str, str]) -> str:
+    """The template with values; unlike in `str.format`, a dot in a name is that of a nested column."""
+    parts = string.Formatter().parse(template)
+    return "".join(literal + values.get(name or "", "") for literal, name, _, _ in parts)
 
 
 def filled_in(value: object, column: str) -> str:
@@ -223,7 +230,10 @@ def filled_lines(template: str, row: Mapping[str, object]) -> str:
     first column are always kept."""
     columns = template_columns(template)
     value_of(row, columns[0])  # raises BadValue if it is missing
-    values = {name: "" if row.get(name) is None else filled_in(row[name], name) for name in columns}
+    found = {name: value_or_none(row, name) for name in columns}
+    values = {
+        name: "" if value is None else filled_in(value, name) for name, value in found.items()
+    }
 
     def has_value(part: str) -> bool:
         names = {name for _, name, _, _ in string.Formatter().parse(part) if name is not None}
@@ -232,7 +242,7 @@ def filled_lines(template: str, row: Mapping[str, object]) -> str:
     paragraphs = [
         filter(has_value, part.split("\n")) for part in template.split("\n\n") if has_value(part)
     ]
-    return "\n\n".join(map("\n".join, paragraphs)).format(**values)
+    return fill("\n\n".join(map("\n".join, paragraphs)), values)
 
 
 SIDES = {"user": "prompt", "assistant": "completion", "chosen": "chosen", "rejected": "rejected"}
@@ -338,7 +348,7 @@ class Example(NamedTuple):
 
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:
     values = {
-        name: unpacked(filled_lines(column, row) if "{" in column else row.get(column))
+        name: unpacked(filled_lines(column, row) if "{" in column else value_or_none(row, column))
         for name, column in columns.items()
     }
     parts: dict[str, str] = {}

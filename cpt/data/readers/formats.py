@@ -4,7 +4,8 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
@@ -12,7 +13,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cpt.data.readers.columns import check_columns, columns_of
+from cpt.data.readers.columns import check_columns, columns_of, text_columns
 from cpt.data.readers.documents import (
     BadRow,
     BadValue,
@@ -41,10 +42,12 @@ LONGEST_RECORD = 64 * 2**20  # an unclosed quote turns the rest of the file into
 BATCH = 1000
 QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 CUT = ": the file ends inside the row"
+NO_MORE = "unexpected end of data"  # in errors of orjson and of csv
 MAGIC = b"ARROW1"
 Lines = Iterator[
     tuple[int, int, bytes]
 ]  # number from the origin; first byte; the line with its line end
+MESSAGE_KEYS = ("role", "content", "from", "value")
 TOO_LONG = b"..."  # placeholder, compared by identity, for a document that is too long
 
 
@@ -90,17 +93,37 @@ def refuse_long(raw: bytes) -> None:
 
 def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     """Read the documents of a text file byte by byte; lines lose only their line end."""
+    if source.text_documents == "file":
+        yield whole_text(piece.path, read_whole(piece.path))
+        return
     for origin, number, byte, raw in raw_texts(piece, source.text_documents):
         try:
             refuse_long(raw)
             yield Document(decode(raw), origin, number)
         except BadValue as bad:
-            is_file = origin.unit == "document" and bad.reason == "too long"
-            yield replace(bad.at(origin, number, byte), loses_file=is_file, num_bytes=len(raw))
+            yield replace(bad.at(origin, number, byte), num_bytes=len(raw))
+
+
+def read_whole(path: str) -> bytes:
+    """The content of a file; of one that is too long for a document, enough to see that."""
+    with open_file(path) as file:
+        raw = file.read(BUFFER)  # of a size that costs small files nothing
+        return raw if len(raw) < BUFFER else raw + file.read(LONGEST_LINE + 1 - BUFFER)
+
+
+def whole_text(path: str, raw: bytes) -> Document | BadRow:
+    """The one document of a text file with this content."""
+    origin = Origin(path, "document")
+    try:
+        refuse_long(shortened(raw, len(raw)))
+        return Document(decode(raw.removeprefix(BOM)), origin, 1)
+    except BadValue as bad:
+        is_lost = bad.reason == "too long"
+        return replace(bad.at(origin, 1, 0), loses_file=is_lost, num_bytes=len(raw))
 
 
 def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes]]:
-    """Yield origin, number, first byte and content of each text; `unit` is `line`, `file`, or the separator."""
+    """Yield origin, number, first byte and content of each text; `unit` is `line` or the separator."""
     if unit == "line":
         origin, lines = lines_of(piece)
         for number, byte, line in lines:
@@ -108,33 +131,36 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
                 yield origin, number, byte, line if line is TOO_LONG else line.rstrip(b"\r\n")
         return
     with open_file(piece.path) as file:
-        if unit == "file":
-            raw = file.read(LONGEST_LINE + 1)
-            yield Origin(piece.path, "document"), 1, 0, shortened(raw.removeprefix(BOM), len(raw))
-            return
         origin = Origin(piece.path, "item")
-        separator = unit.encode()
-        if b"\r\n" in file.peek(BUFFER) and b"\r" not in separator:  # type: ignore[attr-defined]
-            separator = separator.replace(b"\n", b"\r\n")
-        for number, (byte, part) in enumerate(split(file, separator), start=1):
+        for number, (byte, part) in enumerate(split(file, unit.encode()), start=1):
             if part.strip():
                 yield origin, number, byte, part
 
 
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the first byte and the content of each part, without a byte order mark; one part at a time in memory."""
+    """Yield the first byte and the content of each part, without a byte order mark; one part at a time in memory. A
+    line break in the separator is any of LF and CRLF, also in one file."""
+    pattern, line_end = re.escape(separator), b""
+    if b"\r" not in separator:
+        pattern = pattern.replace(b"\\\n", rb"\r?\n")
+        if separator.startswith(b"\n"):  # a search that begins with something optional is slow
+            pattern, line_end = pattern.removeprefix(rb"\r?"), b"\r"
+    longest = len(separator) + separator.count(b"\n")
     held, at, dropped = (
         b"",
         0,
         0,
     )  # the part so far; its first byte; bytes of it that were discarded
     while block := file.read(BUFFER):
-        *parts, held = (held + block).split(separator)
-        for part in parts:
+        held += block
+        begin = 0
+        for match in re.finditer(pattern, held):
+            part = held[begin : match.start()].removesuffix(line_end)
             yield at, shortened(part.removeprefix(b"" if at else BOM), dropped + len(part))
-            at += dropped + len(part) + len(separator)
-            dropped = 0
-        searched = max(0, len(held) - len(separator) + 1)  # no separator begins before this
+            at += dropped + match.end() - begin
+            begin, dropped = match.end(), 0
+        held = held[begin:]
+        searched = max(0, len(held) - longest + 1)  # no separator begins before this
         if dropped + searched > LONGEST_LINE:
             dropped, held = dropped + searched, held[searched:]
     yield at, shortened(held.removeprefix(b"" if at else BOM), dropped + len(held))
@@ -147,17 +173,19 @@ def shortened(raw: bytes, num_bytes: int) -> bytes:
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin, lines = lines_of(piece)
     column = source.text_column if source.template is None and source.chat is None else None
+    key = orjson.dumps(column)
     for number, byte, line in lines:
         try:  # the fast path: most of billions of rows are good
             text = None if column is None else orjson.loads(line)[column]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             text = None
-        if type(text) is str and "\0" not in text:
+        # Of a repeated key orjson takes the last, which has all bytes of the text behind it.
+        if type(text) is str and "\0" not in text and line[: -len(text) - 1].count(key) < 2:
             yield Document(text, origin, number)
         elif line.strip():
             try:
                 refuse_long(line)
-                row = loads(line)
+                row = loads_strictly(line, source)
                 if not isinstance(row, dict):
                     raise not_an_object(row, source)
                 yield document_of(row, source, origin, number)
@@ -182,6 +210,60 @@ def loads(raw: bytes) -> Any:
             raise problem from None
 
 
+class RepeatedKeys(dict[str, Any]):
+    """An object whose JSON has keys twice. Reading one of them raises BadValue: which value is meant is unknown."""
+
+    def __init__(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.times = Counter(key for key, _ in pairs)
+
+    def __getitem__(self, key: str) -> Any:
+        self.refuse(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.refuse(key)
+        return super().get(key, default)
+
+    def refuse(self, key: str) -> None:
+        if self.times[key] > 1:
+            what = f"the key `{key}` occurs {self.times[key]} times in one object"
+            raise BadValue("repeated key", what)
+
+
+def loads_strictly(raw: bytes, source: DocumentSource) -> Any:
+    """The value of some JSON: a row, or a list of rows. RepeatedKeys for objects that repeat a key which is read."""
+    value = loads(raw)
+    row = value[0] if isinstance(value, list) and value else value
+    if not isinstance(row, dict):
+        return value
+    names = text_columns(source) if source.chat is None else (*row, *MESSAGE_KEYS)
+    nested = ".".join(names).split(".")
+    for name in dict.fromkeys([*names, *nested]):
+        num_written = raw.count(b'"%b"' % name.encode())  # also as a text
+        if num_written > 1 and num_written > num_keys(value, name):
+            return json.loads(raw, object_pairs_hook=object_of)  # several times slower
+    return value
+
+
+def num_keys(value: object, name: str) -> int:
+    """The number of objects with this key in a JSON value."""
+    number, waiting = 0, [value]
+    for part in waiting:  # grows
+        if isinstance(part, dict):
+            if name in part:
+                number += 1
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
+    return number
+
+
+def object_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    return row if len(row) == len(pairs) else RepeatedKeys(pairs)
+
+
 def not_an_object(row: object, source: DocumentSource) -> BadValue:
     key = columns_of(source)[0]
     return BadValue(
@@ -194,7 +276,8 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
         text = decode(raw)  # orjson does not report which byte is not UTF-8
     except BadValue as bad:
         return bad
-    is_cut = raw.lstrip()[:1] == b"{" and not raw.endswith((b"\n", b"}", b"]"))
+    is_object = raw.lstrip()[:1] == b"{" and not raw.endswith(b"\n")
+    is_cut = is_object and (problem.msg == NO_MORE or not raw.endswith((b"}", b"]")))
     what = f"{problem.msg} at character {problem.pos}{CUT if is_cut else ''}"
     return BadValue("not valid JSON", f"not valid JSON: {what}", len(text[: problem.pos].encode()))
 
@@ -210,7 +293,7 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         yield from read_json_lines(piece, source)
         return
     try:
-        rows = loads(raw)
+        rows = loads_strictly(raw, source)
     except orjson.JSONDecodeError as problem:
         if is_json_lines(raw):  # of long lines
             yield from read_json_lines(piece, source)
@@ -255,6 +338,7 @@ class Records:
     def __init__(self, piece: Piece) -> None:
         self.origin, self.lines = lines_of(piece)
         self.number, self.byte, self.num_lines = 1, 0, 0
+        self.is_ended = True  # the last line that was read
         self.problem: BadValue | None = None
         csv.field_size_limit(sys.maxsize)  # Python's default limit is 128 KiB per field
         self._dialect: dict[str, Any] = {"delimiter": ","}
@@ -268,6 +352,7 @@ class Records:
             if not self.num_lines:
                 self.number, self.byte = number, byte
             self.num_lines += 1
+            self.is_ended = line.endswith((b"\n", b"\r"))
             if byte + len(line) - self.byte > LONGEST_RECORD:
                 what = (
                     f"a record of more than {LONGEST_RECORD:,} bytes; check for an unclosed quote"
@@ -309,7 +394,7 @@ class Records:
             self.number,
             byte,
             num_rows,
-            loses_file="unexpected end of data" in bad.detail,  # the file ends inside quotes
+            loses_file=NO_MORE in bad.detail or CUT in bad.detail,  # the former inside quotes
         )
 
 
@@ -332,6 +417,8 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
                 continue
             if len(record) != len(columns):
                 what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
+                if len(record) < len(columns) and not records.is_ended:
+                    what += CUT
                 raise BadValue("wrong number of fields", what)
             row = {columns[place]: record[place] for place in places}
             yield document_of(row, source, records.origin, records.number)

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from posixpath import basename, dirname, splitext
 from typing import Any
 
@@ -15,10 +16,12 @@ from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, format_of
 
 DICT, STATE = "dataset_dict.json", "state.json"  # written by `save_to_disk`
 OF_DATASETS = {DICT, STATE, "dataset_info.json", "dataset_infos.json"}
+CARD = "README.md"
+ROW_FILES = DOCUMENT_FILES - TEXT_FILES
 ABOUT_FILES = "README or LICENSE"
 CACHE = re.compile(r"cache-.*\.arrow|tmp[0-9a-z_]{8}")  # written by `map` and `filter`
 ABOUT = re.compile(
-    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|code_of_conduct)[^/.]*",
+    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|code_of_conduct)[^.]*(\.[^.]*)?",
     re.IGNORECASE,
 )
 # One of these keys in the front matter of README.md makes it the card of a dataset.
@@ -42,6 +45,7 @@ WORDS = {
     "test": "test|testing|eval|evaluation",
 }
 SHARDED = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
+SHARD = re.compile(r"(.*[-_.])(\d{5,})-of-(\d{5,})([^/]*)")
 IN_FOLDER = {
     split: re.compile(rf"(?:.*/)?(?:[^/]*{SEPARATOR})?(?:{words})(?:{SEPARATOR}[^/]*)?/.+")
     for split, words in WORDS.items()
@@ -59,16 +63,22 @@ class Listing:
     files: list[File] = field(default_factory=list)
     passed_over: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Reason -> (files, bytes), the largest number of files first."""
+    missing: list[str] = field(default_factory=list)
+    """Shards that the names of others promise."""
+
+    @cached_property
+    def formats(self) -> Counter[str]:
+        return Counter(format_of(file.name) for file in self.files)
 
     @property
     def is_mixed(self) -> bool:
         """True for files of several formats; txt and md are one."""
-        formats = {format_of(file.name) for file in self.files}
-        return len(formats) > 1 and not formats <= TEXT_FILES
+        return len(self.formats) > 1 and not self.formats.keys() <= TEXT_FILES
 
     def __str__(self) -> str:
-        formats = Counter(format_of(file.name).removeprefix(".") for file in self.files)
-        read = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())
+        read = ", ".join(
+            f"{count:,} {suffix.removeprefix('.')}" for suffix, count in self.formats.most_common()
+        )
         lost = ", ".join(
             f"{files:,} {reason} ({num_bytes:,} bytes)"
             for reason, (files, num_bytes) in self.passed_over.items()
@@ -83,6 +93,24 @@ def count_passed_over(reasons: Iterable[tuple[str, int]]) -> dict[str, tuple[int
         files[reason] += 1
         sizes[reason] += size
     return {reason: (count, sizes[reason]) for reason, count in files.most_common()}
+
+
+def missing_shards(names: Iterable[str]) -> list[str]:
+    """`train-00002-of-00004.parquet`, if other shards of the four are among the names."""
+    numbers: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        if "-of-" in name and (shard := SHARD.fullmatch(name)) is not None:
+            before, number, num_shards, after = shard.groups()
+            numbers.setdefault((before, num_shards, after), set()).add(int(number))
+    missing = []
+    for (before, num_shards, after), present in numbers.items():
+        first = int(int(num_shards) in present)  # some count from 1
+        absent = set(range(first, first + int(num_shards))) - present
+        missing += [
+            f"{before}{number:0{len(num_shards)}}-of-{num_shards}{after}"
+            for number in sorted(absent)
+        ]
+    return missing
 
 
 @dataclass
@@ -104,6 +132,11 @@ class Folder:
             return self.names
         first, end = bisect_left(self.names, folder), bisect_left(self.names, folder[:-1] + "0")
         return self.names[first:end]  # "0" follows "/"
+
+    def called(self, name: str) -> list[str]:
+        """The files of this name in all folders."""
+        below = f"/{name}"
+        return [path for path in self.names if path == name or path.endswith(below)]
 
     def leave_out(self, names: Iterable[str], reason: str) -> None:
         for name in names:
@@ -129,8 +162,8 @@ def reasons_to_pass_over(folder: Folder, is_download: bool = False) -> dict[str,
         reason = why_not_data(name)
         if reason and reason != ABOUT_FILES:  # those may be the text
             folder.leave_out([name], reason)
-    roots = {dirname(name): card for name in folder.names if (card := card_of(folder, name))}
-    roots |= {dirname(name): {} for name in folder.names if basename(name) == "dataset_infos.json"}
+    roots = {dirname(name): card for name in folder.called(CARD) if (card := card_of(folder, name))}
+    roots |= {dirname(name): {} for name in folder.called("dataset_infos.json")}
     if is_download:
         roots.setdefault("", {})
     for root in sorted(roots, key=lambda root: (root.count("/"), root)):
@@ -152,7 +185,7 @@ def reasons_to_pass_over(folder: Folder, is_download: bool = False) -> dict[str,
 def saved_datasets(folder: Folder) -> list[str]:
     """Leave out all but the files of the split in folders that `save_to_disk` wrote; return these folders."""
     claimed = []
-    for name in [name for name in folder.names if basename(name) == DICT]:
+    for name in folder.called(DICT):
         prefix = name.removesuffix(DICT)
         splits = values_of(folder, name, "splits")
         if not splits:
@@ -166,7 +199,7 @@ def saved_datasets(folder: Folder) -> list[str]:
                 folder.leave_out(folder.below(f"{prefix}{split}/"), f"of split `{split}`")
         chosen = set(folder.below(f"{prefix}{folder.split}/"))
         leave_out_others(folder, set(folder.below(prefix)) - chosen, DICT)
-    for name in [name for name in folder.names if basename(name) == STATE]:
+    for name in folder.called(STATE):
         prefix = name.removesuffix(STATE)
         stored = [prefix + str(file["filename"]) for file in values_of(folder, name, "_data_files")]
         if not stored or folder.reasons.get(name):
@@ -188,9 +221,10 @@ def leave_out_others(folder: Folder, names: Iterable[str], described_in: str) ->
 
 def why_not_data(name: str) -> str:
     """Why a file of a dataset has no documents, by its name; empty if it may have some."""
-    if CACHE.fullmatch(basename(name)):
+    base = basename(name)
+    if CACHE.fullmatch(base):
         return "caches of `datasets`"
-    if basename(name) in OF_DATASETS:
+    if base in OF_DATASETS:
         return "metadata of `datasets`"
     return ABOUT_FILES if is_about(name) else ""
 
@@ -204,8 +238,8 @@ def values_of(folder: Folder, name: str, key: str) -> list[Any]:
 
 
 def card_of(folder: Folder, name: str) -> dict[str, Any] | None:
-    """The front matter of a dataset's card; None for another file."""
-    if basename(name) != "README.md" or folder.reasons.get(name):
+    """The front matter of a dataset's card; None for another README."""
+    if folder.reasons.get(name):
         return None
     text = folder.read(name).decode(errors="replace").removeprefix("\ufeff")
     found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
@@ -252,7 +286,7 @@ def config_of(folder: Folder, prefix: str, card: Mapping[str, Any]) -> Mapping[s
     defaults = [config for config in configs.values() if config.get("default")]
     if len(configs) > 1 and "default" not in configs and not defaults:
         raise DataError(
-            f"{folder.path}: {prefix}README.md has the subsets {', '.join(configs)}. Set `{folder.key}.subset`."
+            f"{folder.path}: {prefix}{CARD} has the subsets {', '.join(configs)}. Set `{folder.key}.subset`."
         )
     if defaults:
         return defaults[0]
@@ -314,18 +348,19 @@ def of_most_common_format(names: Sequence[str]) -> list[str]:
 
 
 def is_about(name: str) -> bool:
-    return (
-        format_of(name) in TEXT_FILES and ABOUT.fullmatch(splitext(basename(name))[0]) is not None
-    )
+    return ABOUT.fullmatch(basename(name)) is not None and format_of(name) in TEXT_FILES
 
 
 def choose_by_names(folder: Folder, claimed: Sequence[str]) -> None:
-    """Apply the split rules to each folder without a card whose files of rows all have names of splits."""
-    rest = [
-        name
-        for name in folder.names
-        if name not in folder.reasons and not name.startswith(tuple(claimed))
-    ]
+    """Apply the split rules to each folder without a card whose files of rows all have names of splits. A README is
+    no document if all other files are rows; among code and texts it is."""
+    unclaimed = [name for name in folder.names if not name.startswith(tuple(claimed))]
+    rest = [name for name in unclaimed if name not in folder.reasons]
+    if all(format_of(name) in ROW_FILES or ABOUT.fullmatch(basename(name)) for name in unclaimed):
+        rows = [name for name in rest if not is_about(name)]
+        if rows:
+            folder.leave_out(filter(is_about, rest), ABOUT_FILES)
+            rest = rows
     for prefix, names in with_subfolders(rest):
         splits = guessed_splits(names)
         if folder.split not in splits:

@@ -7,8 +7,6 @@ import sys
 import time
 import zlib
 from collections.abc import Callable
-from pathlib import Path
-from posixpath import splitext
 from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
@@ -36,6 +34,13 @@ PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])",
     re.IGNORECASE | re.DOTALL,
 )
+# The field of a URL with its signature -> the fields that are renewed with it: S3, Google Cloud, CloudFront, Azure.
+SIGNING = {
+    "x-amz-signature": r"x-amz-.*",
+    "x-goog-signature": r"x-goog-.*",
+    "signature": r"signature|expires|policy|key-pair-id|awsaccesskeyid|googleaccessid",
+    "sig": r"s(e|i|p|r|s|t|v|ig|ip|pr|rt|ke|ks|kt|kv|koid|ktid)",
+}
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.5  # doubled after each try
 TRY_AGAIN = (408, 425, 429)  # and every status >= 500
@@ -141,10 +146,25 @@ def is_url(path: str) -> bool:
     return "://" in path
 
 
-def disguise_of(path: str) -> tuple[str, str] | None:
+def unsigned(url: str) -> str:
+    """The URL of a file without the signature in its query, which is renewed while the file remains the same."""
+    address, _, query = url.partition("?")
+    fields = query.split("&")
+    names = [field.partition("=")[0].lower() for field in fields]
+    signing = [pattern for name, pattern in SIGNING.items() if name in names]
+    if not signing:
+        return url
+    renewed = re.compile("|".join(signing))
+    rest = [field for name, field in zip(names, fields, strict=True) if not renewed.fullmatch(name)]
+    return f"{address}?{'&'.join(rest)}" if rest else address
+
+
+def disguise_of(path: str, content: bytes | None = None) -> tuple[str, str] | None:
     """What a file is instead of what its name says, by its first bytes: a reason and a sentence."""
-    with open_plain(path, stop=FIRST_BYTES) as file:
-        start = file.read(FIRST_BYTES)
+    if content is None:
+        with open_plain(path, stop=FIRST_BYTES) as file:
+            content = file.read(FIRST_BYTES)
+    start = content[:FIRST_BYTES]
     if start.startswith(POINTERS) and len(start) < FIRST_BYTES and len(start.splitlines()) < 5:
         return "pointer of Git LFS", "a pointer of Git LFS or git-annex, not the file itself"
     for magic, suffix in MAGIC_BYTES.items():
@@ -166,7 +186,8 @@ def disguise_of(path: str) -> tuple[str, str] | None:
 
 
 def compression_of(path: str) -> str | None:
-    return COMPRESSED_FILES.get(splitext(without_query(path).lower())[1])
+    suffix = without_query(path).lower().rpartition(".")[2]
+    return COMPRESSED_FILES.get(f".{suffix}")
 
 
 def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
@@ -185,8 +206,9 @@ def open_file(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
 def open_plain(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
     if is_url(path):
         return io.BufferedReader(RemoteFile(path, begin, stop), REMOTE_BUFFER)
-    file = Path(path).open("rb", buffering=BUFFER)  # noqa: SIM115
-    file.seek(begin)
+    file = open(path, "rb", buffering=BUFFER)  # noqa: SIM115
+    if begin:
+        file.seek(begin)
     return file
 
 

@@ -8,7 +8,8 @@ import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from itertools import chain, count, islice, zip_longest
 from pathlib import Path
@@ -39,9 +40,17 @@ from cpt.data.readers.formats import (
     read_json_lines,
     read_parquet,
     read_text,
+    read_whole,
+    whole_text,
 )
 from cpt.data.readers.hub import cannot_fetch, fetch, hub_files, is_hub_file, read_hub
-from cpt.data.readers.listing import Folder, Listing, count_passed_over, reasons_to_pass_over
+from cpt.data.readers.listing import (
+    Folder,
+    Listing,
+    count_passed_over,
+    missing_shards,
+    reasons_to_pass_over,
+)
 from cpt.data.readers.opening import (
     DAMAGE,
     KNOWN,
@@ -50,6 +59,7 @@ from cpt.data.readers.opening import (
     is_http,
     is_url,
     persistently,
+    unsigned,
 )
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
@@ -83,6 +93,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Headers or fields with the version of a file's content.
 TAGS = ("ETag", "etag", "md5Hash", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
 LISTING_THREADS = 16
+NUMBER = re.compile(r"\d{5,}-of-")  # of a shard
+LISTINGS: ContextVar[dict[tuple[str | None, ...], Listing] | None] = ContextVar(
+    "listings", default=None
+)
 ONE_FORMAT = "If one of them is not text to learn, name the others: {}/*.jsonl"
 
 
@@ -105,8 +119,10 @@ def pieces_of(source: DocumentSource, key: str, piece_bytes: int = PIECE_BYTES) 
 def cut_files(files: Sequence[File], source: DocumentSource, piece_bytes: int) -> list[Piece]:
     pieces: list[Piece] = []
     for file in files:
-        is_cut = file.size > piece_bytes and can_be_cut(file.name, source)
-        starts = range(0, file.size, piece_bytes) if is_cut else range(1)
+        if file.size <= piece_bytes or not can_be_cut(file.name, source):
+            pieces.append(Piece(file.name))
+            continue
+        starts = range(0, file.size, piece_bytes)
         pieces += [Piece(file.name, start, stop) for start, stop in zip_longest(starts, starts[1:])]
     return pieces
 
@@ -141,29 +157,37 @@ def can_be_cut(path: str, source: DocumentSource) -> bool:
 
 def read_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
     """The documents of a piece and its bad rows, in order; the reader counts them if there are `max_documents`."""
-    kind, is_first_enough = (
-        kind_of(source.path),
-        source.streaming or source.max_documents is not None,
-    )
-    if kind == "function":
-        return read_function(source, key)
-    if kind == "hub" and piece.path == source.path:
-        return read_hub(source, key, hub_files(source, key).commit)
-    if kind == "hub" and not is_first_enough:  # downloaded whole into the Hub's cache
-        piece = replace(piece, path=fetch(piece.path, key))
+    if piece.path == source.path:
+        kind = kind_of(source.path)
+        if kind == "function":
+            return read_function(source, key)
+        if kind == "hub":
+            return read_hub(source, key, hub_files(source, key).commit)
+    is_first_enough = source.streaming or source.max_documents is not None
+    is_of_hub = is_url(piece.path) and not is_url(source.path)
+    if is_of_hub and not is_first_enough:  # downloaded whole into the Hub's cache
+        piece = Piece(fetch(piece.path, key), piece.start, piece.stop)
     return read_file_piece(source, piece, key)
 
 
 def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[Document | BadRow]:
-    if format_of(piece.path) in TEXT_FILES:
-        refuse_texts(source, format_of(piece.path), key)
+    suffix = format_of(piece.path)
+    is_text = suffix in TEXT_FILES
+    if is_text:
+        refuse_texts(source, suffix, key)
     whole = Origin(piece.path, "document")
+    content = None
     try:
-        disguise = disguise_of(piece.path) if not piece.start else None
+        if is_text and source.text_documents == "file" and compression_of(piece.path) is None:
+            content = read_whole(piece.path)  # of small files there may be millions: open each once
+        disguise = disguise_of(piece.path, content) if not piece.start else None
         if disguise is not None:
             yield BadRow(*disguise, whole, 1, loses_file=True)
             return
-        items = READERS[format_of(piece.path)](piece, source)
+        if content is not None:
+            yield whole_text(piece.path, content)
+            return
+        items = READERS[suffix](piece, source)
         if (first := next(items, None)) is not None:
             yield first
             yield from items
@@ -241,6 +265,26 @@ def files_of(source: DocumentSource, key: str) -> list[File]:
 
 def listing_of(source: DocumentSource, key: str) -> Listing:
     """The files of a source, and those of its folder that are passed over, by reason."""
+    listings = LISTINGS.get()
+    if listings is None:
+        return list_source(source, key)
+    place = (source.path, source.revision, source.subset, source.split)
+    if place not in listings:
+        listings[place] = list_source(source, key)
+    return listings[place]
+
+
+@contextmanager
+def listing_once() -> Iterator[None]:
+    """List each source once in this block: a check asks for the same folders several times."""
+    token = LISTINGS.set({})
+    try:
+        yield
+    finally:
+        LISTINGS.reset(token)
+
+
+def list_source(source: DocumentSource, key: str) -> Listing:
     kind = kind_of(source.path)
     if kind == "hub":
         return Listing(hub_files(source, key).files or [])
@@ -294,7 +338,9 @@ def list_folder(path: Path, source: DocumentSource, key: str) -> Listing:
     )
     is_download = (path / ".cache/huggingface").is_dir() or IN_HUB_CACHE.search(f"{path}/x")
     reasons = reasons_to_pass_over(folder, is_download=is_download is not None)
-    numbers = {inode(found[name]) for name in found.keys() - reasons.keys() - links}
+    numbers = set[tuple[int, int]]()
+    if links:
+        numbers = {inode(found[name]) for name in found.keys() - reasons.keys() - links}
     for name in sorted(links - reasons.keys()):  # one of several names of a file is enough
         if inode(found[name]) in numbers:
             reasons[name] = "links to a file that is read"
@@ -305,8 +351,11 @@ def list_folder(path: Path, source: DocumentSource, key: str) -> Listing:
             f"{source.path}: expected a {KNOWN} file in the folder. Set `{key}.path`; a dataset on the Hub is written"
             " `owner/name`."
         )
-    left_out = ((reason, found[name].st_size) for name, reason in reasons.items())
-    return Listing(in_order(files), count_passed_over(left_out))
+    left_out = [(reason, found[name].st_size) for name, reason in reasons.items()]
+    missing = missing_shards(file.name for file in files)
+    if missing:
+        left_out += [(f"missing shards ({Path(missing[0]).name})", 0)] * len(missing)
+    return Listing(in_order(files), count_passed_over(left_out), missing)
 
 
 def walk(root: Path, key: str) -> tuple[dict[str, os.stat_result], set[str]]:
@@ -449,6 +498,12 @@ def log_listing(source: DocumentSource, listing: Listing) -> None:
     if not is_main_process() or not (listing.passed_over or len(listing.files) > 1):
         return
     log.info(f"{source.path}: {listing}")
+    if listing.missing:
+        warn_once(
+            f"{listing.missing[0]}: missing, as {len(listing.missing):,} of this folder's numbered shards are. Copy or"
+            f" download them. To train without them, name those that are there:"
+            f" {NUMBER.sub('*-of-', listing.missing[0])}"
+        )
     if listing.is_mixed:
         warn_once(f"{source.path}: files of several formats. {ONE_FORMAT.format(source.path)}")
 
@@ -476,7 +531,7 @@ def contents_of(files: Sequence[File]) -> dict[str, str]:
 
 
 def absolute(path: str) -> str:
-    return path if is_url(path) else str(Path(path).expanduser().absolute())
+    return unsigned(path) if is_url(path) else str(Path(path).expanduser().absolute())
 
 
 def cannot_read(file: str, problem: Exception, key: str) -> CptError:

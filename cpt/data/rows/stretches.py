@@ -84,5 +84,5 @@ def problems_of_change(earlier: Sequence[Data], now: Data) -> list[str]:
 
 def texts_of(source: Source) -> str:
     """A text that two sources of the same documents have in common."""
-    path = absolute(source.path) if kind_of(source.path) == "local" else source.path
+    path = absolute(source.path) if kind_of(source.path) in ("local", "url") else source.path
     return repr((path, sorted(source.data_files), source.subset, source.split, source.options))

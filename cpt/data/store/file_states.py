@@ -3,7 +3,7 @@
 import os
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from os.path import commonpath
 from pathlib import Path
@@ -12,7 +12,7 @@ from xxhash import xxh3_128
 
 from cpt.cache import key_of
 from cpt.data.readers.documents import File, Piece
-from cpt.data.readers.opening import is_url
+from cpt.data.readers.opening import is_url, unsigned
 from cpt.data.store.token_files import ShardDescription, TokenFiles
 from cpt.errors import DataError
 from cpt.files import read_sealed, sealed, size_and_hash, write_atomic
@@ -59,7 +59,7 @@ class StoredFiles:
         if self.moved_from is None:
             return None
         files = [self.file_there[piece.path] for piece in shard]
-        pieces = [replace(piece, path=file.name) for piece, file in zip(shard, files, strict=True)]
+        pieces = [piece._replace(path=file.name) for piece, file in zip(shard, files, strict=True)]
         folder = self.moved_from[0] / shard_name(pieces, states_of_files(files))
         paths = {there.path: here.path for here, there in zip(shard, pieces, strict=True)}
         return OtherPlace(folder, paths)
@@ -129,7 +129,9 @@ def states_of_files(files: Sequence[File]) -> States:
 
 def shard_name(shard: Shard, states: States) -> str:
     """The folder of a shard, by the state of its files: a changed file affects only its shards."""
-    pieces = [[piece.path, piece.start, piece.stop, states.get(piece.path)] for piece in shard]
+    pieces = [
+        [unsigned(piece.path), piece.start, piece.stop, states.get(piece.path)] for piece in shard
+    ]
     return key_of({"pieces": pieces})
 
 

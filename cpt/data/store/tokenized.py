@@ -285,7 +285,7 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
         )
     return {
         "format": FORMAT,
-        "path": absolute(source.path) if kind == "local" else source.path,
+        "path": absolute(source.path) if kind in ("local", "url") else source.path,
         "code": module_text("source", source.path) if kind == "function" else None,
         "source": described,
         "order": None,
