@@ -607,6 +607,20 @@ def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(both, run, stage):
+    words = ("training.logging_steps=4",)
+    for trouble in ("spike/1@3", "nan/1@6"):
+        engine = f"training.deepspeed={{zero_optimization: {{stage: {stage}}}, train_batch_size: auto}}"
+        name = f"zero-{trouble[:3]}"
+        assert both(*words, f"name=plain-{name}", trouble=trouble) == [0, 0]
+        assert both(*words, f"name={name}", engine, trouble=trouble) == [0, 0]
+        expected = losses(run.with_name(f"plain-{name}"))
+        assert losses(run.with_name(name)) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_signal_to_one_of_two_processes_in_an_evaluation_ends_both_and_they_make_it_up(
     both, run, of_two, corpus
 ):
