@@ -12,7 +12,7 @@ if not __package__:  # started as a file: import from the repository root, not f
 from cpt.command_line import run_command  # first: it silences libraries that the others import
 
 # isort: split
-from cpt.checkpoints.resume import Wanted, choose_checkpoint
+from cpt.checkpoints.resume import Wanted, choose_checkpoint, refuse_missing
 from cpt.checkpoints.retention import archive_record
 from cpt.data.rows.stretches import ended_stretches
 from cpt.distributed import (
@@ -77,6 +77,8 @@ def train(
             to skip rows.
     """
     launch = join_processes(recipe.training)
+    if isinstance(resume, Path):
+        refuse_missing(resume)
     changes = RecipeChanges(
         recipe, accept=change, note=note, branch_of=from_checkpoint, resume=resume
     )

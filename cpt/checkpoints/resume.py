@@ -45,7 +45,19 @@ def wanted_checkpoint(option: str) -> Wanted:
     counts = [os.environ.get(name, "0") for name in RESTART_COUNTS]
     if option == "latest" or any(count.isdigit() and int(count) for count in counts):
         return "latest"
-    return "none" if option == "none" else Path(option).expanduser()
+    if option == "none":
+        return "none"
+    checkpoint = Path(option).expanduser()
+    refuse_missing(checkpoint)
+    return checkpoint
+
+
+def refuse_missing(checkpoint: Path) -> None:
+    if not checkpoint.is_dir():
+        words = "latest, none, or a checkpoint's folder"
+        raise CheckpointError(
+            f"--resume {checkpoint}: no such folder in {Path.cwd()}. Give {words}."
+        )
 
 
 def choose_checkpoint(
@@ -140,8 +152,7 @@ def bad_checkpoints(folder: Path) -> list[Path]:
 
 def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
     """Resume from the checkpoint of `--resume PATH`, from this run or another."""
-    if not checkpoint.is_dir():
-        raise CheckpointError(f"--resume {checkpoint}: no such folder in {Path.cwd()}.")
+    refuse_missing(checkpoint)
     manifest = None
     if (checkpoint / MANIFEST).exists():
         if found := defects(checkpoint):

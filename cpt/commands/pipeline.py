@@ -1,9 +1,11 @@
 """`cpt pipeline FILE`: run several recipes in sequence. Finished runs are skipped, interrupted runs resume."""
 
 import json
+import shlex
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,11 +20,11 @@ from cpt.launch.supervise import command_of_attempt, refuse_launcher
 from cpt.planning.gate import report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
-from cpt.recipe.load import differing_keys, load_recipe, load_with_places
+from cpt.recipe.load import changes_between, load_recipe, load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Mistakes, Node, plain, read_or_raise
 from cpt.runs.folder import RECIPE
-from cpt.runs.record import Run
+from cpt.runs.record import Run, has_results
 
 KEYS = ("name", "description", "steps")
 
@@ -101,9 +103,14 @@ def command(
 
 
 def check_step(pipeline: Pipeline, step: Step) -> bool:
-    """Whether the step has mistakes. If an earlier step has not made its model yet, only the recipe is checked."""
+    """Whether the step has mistakes.
+
+    If an earlier step has not made its model yet, it is checked with the model that the earlier step starts from. If
+    its teacher or a reward model is missing, only the recipe is checked.
+    """
     if step.run.is_finished:
         return False
+    step = with_existing_model(pipeline, step)
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
     if waiting:
         folder, number = waiting[0].run.folder, waiting[0].number
@@ -113,6 +120,32 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
         return False
     found = report(step.file, step.recipe, step.root)
     return bool(found.mistakes or found.blockers)
+
+
+def with_existing_model(pipeline: Pipeline, step: Step) -> Step:
+    """The step with the model and tokenizer that the first unfinished step before it starts from, which have the same
+    shape."""
+    recipe = step.recipe
+    for other in reversed(pipeline.steps[: step.number - 1]):
+        if other.run.is_finished:
+            continue
+        made = other.run.folder.absolute()
+        same = other.recipe.model
+        if is_below(recipe.tokenizer.path, made) or (
+            recipe.tokenizer.path is None and is_below(recipe.model.path, made)
+        ):
+            recipe = recipe.model_copy(update={"tokenizer": other.recipe.tokenizer})
+        if is_below(recipe.model.path, made):
+            names = ("path", "revision", "config", "from_scratch", "import_", "trust_remote_code")
+            start = {name: getattr(same, name) for name in names}
+            start |= {"parameters": None, "rope": recipe.model.rope or same.rope}
+            model = recipe.model.model_copy(update=start)
+            recipe = recipe.model_copy(update={"model": model})
+    return replace(step, recipe=recipe)
+
+
+def is_below(path: str | None, folder: Path) -> bool:
+    return path is not None and folder in (Path(path).absolute(), *Path(path).absolute().parents)
 
 
 def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -> None:
@@ -204,8 +237,21 @@ def conflicts(pipeline: Pipeline) -> Iterator[str]:
         for other in pipeline.made_by_others(step):
             if other.number >= step.number:
                 yield f"step {step.number} continues from {other.run.folder}. Put step {other.number} before it."
-        saved = folder / RECIPE
-        if saved.exists() and (differences := differing_keys(load_recipe(saved), step.recipe)):
-            listing = "\n".join(f"  {line}" for line in differences)
-            remedy = "Give the step another `name`, or remove the folder."
-            yield f"step {step.number}: {folder} is a run of another recipe (there -> here):\n{listing}\n{remedy}"
+        if (folder / RECIPE).exists() and has_results(folder):
+            yield from refused_changes(step)
+
+
+def refused_changes(step: Step) -> Iterator[str]:
+    """Yield why the step's run cannot continue with its recipe: only free keys change without being asked."""
+    folder = step.run.folder
+    with suppress(RecipeError):  # the step writes a damaged one again
+        changes = changes_between(load_recipe(folder / RECIPE), step.recipe)
+        changes = [change for change in changes if change.kind != "free"]
+        if not changes:
+            return
+        remedy = "Give the step another `name`, or remove the folder."
+        if all(change.kind == "from_step" for change in changes):
+            words = shlex.join([str(step.file), *step.overrides])
+            remedy = f"Apply the change first: cpt train {words} --change"
+        listing = "\n".join(f"  {change}" for change in changes)
+        yield f"step {step.number}: {folder} is a run of another recipe (there -> here):\n{listing}\n{remedy}"

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from cpt.errors import RecipeError
 from cpt.files import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
-from cpt.recipe.paths import result_of_run
+from cpt.recipe.paths import expanded, result_of_run
 from cpt.recipe.rules import check_rules, name_of_path
 from cpt.recipe.schema import (
     CLASSES_OF_CHANGE,
@@ -120,6 +120,7 @@ def load_section(
 
 def check_tree(root: Node, mistakes: Mistakes, own: Collection[str] = ()) -> Recipe:
     """Return the recipe of a tree, or raise one error with all mistakes; rules are checked in its `own` sections."""
+    expand_paths(root, mistakes)
     check_passed_on_keys(root, mistakes)
     add_retain_presets(root, mistakes)
     deepspeed = node_at(root, ("training", "deepspeed"))
@@ -267,12 +268,45 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
     return Node({}, written.place, broken=True)
 
 
+# Keys of paths, also in the options of filters, tasks and Hugging Face's sections.
+PATH_KEYS = (
+    "path",
+    "output_dir",
+    "archive",
+    "folder",
+    "against",
+    "index",
+    "data_files",
+    "deepspeed",
+)
+PATH_KEYS += ("logging_dir", "cache_dir")
+
+
+def expand_paths(node: Node, mistakes: Mistakes, key: str = "") -> None:
+    """Replace `~` and `$VARIABLE` in all paths, once for all readers of the recipe."""
+    if isinstance(node.value, dict):
+        for name, child in node.value.items():
+            expand_paths(child, mistakes, str(name))
+    elif isinstance(node.value, list):
+        for child in node.value:
+            expand_paths(child, mistakes, key)
+    elif isinstance(node.value, str) and (key in PATH_KEYS or node.value.startswith("~/")):
+        try:
+            node.value = expanded(node.value)
+        except ValueError as problem:
+            mistakes.add(node.place, f"`{key}`: {problem}")
+
+
 def find_file(written: Node, mistakes: Mistakes) -> Path | None:
     """Find the file that a path in a recipe names: in the folder of the recipe, in the current folder, or among the
     recipes that come with cpt. If there is no such file, add a mistake and return None."""
     beside = Path(written.place.file).parent if written.place.line else Path()
     folders = [beside, Path(), REPOSITORY / "recipes", REPOSITORY]
-    asked = Path(written.value).expanduser()
+    try:
+        asked = Path(expanded(written.value))
+    except ValueError as problem:
+        mistakes.add(written.place, str(problem))
+        return None
     for folder in folders:
         if (folder / asked).is_file():
             return Path(os.path.normpath(folder / asked))

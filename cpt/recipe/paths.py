@@ -1,6 +1,7 @@
 """Decide what a path in a recipe names: a local file, the Hub, a function, or the model of a finished run."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,22 @@ COMPRESSED_FILES = {".gz": "gzip", ".zst": "zstd"}  # suffix -> pyarrow's name
 TEXT_FILES = {".txt", ".md"}
 MODEL_FILES = {".pth", ".pt", ".bin", ".safetensors", ".nemo", ".gguf", ".model"}
 RUNS = "runs/"  # the default of `output_dir`: its folders are local runs
+
+
+VARIABLE = re.compile(r"\$(?:\w+|\{\w+\})")
+
+
+def expanded(path: str) -> str:
+    """The path without `~` and `$VARIABLE`; ValueError for a variable that is not set. A file with `$` in its name is
+    itself."""
+    home = str(Path(path).expanduser()) if path.startswith("~") else path
+    if "$" not in home or Path(home).exists():
+        return home
+    result = os.path.expandvars(home)
+    if missing := VARIABLE.search(result):
+        name = missing[0].strip("${}")
+        raise ValueError(f"the environment variable `{name}` is not set. Run: export {name}=...")
+    return result
 
 
 def is_local(path: str) -> bool:

@@ -153,7 +153,7 @@ class Run:
     @contextmanager
     def reporting(self) -> Iterator[None]:
         """Update status.json while the run runs, fails or finishes."""
-        started = time.time()
+        started, before = time.time(), self.status()
         self.write_status("running")
         try:
             with self.lock or nullcontext(), logged_events(self.folder):
@@ -165,6 +165,13 @@ class Run:
             state = "interrupted" if isinstance(problem, Interrupted) else "failed"
             # Possibly only the process that is out of memory knows; the others wait for it until they are killed.
             write = self.put_status if isinstance(problem, RestartNeeded) else self.write_status
+            if before.get("state") == "finished" and self.status().get("step") == before.get(
+                "step"
+            ):
+                # Such as a wrong `--resume`: nothing was trained, and the finished model is unchanged.
+                if is_main_process():
+                    self.write_or_warn(STATUS, before)
+                raise
             write(state, error=type(problem).__name__, message=str(problem), exit_code=code)
             raise
         else:
@@ -222,7 +229,7 @@ def start_run(
             check(folder)
             write_record(recipe, folder)
             lock = hold(folder, patience)
-        if trains and not (folder / STATUS).exists():
+        if trains and not has_results(folder):  # also after a start that failed early
             write_json(folder / ENVIRONMENT, describe_environment())
         elif trains:  # a later start: record differences from the first
             first, now = read_object(folder / ENVIRONMENT), describe_environment()

@@ -136,6 +136,7 @@ class GenerationBatches(PromptTrainer):
         rewards = build_rewards(
             recipe.rewards, [name for name in options["rows"][0] if name != "prompt"]
         )
+        self.unscored = rewards[0].unscored
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
         # Sample as many completions as the recipe says, even if an earlier start reduced the micro-batch.
         asked = int(
@@ -218,7 +219,9 @@ class GenerationBatches(PromptTrainer):
             self.last = None if last is None else to_device(last, arguments.device)
             if (checkpoint / STAGE_FILE).exists():  # missing if another program wrote it
                 self.restore_own(load_data(checkpoint / STAGE_FILE))
-        return super().train(resume_from_checkpoint, **options)
+        output = super().train(resume_from_checkpoint, **options)
+        self.unscored.check_end()
+        return output
 
     def stage_states(self) -> dict[str, Any]:
         is_within = (

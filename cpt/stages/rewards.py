@@ -28,6 +28,7 @@ from cpt.runs.record import Run
 
 # Arguments that TRL passes in addition to the columns of the data:
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+MOST_UNSCORED = 10  # batches in a row without any reward
 MOST_LETTERS = 300  # of a prompt or a completion, in a message
 Text = str | Sequence[Mapping[str, Any]]  # a prompt or a completion: a text, or messages
 NUMBERS = re.compile(
@@ -37,6 +38,35 @@ LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*
 DECORATION = re.compile(
     r"\\(?:left|right|displaystyle|quad|,|;|!|:| )|\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}|[$\s]|\^\{?\\circ\}?"
 )
+
+
+class UnscoredBatches:
+    """Ends a run in which no reward applies to any completion: it would learn nothing."""
+
+    def __init__(self, rewards: Sequence["NamedReward"]) -> None:
+        self.rewards, self.has_scored, self.in_a_row, self.scored = rewards, False, 0, 0
+
+    def note(self, reward: "NamedReward", scores: bool) -> None:
+        """Called after each reward of a batch, in order; TrainingError after MOST_UNSCORED batches without any."""
+        self.has_scored = scores if reward is self.rewards[0] else self.has_scored or scores
+        if reward is not self.rewards[-1]:
+            return
+        self.scored += self.has_scored
+        self.in_a_row = 0 if self.has_scored else self.in_a_row + 1
+        if self.in_a_row >= MOST_UNSCORED:
+            raise self.error()
+
+    def check_end(self) -> None:
+        """TrainingError if no batch of the run was scored."""
+        if self.in_a_row and not self.scored:
+            raise self.error()
+
+    def error(self) -> TrainingError:
+        names = ", ".join(one.where for one in self.rewards)
+        return TrainingError(
+            f"no reward applied to any completion of the last {self.in_a_row} batches, so nothing is learned: {names}"
+            " returned None for all. Return a number, or add another reward to `rewards`."
+        )
 
 
 class NamedReward:
@@ -50,6 +80,7 @@ class NamedReward:
         self, name: str, key: str, function: Callable[..., Any], options: Mapping[str, Any]
     ) -> None:
         self.__name__, self.function, self.options = name, function, dict(options)
+        self.unscored = UnscoredBatches([self])
         self.where = f"the reward {name} (`{key}`)"
         self.parameters = inspect.signature(function).parameters
 
@@ -103,13 +134,16 @@ class NamedReward:
                     f"{self.where} returned {value!r}: expected a finite number, or None if it does not apply. The"
                     f" prompt: {prompt!r}; the completion: {said!r}."
                 )
+        self.unscored.note(self, any(value is not None for value in values))
         return [None if value is None else float(value) for value in values]
 
 
 def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
     """Build the recipe's rewards, in order; `columns` are the data's."""
     built = check_columns(rewards, columns)
+    unscored = UnscoredBatches(built)
     for reward in built:
+        reward.unscored = unscored
         if reward.function is reward_model:
             load_reward_model(
                 **{key: value for key, value in reward.options.items() if key != "batch_size"}

@@ -431,7 +431,8 @@ class ConsoleProgress(TrainerCallback):
 def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
     """Format one log's metrics as a line; empty for the Trainer's final summary."""
     if "loss" in logs:
-        return "  ".join(FORMATS[name].format(logs[name]) for name in names if name in logs)
+        known = [name for name in names if logs.get(name) is not None]  # such as a reward
+        return "  ".join(FORMATS[name].format(logs[name]) for name in known)
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
     ends = ("_loss", "_examples")  # rewards of generated answers come without a loss
     sets: list[str] = []

@@ -157,8 +157,9 @@ class StepGuard(TrainerCallback):
         self.is_updating = False
         self.start_next_mean()
         self.loss_before = self.trainer.loss_since_log.clone()
-        if self.loss_guard is not None and not self.trainer.is_deepspeed_enabled:
+        if self.loss_guard is not None:
             self.trainer.loss_since_log.zero_()
+            self.loss_is_lost = torch.zeros_like(self.loss_before, dtype=torch.bool)
 
     def norm_of_step(self) -> torch.Tensor:
         """The gradient norm for the Trainer's log: a placeholder that the check fills in, because clipping waits."""
@@ -182,6 +183,7 @@ class StepGuard(TrainerCallback):
             self.count_loss(skip | ~norm.isfinite())
             return
         if self.trainer.is_deepspeed_enabled:
+            self.count_loss(self.loss_is_lost)
             return
         self.norm.copy_(self.measure_norm())
         metrics = torch.stack((self.trainer.loss_since_log, self.norm))
@@ -189,7 +191,7 @@ class StepGuard(TrainerCallback):
             dist.all_reduce(metrics)
             metrics /= args.world_size
         skip = self.check_metrics(metrics)
-        self.count_loss(skip)
+        self.count_loss(self.loss_is_lost)
         kernel, scaler = self.kernel_of_optimizer(), self.trainer.accelerator.scaler
         if kernel is not None:
             kernel.found_inf = skip.float()
@@ -249,7 +251,12 @@ class StepGuard(TrainerCallback):
         step = self.trainer.state.global_step + 1
         if step in self.new_data_from:  # another phase's data may have another loss level
             self.loss_guard.forget()
-        return self.loss_guard.check(step, self.trainer.metrics_to_check(metrics))
+        metrics = self.trainer.metrics_to_check(metrics)
+        skip = self.loss_guard.check(step, metrics)
+        loss, norm = metrics.isfinite()
+        scale_is_too_large = loss & ~norm & self.trainer.args.fp16  # no skipped step
+        self.loss_is_lost.copy_(skip & ~scale_is_too_large)
+        return skip
 
     # --- steps that update in the backward pass ----------------------------------------------------------------------
 

@@ -88,11 +88,18 @@ def test_a_step_before_the_one_it_starts_from_is_refused(pipeline_file, tmp_path
 def test_a_folder_of_another_recipe_is_refused_with_the_difference(
     pipeline_file, tiny_recipe, tmp_path
 ):
-    (tmp_path / "runs" / "base").mkdir(parents=True)
-    write_recipe(
-        {**tiny_recipe, "name": "base", "seed": 5}, tmp_path / "runs" / "base" / "recipe.yaml"
-    )
-    with pytest.raises(RecipeError, match="seed: 5 -> 42"):
+    run = tmp_path / "runs" / "base"
+    run.mkdir(parents=True)
+    write_recipe({**tiny_recipe, "name": "base", "seed": 5}, run / "recipe.yaml")
+    load_pipeline(pipeline_file())  # it has trained nothing: a start with a mistake, now mended
+    (run / "metrics.jsonl").touch()
+    with pytest.raises(RecipeError, match="seed: 5 -> 42\n.*`name`"):
+        load_pipeline(pipeline_file())
+    write_recipe({**tiny_recipe, "name": "base", "description": "old"}, run / "recipe.yaml")
+    load_pipeline(pipeline_file())
+    slower = {**tiny_recipe, "name": "base", "optimizer": {"learning_rate": 1e-5}}
+    write_recipe(slower, run / "recipe.yaml")
+    with pytest.raises(RecipeError, match=r"learning_rate.*\n.*cpt train .*base.yaml --change"):
         load_pipeline(pipeline_file())
 
 
@@ -130,6 +137,27 @@ def test_a_mistake_in_a_later_step_and_a_dry_run_start_nothing(
         command(pipeline_file({"recipe": "base.yaml"}, {"recipe": "bad.yaml"}))
     assert ended.value.exit_code == 2 and "gone.jsonl" in capsys.readouterr().out
     command(pipeline_file(), dry_run=True)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"data": {"sources": [{"path": "gone.jsonl"}]}}, "gone.jsonl"),
+        ({"training": {"fp16": True, "bf16": True}}, "fp16"),
+        ({"model": {"lora": {"target_modules": ["q_prj"]}}}, "q_prj"),
+        ({"data": {"sequence_length": 1_000_000}}, "sequence_length"),
+    ],
+    ids=["data", "training", "lora", "length"],
+)
+def test_a_mistake_in_a_step_whose_model_is_not_made_yet_starts_nothing(
+    pipeline_file, tmp_path, capsys, keys, named
+):
+    model = {"path": str(tmp_path / "runs" / "base"), **keys.pop("model", {})}
+    later = {"recipe": "more.yaml", "model": model, **keys}
+    with pytest.raises((typer.Exit, RecipeError)) as ended:
+        command(pipeline_file({"recipe": "base.yaml"}, later))
+    assert named in f"{capsys.readouterr().out}{ended.value}"
     assert not (tmp_path / "runs").exists()
 
 

@@ -607,6 +607,34 @@ def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(
+    both, run, my_lab, tmp_path, stage
+):
+    profile = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+    profile |= {
+        "gradient_clipping": "auto",
+        "zero_optimization": {
+            "stage": stage,
+            "stage3_gather_16bit_weights_on_model_save": stage == 3,
+        },
+    }
+    (tmp_path / "zero.json").write_text(json.dumps(profile))
+    for trouble in ("spike/1@3", "nan/1@6"):
+        for name, words in (("plain", []), ("zero", [f"training.deepspeed={tmp_path}/zero.json"])):
+            words = [f"name={name}", "training.logging_steps=4", *words]
+            assert both(*words, trouble=trouble) == [0, 0]
+            for once in my_lab.glob("trouble-*"):
+                once.unlink()
+        expected = losses(run.with_name("plain"))
+        assert losses(run.with_name("zero")) == pytest.approx(expected, rel=1e-3)
+        assert max(expected) < 10
+        for name in ("plain", "zero"):
+            shutil.rmtree(run.with_name(name))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_signal_to_one_of_two_processes_in_an_evaluation_ends_both_and_they_make_it_up(
     both, run, of_two, corpus
 ):

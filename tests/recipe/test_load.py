@@ -16,6 +16,45 @@ def test_a_recipe_that_is_not_there_is_refused(here):
         load_recipe("gone.yaml")
 
 
+# Paths
+
+
+def test_home_and_variables_are_replaced_in_every_path(load, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("DATA", "/data")
+    loaded = load(
+        "output_dir: ~/runs\ncheckpoints: {archive: $DATA/archive}\n",
+        "model.path=~/base",
+        "tokenizer.path=${DATA}/tokenizer",
+        "data.sources=[{path: $DATA/a.jsonl}, {path: ~/b*.jsonl}]",
+        "data.filters=[{name: decontaminate, against: [~/exam.txt, $DATA/quiz.txt]}]",
+        "evaluation.perplexity=[{path: ~/held_out.jsonl}]",
+        "evaluation.tasks=[{name: quiz, folder: ~/tasks}]",
+    )
+    assert str(loaded.output_dir) == "/home/me/runs"
+    assert loaded.checkpoints.archive == "/data/archive"
+    assert (loaded.model.path, loaded.tokenizer.path) == ("/home/me/base", "/data/tokenizer")
+    assert [source.path for source in loaded.data.sources] == ["/data/a.jsonl", "/home/me/b*.jsonl"]
+    assert loaded.data.filters[0].options["against"] == ["/home/me/exam.txt", "/data/quiz.txt"]
+    assert loaded.evaluation.perplexity[0].path == "/home/me/held_out.jsonl"
+    assert loaded.evaluation.tasks[0].options["folder"] == "/home/me/tasks"
+
+
+def test_a_variable_that_is_not_set_is_named_with_its_line(load, monkeypatch):
+    monkeypatch.delenv("GONE", raising=False)
+    with pytest.raises(
+        RecipeError, match=r"yaml:\d+: `output_dir`.*`GONE` is not set.*export GONE="
+    ):
+        load("output_dir: $GONE/runs\n")
+
+
+def test_a_dollar_in_a_text_or_in_the_name_of_a_file_stays(load, here, monkeypatch):
+    (here / "a$b.jsonl").write_text('{"text": "a"}\n')
+    loaded = load("", "data.sources=[{path: a$b.jsonl, template: '{text} costs $5'}]")
+    assert loaded.data.sources[0].path == "a$b.jsonl"
+    assert loaded.data.sources[0].template == "{text} costs $5"
+
+
 # Overrides
 
 

@@ -10,9 +10,11 @@ import time
 import pytest
 from full_disk import files_end_at
 
-from cpt.errors import DataError, RecipeError
+from cpt.checkpoints.resume import wanted_checkpoint
+from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.runs.record import Run, deciding_variables, git_state, hold, start_run
+from cpt.train import train
 from cpt.training.changes import RecipeChanges
 
 
@@ -34,11 +36,48 @@ def started(recipe, **options):
 def test_a_later_start_is_recorded_with_what_differs_from_the_first(tmp_path, monkeypatch):
     run = started(recipe(tmp_path))
     run.write_status("running")
+    (run.folder / "metrics.jsonl").touch()
     assert not (run.folder / "starts.jsonl").exists()
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
     started(recipe(tmp_path))
     (line,) = map(json.loads, (run.folder / "starts.jsonl").read_text().splitlines())
     assert line.keys() == {"started", "variables"} and line["variables"]["OMP_NUM_THREADS"] == "77"
+
+
+def test_a_start_that_failed_before_its_first_step_is_no_record(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    run = started(recipe(tmp_path))
+    with pytest.raises(RecipeError), run.reporting():
+        raise RecipeError("a mistake")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    started(recipe(tmp_path))
+    environment = json.loads((run.folder / "environment.json").read_text())
+    assert environment["variables"]["OMP_NUM_THREADS"] == "3"
+    assert not (run.folder / "starts.jsonl").exists()
+
+
+def test_a_start_that_fails_leaves_a_finished_run_finished(tmp_path):
+    run = started(recipe(tmp_path))
+    with run.reporting():
+        run.write_status("running", step=5)
+    before = run.status()
+    with pytest.raises(CheckpointError), Run(run.folder).reporting():
+        raise CheckpointError("--resume names a damaged checkpoint")
+    assert run.status() == before
+    with pytest.raises(CheckpointError), Run(run.folder).reporting():
+        run.write_status("running", step=6)
+        raise CheckpointError("the disk failed after another step")
+    assert run.status()["state"] == "failed"
+
+
+def test_a_mistyped_checkpoint_is_refused_before_anything_is_written(tmp_path):
+    for wanted in ("latest", "none"):
+        assert wanted_checkpoint(wanted) == wanted
+    with pytest.raises(CheckpointError, match="checkpoint-1O0: no such folder"):
+        wanted_checkpoint(str(tmp_path / "checkpoint-1O0"))
+    with pytest.raises(CheckpointError):
+        train(recipe(tmp_path), resume=tmp_path / "checkpoint-1O0")
+    assert not (tmp_path / "a-run").exists()
 
 
 def test_a_note_without_a_change_is_reported_as_not_recorded(tmp_path, capsys):

@@ -7,6 +7,8 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from cpt.errors import DataError, RecipeError, TrainingError
 from cpt.recipe.schema import Reward
 from cpt.stages.rewards import (
+    MOST_UNSCORED,
+    REWARDS,
     build_rewards,
     exact_match,
     find_rewards,
@@ -37,6 +39,30 @@ def test_rewards_are_called_by_name_with_their_options():
     )
     assert [reward.__name__ for reward in rewards] == ["exact_match", "format", "length"]
     assert [reward(**GIVEN) for reward in rewards] == [[1, 0], [1, 0], [1, 0]]
+
+
+def test_a_run_in_which_no_reward_ever_applies_ends(monkeypatch):
+    monkeypatch.setitem(REWARDS, "never", lambda completions: [None] * len(completions))
+    one, other = built(Reward(name="never"), Reward(name="never"))
+    for _ in range(MOST_UNSCORED - 1):
+        one(**GIVEN), other(**GIVEN)
+    with pytest.raises(TrainingError, match=r"rewards\[0\].*rewards\[1\].*None"):
+        one(**GIVEN), other(**GIVEN)
+    with pytest.raises(TrainingError):
+        one.unscored.check_end()
+
+
+def test_a_reward_that_applies_to_some_completions_is_enough(monkeypatch):
+    monkeypatch.setitem(REWARDS, "never", lambda completions: [None] * len(completions))
+    monkeypatch.setitem(
+        REWARDS, "first", lambda completions: [1.0, *[None] * (len(completions) - 1)]
+    )
+    for names in (("never", "first"), ("first", "never"), ("first",)):
+        rewards = built(*(Reward(name=name) for name in names))
+        for _ in range(3 * MOST_UNSCORED):
+            for reward in rewards:
+                reward(**GIVEN)
+        rewards[0].unscored.check_end()
 
 
 def test_two_of_one_kind_have_different_names():
