@@ -108,7 +108,6 @@ class Checkpointer:
         self.copies_are_too_large = False
         self.kinds_read_back: set[Kind] = set()  # each process verifies one checkpoint of each kind
         self.save_failure: SaveFailed | None = None  # failure of the last save
-        self.not_pushed: Path | None = None  # a checkpoint not yet pushed to the Hub
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -156,13 +155,10 @@ class Checkpointer:
             self.archive.finish()
 
     def wait_for_saves(self) -> None:
-        """Wait for the save in flight, and push it; all processes must call it. Raises errors that would recur."""
+        """Wait for the save in flight; all processes must call it. Raises errors that would recur."""
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
             in_flight.result()
-        checkpoint, self.not_pushed = self.not_pushed, None
-        if checkpoint is not None and self.trainer.args.push_to_hub:
-            self.trainer.push_from_checkpoint(str(checkpoint))
 
     @property
     def is_unsaved(self) -> bool:
@@ -258,8 +254,6 @@ class Checkpointer:
             self.host_copies.release()
         before, self.save_failure = self.save_failure, None
         self.kinds_read_back.add(kind)
-        if kind == "full":
-            self.not_pushed = published
         if before is not None:  # a full disk may have refused the failure's event
             self.record(
                 "saved_again",
