@@ -127,6 +127,8 @@ NOTES = by_word(
     }
 )
 """Notes on converting a value to the new key."""
+
+
 def format_new_key(key: str) -> str:
     """`optimizer.learning_rate`, with the note on converting the value."""
     note = f" ({NOTES[key]})" if key in NOTES else ""

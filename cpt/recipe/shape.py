@@ -316,13 +316,15 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
 
 def refuse_key(key: str, node: Node, stage: str, root: Node, mistakes: Mistakes) -> bool:
     """Add a mistake, and return True, for a key that the recipe has elsewhere or that would have no effect."""
-    if key in NESTED and isinstance(node.value, dict) and node.value:
+    if key in NESTED and isinstance(node.value, dict):
         refused = [
             refuse_key(f"{key}.{below}", child, stage, root, mistakes)
             for below, child in node.value.items()
         ]
-        if all(refused):
-            return True
+        return any(refused)
+    if key in NESTED and isinstance(node.value, str):
+        mistakes.add(node.place, f"`training.{key}`: write the file's keys here, not its name")
+        return True
     place, value = place_of_key(key, stage), plain(node)
     if place is not None:
         problem: str | None = explain_moved_key(key, place, node, root)

@@ -57,10 +57,12 @@ def places(table: Mapping[str, str]) -> dict[str, Location]:
 # --- 1: passed on unchanged, to code of Hugging Face that we do not replace ---
 
 OF_TRAINER = """
-    bf16 fp16 tf32 full_determinism debug ddp_bucket_cap_mb ddp_static_graph neftune_noise_alpha torch_empty_cache_steps
+    bf16 fp16 tf32 full_determinism debug ddp_bucket_cap_mb ddp_static_graph neftune_noise_alpha
+    torch_empty_cache_steps
     include_num_input_tokens_seen skip_memory_metrics log_level log_level_replica log_on_each_node logging_first_step
     logging_steps logging_strategy hub_private_repo trackio_bucket_id trackio_space_id trackio_static_space_id
-    label_smoothing_factor liger_kernel_config
+    label_smoothing_factor liger_kernel_config accelerator_config accelerator_config.gradient_accumulation_kwargs
+    accelerator_config.gradient_accumulation_kwargs.sync_each_batch
 """
 OF_LOSSES = """
     activation_offloading alpha beta center_rewards_coefficient cpo_alpha desirable_weight disable_dropout discopop_tau
@@ -88,18 +90,17 @@ PASSED_ON = frozenset(f"{OF_TRAINER} {OF_LOSSES} {OF_SAMPLING} {OF_REWARDED_LOSS
 
 # --- 2: our code does what Hugging Face documents ---
 
-OURS = frozenset(
-    """
+OF_OURS = """
     activation_checkpointing activation_checkpointing_kwargs average_tokens_across_devices dataloader_num_workers
     dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_broadcast_buffers
-    ddp_find_unused_parameters ddp_timeout deepspeed fsdp fsdp_config gradient_accumulation_steps gradient_checkpointing
-    gradient_checkpointing_kwargs max_grad_norm parallelism_config per_device_eval_batch_size
+    ddp_find_unused_parameters ddp_timeout deepspeed fsdp fsdp_config gradient_accumulation_steps
+    gradient_checkpointing gradient_checkpointing_kwargs max_grad_norm parallelism_config per_device_eval_batch_size
     per_device_train_batch_size project torch_compile torch_compile_backend torch_compile_mode use_cpu use_liger_kernel
     generation_batch_size num_generations num_iterations steps_per_generation
     teacher_model_name_or_path teacher_model_revision
     gamma lam least_deviation value_clip value_coefficient value_speed whiten_advantages half_life rho_max rho_min
-    """.split()
-)
+"""
+OURS = frozenset(OF_OURS.split())
 
 # --- 3: refused, because the recipe has a key for it ---
 
@@ -162,7 +163,7 @@ NO_EFFECT = by_word(
         "a resumed run starts at the checkpoint's row": "ignore_data_skip",
         "all steps have the same number of rows": "dataloader_drop_last",
         OWN_LOADER: (
-            "accelerator_config split_batches dispatch_batches accelerator_config.split_batches"
+            "split_batches dispatch_batches accelerator_config.split_batches"
             " accelerator_config.dispatch_batches accelerator_config.even_batches"
             " accelerator_config.use_seedable_sampler"
         ),
@@ -172,10 +173,8 @@ NO_EFFECT = by_word(
         "cpt's launcher and `training` configure accelerate": (
             "accelerator_config.use_configured_state"
         ),
-        "cpt accumulates and averages gradients, once a step": (
-            "accelerator_config.gradient_accumulation_kwargs"
-            " accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
-            " accelerator_config.gradient_accumulation_kwargs.adjust_scheduler"
+        "the learning rate follows the recipe's `schedule`, step by step": (
+            "accelerator_config.gradient_accumulation_kwargs.adjust_scheduler"
             " accelerator_config.gradient_accumulation_kwargs.sync_with_dataloader"
         ),
         "rows only have the columns that the stage needs": "remove_unused_columns label_names",
@@ -267,9 +266,7 @@ NO_EFFECT_IN_STAGE: Mapping[tuple[str, str], str] = {
             "rows have one length": "pad_to_multiple_of",
         },
     ),
-    **of_stages(
-        WITH_TRL, {"TRL's loss does not use it": "use_liger_kernel liger_kernel_config"}
-    ),
+    **of_stages(WITH_TRL, {"TRL's loss does not use it": "use_liger_kernel liger_kernel_config"}),
     **of_stages(
         PAIRS,
         {"`data.sequence_length` limits prompt and completion together": "max_completion_length"},
@@ -292,6 +289,9 @@ NO_EFFECT_IN_STAGE: Mapping[tuple[str, str], str] = {
 NESTED = ("accelerator_config", "accelerator_config.gradient_accumulation_kwargs")
 """Sections whose keys the table has one by one."""
 NO_EFFECT_OF_VALUE = {
-    ("logging_strategy", "epoch"): "a run is one epoch of the Trainer. Write `training.logging_steps`"
+    (
+        "logging_strategy",
+        "epoch",
+    ): "a run is one epoch of the Trainer. Write `training.logging_steps`"
 }
 """Key and value -> the reason."""

@@ -4,11 +4,14 @@ import dataclasses
 import re
 
 import pytest
-from transformers import TrainingArguments
+from accelerate.utils import GradientAccumulationPlugin
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from cpt.errors import RecipeError
-from cpt.recipe.keys import AUTOMATIC, MOVED, NO_EFFECT
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
+from cpt.recipe.keys import AUTOMATIC
 from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.training_keys import Fate, fate_of
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):
@@ -36,7 +39,8 @@ def test_hugging_faces_keys_are_passed_on_unchanged(load):
         ("max_grad_norm: null", "a number"),
         ("max_grad_norm: auto", "a number"),
         ("logging_strategy: step", "`steps`"),
-        ("hub_model_id: 3", "quotes"),
+        ("trackio_space_id: 3", "quotes"),
+        ("hub_model_id: me/model", "cpt export RUN --push-to-hub"),
         ("tokens: 3", "`budget.tokens`"),
         ("lerning_rate: 3", "`optimizer.learning_rate`"),
         ("warmup_ratio: 0.1", "`schedule.warmup_share`"),
@@ -88,22 +92,71 @@ def test_one_knob_set_twice_is_reported_with_both_places(mistakes, here):
     assert line.startswith("r.yaml:7: ") and "`optimizer.learning_rate` (o.yaml:2)" in line
 
 
-def test_every_key_is_passed_on_or_has_its_place(mistakes):
-    """No key of the installed TrainingArguments is overlooked: ours, without effect, or passed on."""
-    fields = {field.name for field in dataclasses.fields(TrainingArguments)}
-    ours = fields & {*MOVED, *NO_EFFECT}
-    assert {
-        "learning_rate",
-        "seed",
-        "output_dir",
-        "save_steps",
-        "eval_steps",
-        "max_steps",
-        "optim",
-    } <= ours
-    assert len(mistakes("training:\n" + "".join(f"  {key}: 1\n" for key in sorted(ours)))) == len(
-        ours
-    )
+CONFIGS = sorted({(config, stage) for stage, config in STAGE_CONFIGS.items()})
+CONFIGS.append(("trl:SFTConfig", "sft"))  # what users of TRL write in this stage
+
+
+def fates(config: str, stage: str) -> dict[str, Fate | None]:
+    return {key: fate_of(key, stage) for key in keys_of_config(config)}
+
+
+@pytest.mark.parametrize(("config", "stage"), CONFIGS, ids=[stage for _, stage in CONFIGS])
+def test_every_key_of_the_installed_versions_is_in_the_table(config, stage):
+    assert [key for key, fate in fates(config, stage).items() if fate is None] == []
+
+
+def test_every_key_of_accelerate_that_the_trainer_takes_is_in_the_table():
+    section = "accelerator_config"
+    keys = {field.name for field in dataclasses.fields(AcceleratorConfig)}
+    below = {field.name for field in dataclasses.fields(GradientAccumulationPlugin)}
+    names = {f"{section}.{key}" for key in keys}
+    names |= {f"{section}.gradient_accumulation_kwargs.{key}" for key in below}
+    assert [name for name in names if fate_of(name, "cpt") is None] == []
+
+
+@pytest.mark.parametrize(("config", "stage"), CONFIGS, ids=[stage for _, stage in CONFIGS])
+def test_a_key_that_is_not_passed_on_is_refused_with_its_line_and_what_to_do(
+    config, stage, mistakes
+):
+    refused = [key for key, fate in fates(config, stage).items() if fate in ("moved", "no effect")]
+    lines = mistakes(f"stage: {stage}\ntraining:\n" + "".join(f"  {key}: 1\n" for key in refused))
+    for number, key in enumerate(refused, start=7):
+        (line,) = [line for line in lines if line.startswith(f"r.yaml:{number}: ")]
+        assert f"`training.{key}`" in line
+        assert re.search(r"write `[\w.\[\]]+`|Keep `[\w.]+`|Remove it$", line)
+
+
+def test_a_file_of_accelerates_keys_is_refused_because_they_would_not_be_checked(mistakes):
+    (line,) = mistakes("training: {accelerator_config: mine.json}\n")
+    assert line.startswith("r.yaml:5: `training.accelerator_config`: write")
+
+
+def test_a_key_within_the_section_for_accelerate_is_refused_at_its_line(mistakes):
+    section = "training:\n  accelerator_config:\n    split_batches: true\n"
+    below = "    gradient_accumulation_kwargs: {num_steps: 4}\n"
+    first, second = mistakes(section + below)
+    assert first.startswith("r.yaml:7: `training.accelerator_config.split_batches` would have no")
+    assert second.startswith("r.yaml:8: ")
+    assert "write `training.gradient_accumulation_steps`" in second
+
+
+@pytest.mark.parametrize(
+    ("refused", "remedy"),
+    [
+        ("accelerator_config.gradient_accumulation_kwargs.num_steps=4", "{key}=4"),
+        ("trust_remote_code=true", "model.revision=" + "a" * 40 + " {key}=true"),
+        ("logging_strategy=epoch", "{key}=7"),
+        ("reward_weights=[1.0]", "{key}=0.5 stage=grpo rewards=[exact_match] {key}=0.5"),
+        ("no_cuda=true", "{key}=true"),
+        ("evaluation_strategy=steps", "{key}=1000 evaluation.held_out_share=0.1"),
+    ],
+    ids=lambda text: text.partition("=")[0],
+)
+def test_what_a_refusal_says_to_write_instead_works(load, refused, remedy):
+    with pytest.raises(RecipeError) as problem:
+        load("", f"training.{refused}")
+    key = re.findall(r"[Ww]rite `([\w.\[\]]+)`", str(problem.value))[0]
+    load("", *remedy.format(key=key).split(" "))
 
 
 def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(load, here):
