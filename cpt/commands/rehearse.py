@@ -102,6 +102,7 @@ class Rehearsal:
         evaluation |= {
             "prompts": recipe.evaluation.prompts[:1],
             "retain": dict.fromkeys(recipe.evaluation.retain),
+            "stop": None,
         }
         training = {
             key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED

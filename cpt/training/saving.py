@@ -68,6 +68,7 @@ from cpt.checkpoints.transaction import (
 from cpt.deepspeed_internals import gather_zero3_weights
 from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
+from cpt.evaluation.scoring import StopEarly
 from cpt.files import make_durable
 from cpt.runs.events import record_event
 from cpt.runs.record import installed_version
@@ -108,6 +109,9 @@ class Checkpointer:
         self.copies_are_too_large = False
         self.kinds_read_back: set[Kind] = set()  # each process verifies one checkpoint of each kind
         self.save_failure: SaveFailed | None = None  # failure of the last save
+        self.best: set[Path] = (
+            set()
+        )  # the best checkpoint of `evaluation.stop`, which is not removed
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -212,6 +216,11 @@ class Checkpointer:
     def save_once(self, kind: Kind) -> None:
         """Take a snapshot of this step, and write it now or in the background."""
         self.wait_for_saves()
+        self.best = {
+            callback.best_checkpoint
+            for callback in self.trainer.callback_handler.callbacks
+            if isinstance(callback, StopEarly)
+        }
         step = self.trainer.state.global_step
         zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
@@ -272,7 +281,7 @@ class Checkpointer:
                 self.trainer.run_folder,
                 self.trainer.recipe.checkpoints.kept,
                 prefix=PREFIXES[kind],
-                spared=spared,
+                spared=spared | self.best,
             )
         except Exception as problem:  # disk or custom rule: must not end this process alone
             self.record(
@@ -489,12 +498,11 @@ def random_states_file(trainer: Trainer) -> str:
 
 def progress(trainer: Trainer) -> str:
     """Return the content of trainer_state.json, with the states of callbacks."""
-    known: Any = trainer.state.stateful_callbacks  # annotated as a list, but a dict
+    states: dict[str, list[Any]] = {}
     for callback in [*trainer.callback_handler.callbacks, trainer.control]:
         if isinstance(callback, ExportableState):
-            name = type(callback).__name__
-            if isinstance(known[name], list):  # several callbacks of one kind
-                known[name].append(callback.state())
-            else:
-                known[name] = callback.state()
+            states.setdefault(type(callback).__name__, []).append(callback.state())
+    known: Any = trainer.state.stateful_callbacks  # annotated as a list, but a dict
+    for name, found in states.items():
+        known[name] = found[0] if len(found) == 1 else found
     return json.dumps(dataclasses.asdict(trainer.state), indent=2, sort_keys=True) + "\n"
