@@ -20,6 +20,7 @@ from cpt.optim.adamw import (
     paged_adamw_8bit,
     trains_half,
 )
+from cpt.optim.evaluation_point import refuse_shards
 from cpt.optim.gradients import RELEASING
 from cpt.optim.groups import MATRICES, ParameterGroups, parameter_groups
 from cpt.plugins import check_options, find
@@ -29,13 +30,19 @@ log = logging.getLogger("cpt")
 
 
 def build_optimizer(
-    section: Optimizer, model: nn.Module, *, offloaded: bool = False, partitioned: bool = False
+    section: Optimizer,
+    model: nn.Module,
+    *,
+    offloaded: bool = False,
+    partitioned: bool = False,
+    sharded: bool = False,
 ) -> torch.optim.Optimizer:
     """Build the optimizer that the recipe names.
 
     Args:
         offloaded: DeepSpeed keeps the optimizer's states in host memory, where only its own AdamW works by default.
         partitioned: DeepSpeed's ZeRO gives the optimizer flat slices of parameters instead of matrices.
+        sharded: FSDP gives it shards of parameters.
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
@@ -61,6 +68,8 @@ def build_optimizer(
             f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw."
         )
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
+    if partitioned or sharded:
+        refuse_shards(optimizer, section.name)
     if isinstance(optimizer, OneKernelAdamW):
         instead = "`optimizer.name: adamw` and `model.dtype: auto`"
         require_triton(f"`optimizer.name`: {section.name} for these weights", instead=instead)

@@ -14,6 +14,7 @@ from transformers.trainer_callback import PrinterCallback
 from cpt.data.rows.build import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.scoring import PromptSamples, StopEarly, StopWhenForgetting
+from cpt.optim.evaluation_point import EndsAtEvaluationPoint
 from cpt.recipe.rules import OWN_LOSS, REWARDED, TAUGHT
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
@@ -102,6 +103,7 @@ def build_trainer(
         )
     trainer.remove_callback(PrinterCallback)
     for callback in (
+        EndsAtEvaluationPoint(),
         DataPosition(data, trainer.rows_of_steps),
         *watching_callbacks(recipe, trainer, data),
         *watchers,

@@ -31,6 +31,7 @@ from transformers.training_args import ParallelMode
 from cpt.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
+    TRAINING_POINT,
     FileEntry,
     Manifest,
     file_of_part,
@@ -70,6 +71,12 @@ from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
 from cpt.evaluation.scoring import StopEarly
 from cpt.files import make_durable
+from cpt.optim.evaluation_point import (
+    copy_of_weights,
+    evaluation_point,
+    has_evaluation_point,
+    training_point,
+)
 from cpt.runs.events import record_event
 from cpt.runs.record import installed_version
 from cpt.training.resuming import DataPosition
@@ -322,7 +329,10 @@ class Checkpointer:
                 weights = gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter)
             elif trainer.is_fsdp_enabled:
                 weights = full_weights(trainer.model, only_trained=of_adapter)
-            trainer.save_files(nowhere, weights)
+            with evaluation_point(trainer.optimizer) as is_moved:
+                if is_moved:
+                    weights = copy_of_weights(trainer.model, only_trained=of_adapter)
+                trainer.save_files(nowhere, weights)
             if full:
                 self.take_states(taken, nowhere)
                 taken.states[random_states_file(trainer)] = random_states(trainer)
@@ -429,6 +439,8 @@ class Checkpointer:
             taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part
         elif trainer.args.should_save:
             taken.states["optimizer.pt"] = trainer.optimizer.state_dict()
+            if has_evaluation_point(trainer.optimizer):
+                taken.states[TRAINING_POINT] = training_point(trainer.model)
         of_deepspeed = trainer.is_deepspeed_enabled and isinstance(
             trainer.lr_scheduler, DeepSpeedSchedulerWrapper
         )
