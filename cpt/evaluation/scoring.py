@@ -336,7 +336,8 @@ class StopEarly(TrainerCallback, ExportableState):
             return
         self.evaluated = state.global_step
         if value < self.best - self.rule.margin:
-            self.best, self.best_step, self.stale = value, state.global_step, 0
+            self.best, self.best_step = value, state.global_step
+            self.stale = 0
             control.should_save = control.should_save or state.global_step > 0
             return
         self.stale += 1
@@ -356,7 +357,7 @@ class StopEarly(TrainerCallback, ExportableState):
             f" {self.best:.4f}, {where}"
         )
         if is_main_process():
-            log.info(f"{self.run.folder.name} {reason}")
+            log.info(f"The run {reason}.")
         self.run.write_status("running", step=step, steps=state.max_steps, stopped=reason)
 
 

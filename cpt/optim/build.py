@@ -87,6 +87,12 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
         raise RecipeError(
             f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options."
         )
+    if name.startswith("schedule_free_"):
+        kind = "".join(OF_SCHEDULE_FREE.get(part, part) for part in name.split("_")[2:])
+        raise RecipeError(
+            f"`{name}` is not built in. Write `pytorch_optimizer:ScheduleFree{kind}`"
+            f" ({install_line('optimizers')}), and `schedule: constant`."
+        )
     found: Any = find("optimizer", name, OPTIMIZERS)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         return found
@@ -342,6 +348,7 @@ BUILT_IN = (adamw, adamw_8bit, paged_adamw_8bit, sgd, muon, soap, shampoo)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     function.__name__: function for function in BUILT_IN
 }
+OF_SCHEDULE_FREE = {"adamw": "AdamW", "radam": "RAdam", "sgd": "SGD"}  # transformers' names
 IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
 FOR_MATRICES = {"muon", "soap", "shampoo"}
 FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "release_gradients": bool}

@@ -1,6 +1,7 @@
 """Runs with optimizers that evaluate at other weights than they train, such as schedule-free ones."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 from cpt.errors import RecipeError
 from cpt.export.export import export_model
-from cpt.optim.build import build_optimizer
+from cpt.optim.build import build_optimizer, check_optimizer
 from cpt.planning.gate import try_optimizer
 from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Optimizer
 
 OWN = {"name": "tiny_averages:Averaging", "learning_rate": 0.1}
 SCHEDULE_FREE = {"name": "pytorch_optimizer:ScheduleFreeAdamW", "learning_rate": 3e-3}
@@ -107,3 +109,14 @@ def test_a_check_finds_that_fsdp_is_refused(tiny_recipe, tmp_path):
     recipe = load_recipe(write_recipe({**tiny_recipe, "optimizer": OWN}, tmp_path / "r.yaml"))
     with pytest.raises(RecipeError, match="`optimizer.name`"):
         try_optimizer(recipe, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["schedule_free_adamw", "schedule_free_radam", "schedule_free_sgd"]
+)
+def test_the_remedy_for_a_name_of_hugging_face_works(name):
+    pytest.importorskip("pytorch_optimizer")
+    with pytest.raises(RecipeError) as refused:
+        check_optimizer(Optimizer(name=name))
+    other = re.findall(r"Write `([\w:]+)`", str(refused.value))[0]
+    check_optimizer(Optimizer(name=other))
