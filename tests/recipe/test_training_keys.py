@@ -9,9 +9,18 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
-from cpt.recipe.keys import AUTOMATIC
+from cpt.recipe.keys import AUTOMATIC, annotation_at
 from cpt.recipe.load import REPOSITORY, load_recipe
-from cpt.recipe.training_keys import Fate, fate_of
+from cpt.recipe.training_keys import (
+    MOVED,
+    MOVED_OF_TRL,
+    NO_EFFECT,
+    NO_EFFECT_IN_STAGE,
+    NO_EFFECT_OF_TRL,
+    Fate,
+    fate_of,
+)
+from cpt.recipe.tree import dotted, steps_of
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):
@@ -157,6 +166,72 @@ def test_what_a_refusal_says_to_write_instead_works(load, refused, remedy):
         load("", f"training.{refused}")
     key = re.findall(r"[Ww]rite `([\w.\[\]]+)`", str(problem.value))[0]
     load("", *remedy.format(key=key).split(" "))
+
+
+REMEDIES = {  # the recipe's key of each refusal, with a value
+    "optimizer.learning_rate": "1e-5",
+    "optimizer.weight_decay": "0.1",
+    "optimizer.betas": "[0.9, 0.95]",
+    "optimizer.eps": "1e-8",
+    "optimizer.name": "adamw",
+    "optimizer": "{name: adamw}",
+    "schedule.name": "cosine",
+    "schedule": "{name: cosine}",
+    "schedule.warmup_tokens": "100",
+    "schedule.warmup_share": "0.01",
+    "budget.tokens": "2048",
+    "budget.epochs": "1",
+    "seed": "1",
+    "output_dir": "runs",
+    "name": "other",
+    "monitoring.trackers": "[tensorboard]",
+    "checkpoints.every_tokens": "1000",
+    "checkpoints.every_steps": "10",
+    "checkpoints.keep": "2",
+    "evaluation.every_tokens": "1000",
+    "evaluation.every_steps": "10",
+    "stage": "cpt",
+    "data.sequence_length": "256",
+    "data.packing": "best_fit",
+    "model.attention": "sdpa",
+    "model.dtype": "float32",
+    "model.path": "other/model",
+    "model.trust_remote_code": "true",
+    "rewards[0].weight": "0.5",
+    "training.per_device_train_batch_size": "4",
+    "training.per_device_eval_batch_size": "4",
+    "training.max_grad_norm": "1.0",
+    "training.use_cpu": "true",
+    "training.gradient_accumulation_steps": "2",
+}
+
+
+NEEDED = {  # what these keys need
+    "budget.epochs": ["budget.tokens=null"],
+    "checkpoints.keep": ["checkpoints.every_steps=10"],
+    "evaluation.every_tokens": ["evaluation.held_out_share=0.1"],
+    "evaluation.every_steps": ["evaluation.held_out_share=0.1"],
+    "model.trust_remote_code": [f"model.revision={'a' * 40}"],
+    "rewards[0].weight": ["stage=grpo", "rewards=[exact_match]"],
+}
+
+
+def test_every_key_that_a_refusal_names_instead_can_be_written(load):
+    named = {dotted(place) for place in (MOVED | MOVED_OF_TRL).values()}
+    assert named == REMEDIES.keys()
+    for key, value in REMEDIES.items():
+        load("", *NEEDED.get(key, ()), f"{key}={value}")
+
+
+def test_every_key_that_a_reason_mentions_exists():
+    reasons = {*NO_EFFECT.values(), *NO_EFFECT_OF_TRL.values(), *NO_EFFECT_IN_STAGE.values()}
+    for reason in reasons:
+        for key in re.findall(r"`([a-z_]+\.[\w.]+)", reason):
+            section, _, name = key.partition(".")
+            if section == "training":
+                assert fate_of(name, "cpt") in ("ours", "passed on"), key
+            else:
+                assert annotation_at(steps_of(key)) is not None, key
 
 
 def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(load, here):
