@@ -30,7 +30,7 @@ from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.packing import PackedRows, stack_rows
 from cpt.data.store.tokenization import adds_bos
 from cpt.distributed import has_process_group, is_main_process
-from cpt.errors import DataError, Interrupted
+from cpt.errors import DataError, Interrupted, RecipeError
 from cpt.evaluation.paired import DocumentLosses, save_losses, saved_losses
 from cpt.files import LinesFile
 from cpt.models.fused_loss import fused_scores
@@ -331,8 +331,12 @@ class StopEarly(TrainerCallback, ExportableState):
     ) -> None:
         metrics, name = kwargs["metrics"], f"{EVALUATED}{self.rule.set}"
         value = metrics.get(f"{name}{BITS_PER_BYTE}", metrics.get(f"{name}_loss"))
-        # A step whose evaluation a signal interrupted may be evaluated again.
-        if value is None or state.global_step == self.evaluated:
+        if value is None:
+            raise RecipeError(
+                f"`evaluation.stop.set`: the stage measures no bits per byte or loss of `{self.rule.set}`."
+                f" It measures: {', '.join(metrics) or 'nothing'}. Name another set."
+            )
+        if state.global_step == self.evaluated:  # again, because a signal interrupted it
             return
         self.evaluated = state.global_step
         if value < self.best - self.rule.margin:

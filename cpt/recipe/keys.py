@@ -99,6 +99,7 @@ OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts
     "model.lora.quantize": "load_in_4bit load_in_8bit quantization_bit",
     "evaluation.held_out_share": "val_set_size",
     "evaluation.perplexity": "eval_dataset test_datasets",
+    "evaluation.stop": "early_stopping_patience early_stopping_steps early_stopping_threshold",
     "model.attention": "flash_attention flash_attn",
     "training.project": "wandb_project",
     "training.dataloader_num_workers": "num_workers",
@@ -123,6 +124,9 @@ NOTES = by_word(
         "in tokens: steps x tokens per step": "max_steps warmup_steps max_train_steps warmup num_warmup_steps",
         "a list of both: [0.9, 0.95]": "adam_beta1 adam_beta2",
         "in tokens: rows x data.sequence_length": "global_batch_size",
+        "{set: NAME, patience: 3}, with the name of a held-out set": (
+            "early_stopping_patience early_stopping_steps early_stopping_threshold"
+        ),
         "nf4, fp4 or int8": "load_in_4bit load_in_8bit quantization_bit",
     }
 )

@@ -266,7 +266,9 @@ NO_EFFECT_IN_STAGE: Mapping[tuple[str, str], str] = {
             "rows have one length": "pad_to_multiple_of",
         },
     ),
-    **of_stages(WITH_TRL, {"TRL's loss does not use it": "use_liger_kernel liger_kernel_config"}),
+    **of_stages(
+        WITH_TRL, {"the stage computes its loss without it": "use_liger_kernel liger_kernel_config"}
+    ),
     **of_stages(
         PAIRS,
         {"`data.sequence_length` limits prompt and completion together": "max_completion_length"},

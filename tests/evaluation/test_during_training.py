@@ -18,8 +18,15 @@ from transformers import (
 )
 
 from cpt.checkpoints.resume import latest_checkpoint
-from cpt.errors import Interrupted
-from cpt.evaluation.scoring import PromptSamples, StopWhenForgetting, continue_prompts, read_course
+from cpt.errors import Interrupted, RecipeError
+from cpt.evaluation.scoring import (
+    PromptSamples,
+    StopEarly,
+    StopWhenForgetting,
+    continue_prompts,
+    read_course,
+)
+from cpt.recipe.schema import EarlyStop
 from cpt.runs.record import Run
 
 
@@ -224,3 +231,10 @@ def test_a_run_whose_set_improves_to_the_end_is_not_stopped(tiny_recipe, tmp_pat
     trainer.train()
     assert trainer.state.global_step == 8
     assert Run(trainer.run_folder).status().get("stopped") is None
+
+
+def test_a_set_of_which_a_stage_measures_no_loss_is_refused_at_the_first_evaluation(run):
+    stop = StopEarly(run, EarlyStop(set="questions"))
+    metrics = {"eval_questions_reward": 1.0}
+    with pytest.raises(RecipeError, match=r"`evaluation.stop.set`.*eval_questions_reward"):
+        stop.on_evaluate(TrainingArguments(), TrainerState(), TrainerControl(), metrics=metrics)

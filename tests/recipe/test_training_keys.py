@@ -339,7 +339,8 @@ REMEDY = re.compile(r"(?:[Ww]rite it as|written as|: write|Use|It is|Keep) `([\w
         "report_to=[wandb]",
         "lora_r=8",
     ]
-    + ["deepspeed=deepspeed_configs/ds_config_zero1.json", "load_in_4bit=nf4"],
+    + ["deepspeed=deepspeed_configs/ds_config_zero1.json", "load_in_4bit=nf4"]
+    + ["early_stopping_patience={set: texts, patience: 3}"],
 )
 def test_the_remedy_for_a_key_of_another_tool_works(load, written, place):
     """Type the key where the user would, then what the error says: that error is gone."""
@@ -348,4 +349,5 @@ def test_the_remedy_for_a_key_of_another_tool_works(load, written, place):
         load("", f"{place}{written}")
     except RecipeError as problem:
         complaint = next(line for line in str(problem).splitlines() if f"{place}{word}`" in line)
-        load_recipe("r.yaml", ["budget.tokens=1024000", f"{REMEDY.findall(complaint)[0]}={value}"])
+        needed = ["budget.tokens=1024000", "evaluation={held_out_share: 0.1, every_steps: 9}"]
+        load_recipe("r.yaml", [*needed, f"{REMEDY.findall(complaint)[0]}={value}"])

@@ -30,6 +30,10 @@ PARALLEL = (
 HINTS = {  # common key that is not translated -> replacement
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
     **dict.fromkeys(("chat_template", "template"), OWN_TEMPLATE),
+    **dict.fromkeys(
+        ("early_stopping_patience", "early_stopping_steps"),
+        "write evaluation.stop: {set: NAME, patience: 3}, with the name of a held-out set",
+    ),
     "columns": "name them in data.sources[].chat, or in text_column",
     **dict.fromkeys(("train_on_inputs", "train_on_prompt"), "stage cpt trains on all tokens"),
     "special_tokens.pad_token": "not needed: padding is masked",
