@@ -88,9 +88,9 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
             f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options."
         )
     if name.startswith("schedule_free_"):
-        kind = "".join(OF_SCHEDULE_FREE.get(part, part) for part in name.split("_")[2:])
+        suffix = "".join(OF_SCHEDULE_FREE.get(part, part) for part in name.split("_")[2:])
         raise RecipeError(
-            f"`{name}` is not built in. Write `pytorch_optimizer:ScheduleFree{kind}`"
+            f"`{name}` is not built in. Write `pytorch_optimizer:ScheduleFree{suffix}`"
             f" ({install_line('optimizers')}), and `schedule: constant`."
         )
     found: Any = find("optimizer", name, OPTIMIZERS)
