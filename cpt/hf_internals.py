@@ -62,11 +62,6 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         "the model's part of that transaction",
         LOOP,
     ),
-    "transformers.Trainer._push_from_checkpoint": (
-        "checkpoint_folder",
-        "push after publishing",
-        "a public push",
-    ),
     "transformers.Trainer._tr_loss": (
         "",
         "a skipped step's loss does not count",
@@ -300,9 +295,6 @@ class TrainerHooks(Trainer):
     def save_files(self, folder: str, weights: Any) -> None:
         """Save the model with these weights, its config and the tokenizer."""
         self._save(folder, weights)
-
-    def push_from_checkpoint(self, folder: str) -> None:
-        self._push_from_checkpoint(folder)
 
     @property
     def loss_since_log(self) -> "torch.Tensor":

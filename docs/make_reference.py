@@ -48,7 +48,8 @@ and `release_gradients` (update each parameter in the backward pass and free its
 skipped steps than this in the window: back to the last checkpoint, without their rows; 4) and `rollbacks` (how
 often; then the run stops; 3).""",
     "training": f"""The manuals of [transformers]({TRANSFORMERS}) and [TRL](https://huggingface.co/docs/trl) describe
-the keys. Where a key of Hugging Face does not belong here, `cpt check` names the recipe's own key.
+the keys. `cpt/recipe/training_keys.py` lists all of them: a key is passed on, or our code has its effect, or
+`cpt check` refuses it, with the recipe's own key or the reason why it would have no effect.
 
 {"".join(f"Change `{name}`: {', '.join(f'`{key}`' for key in keys)}. " for name, keys in CLASSES_IN_TRAINING.items())}
 All other keys: change `from_step`.""",

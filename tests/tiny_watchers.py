@@ -1,7 +1,8 @@
 """Callbacks and watching functions of users, good ones and others."""
 
 import torch
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from cpt.errors import DataError
 
@@ -44,6 +45,26 @@ class AddsTensor(Adds):
     def __init__(self) -> None:
         super().__init__("odd")
         self.value = torch.ones(2)
+
+
+class Counts(TrainerCallback, ExportableState):
+    """Counts the steps of a run, over its restarts."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step_end(self, args, state, control, **_):
+        self.steps += 1
+
+    def on_log(self, args, state, control, logs=None, **_):
+        logs["counted"] = self.steps
+
+    def state(self):
+        return {"args": {}, "attributes": {"steps": self.steps}}
+
+
+class Patient(EarlyStoppingCallback):
+    """A subclass of a callback that cannot work."""
 
 
 class NoCallback:

@@ -57,7 +57,7 @@ KILLED = re.compile(
     r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9"
 )  # of torchrun, deepspeed, accelerate
 ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative differences of losses
-NOT_REHEARSED = ("push_to_hub", "logging_first_step", "logging_strategy")
+NOT_REHEARSED = ("logging_first_step", "logging_strategy")
 DECISIVE = (
     "recipe",
     "longest rows",
@@ -102,6 +102,7 @@ class Rehearsal:
         evaluation |= {
             "prompts": recipe.evaluation.prompts[:1],
             "retain": dict.fromkeys(recipe.evaluation.retain),
+            "stop": None,
         }
         training = {
             key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED

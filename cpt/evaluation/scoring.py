@@ -24,17 +24,20 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_callback import ExportableState
 
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.packing import PackedRows, stack_rows
 from cpt.data.store.tokenization import adds_bos
 from cpt.distributed import has_process_group, is_main_process
-from cpt.errors import DataError, Interrupted
+from cpt.errors import DataError, Interrupted, RecipeError
 from cpt.evaluation.paired import DocumentLosses, save_losses, saved_losses
 from cpt.files import LinesFile
 from cpt.models.fused_loss import fused_scores
+from cpt.recipe.schema import EarlyStop
 from cpt.runs.events import record_event
 from cpt.runs.folder import (
+    BITS_PER_BYTE,
     EVALUATED,
     HELD_OUT,
     METRICS,
@@ -293,6 +296,80 @@ class StopWhenForgetting(TrainerCallback):
                 self.run.write_status(
                     "running", step=state.global_step, steps=state.max_steps, stopped=reason
                 )
+
+
+class StopEarly(TrainerCallback, ExportableState):
+    """End the training when a held-out set no longer improves; save a checkpoint at each improvement.
+
+    Its state is in checkpoints, so that a resumed run stops at the same step. All processes have the same metrics, so
+    they stop together.
+    """
+
+    def __init__(self, run: Run, rule: EarlyStop) -> None:
+        self.run, self.rule = run, rule
+        self.best, self.best_step = math.inf, 0
+        self.evaluated = -1  # the last step that was evaluated
+        self.stale = 0  # evaluations since the best one
+
+    def state(self) -> dict[str, Any]:
+        names = ("best", "best_step", "evaluated", "stale")
+        return {"args": {}, "attributes": {name: vars(self)[name] for name in names}}
+
+    @property
+    def best_checkpoint(self) -> Path:
+        return self.run.folder / f"checkpoint-{self.best_step}"
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        restore_state(self, state, type(self).__name__)
+        if self.stale >= self.rule.patience:  # killed after it had stopped
+            self.stop(state, control)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        metrics, name = kwargs["metrics"], f"{EVALUATED}{self.rule.set}"
+        value = metrics.get(f"{name}{BITS_PER_BYTE}", metrics.get(f"{name}_loss"))
+        if value is None:
+            raise RecipeError(
+                f"`evaluation.stop.set`: the stage measures no bits per byte or loss of `{self.rule.set}`."
+                f" It measures: {', '.join(metrics) or 'nothing'}. Name another set."
+            )
+        if state.global_step == self.evaluated:  # again, because a signal interrupted it
+            return
+        self.evaluated = state.global_step
+        if value < self.best - self.rule.margin:
+            self.best, self.best_step = value, state.global_step
+            self.stale = 0
+            control.should_save = control.should_save or state.global_step > 0
+            return
+        self.stale += 1
+        if self.stale >= self.rule.patience and state.global_step < state.max_steps:
+            control.should_save = True
+            self.stop(state, control)
+
+    def stop(self, state: TrainerState, control: TrainerControl) -> None:
+        control.should_training_stop = True
+        step, rule = state.global_step, self.rule
+        where = "before the first step"
+        if self.best_step > 0:
+            where = f"at step {self.best_step}: cpt export {self.best_checkpoint} --output FOLDER"
+        reason = (
+            f"stopped early at step {step}: `{rule.set}` has not improved by more than {rule.margin:g} in"
+            f" {self.stale} evaluation(s). The exported model has the last weights; the best value was"
+            f" {self.best:.4f}, {where}"
+        )
+        if is_main_process():
+            log.info(f"The run {reason}.")
+        self.run.write_status("running", step=step, steps=state.max_steps, stopped=reason)
+
+
+def restore_state(callback: Any, state: TrainerState, name: str) -> None:
+    """Give a callback the attributes that it had in the checkpoint; a new run has none."""
+    states: Any = state.stateful_callbacks  # annotated as a list, but a dict
+    for attribute, value in (states or {}).get(name, {}).get("attributes", {}).items():
+        setattr(callback, attribute, value)
 
 
 def bits_per_byte_of(metrics: Mapping[str, Any]) -> dict[str, float]:

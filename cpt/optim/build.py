@@ -20,6 +20,7 @@ from cpt.optim.adamw import (
     paged_adamw_8bit,
     trains_half,
 )
+from cpt.optim.evaluation_point import refuse_shards
 from cpt.optim.gradients import RELEASING
 from cpt.optim.groups import MATRICES, ParameterGroups, parameter_groups
 from cpt.plugins import check_options, find
@@ -29,13 +30,19 @@ log = logging.getLogger("cpt")
 
 
 def build_optimizer(
-    section: Optimizer, model: nn.Module, *, offloaded: bool = False, partitioned: bool = False
+    section: Optimizer,
+    model: nn.Module,
+    *,
+    offloaded: bool = False,
+    partitioned: bool = False,
+    sharded: bool = False,
 ) -> torch.optim.Optimizer:
     """Build the optimizer that the recipe names.
 
     Args:
         offloaded: DeepSpeed keeps the optimizer's states in host memory, where only its own AdamW works by default.
         partitioned: DeepSpeed's ZeRO gives the optimizer flat slices of parameters instead of matrices.
+        sharded: FSDP gives it shards of parameters.
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
@@ -61,6 +68,8 @@ def build_optimizer(
             f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw."
         )
     optimizer: torch.optim.Optimizer = build(groups, section.learning_rate, **options)
+    if partitioned or sharded:
+        refuse_shards(optimizer, section.name)
     if isinstance(optimizer, OneKernelAdamW):
         instead = "`optimizer.name: adamw` and `model.dtype: auto`"
         require_triton(f"`optimizer.name`: {section.name} for these weights", instead=instead)
@@ -77,6 +86,12 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
         raise RecipeError(
             f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options."
+        )
+    if name.startswith("schedule_free_"):
+        suffix = "".join(OF_SCHEDULE_FREE.get(part, part) for part in name.split("_")[2:])
+        raise RecipeError(
+            f"`{name}` is not built in. Write `pytorch_optimizer:ScheduleFree{suffix}`"
+            f" ({install_line('optimizers')}), and `schedule: constant`."
         )
     found: Any = find("optimizer", name, OPTIMIZERS)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
@@ -333,6 +348,7 @@ BUILT_IN = (adamw, adamw_8bit, paged_adamw_8bit, sgd, muon, soap, shampoo)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     function.__name__: function for function in BUILT_IN
 }
+OF_SCHEDULE_FREE = {"adamw": "AdamW", "radam": "RAdam", "sgd": "SGD"}  # transformers' names
 IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
 FOR_MATRICES = {"muon", "soap", "shampoo"}
 FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "release_gradients": bool}

@@ -338,7 +338,11 @@ def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
         layers.to(DTYPES[recipe.model.dtype])
     try:
         build_optimizer(
-            recipe.optimizer, layers, offloaded=offloaded, partitioned=profile is not None
+            recipe.optimizer,
+            layers,
+            offloaded=offloaded,
+            partitioned=profile is not None,
+            sharded=bool(recipe.training.get("fsdp")),
         )
     except (TypeError, ValueError, IndexError) as problem:
         raise RecipeError(

@@ -7,9 +7,10 @@ from types import NoneType
 from typing import Any
 
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, Key, keys_of_config
-from cpt.recipe.keys import AUTO, AUTOMATIC, MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES
+from cpt.recipe.keys import AUTO, AUTOMATIC
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, RETAIN_PRESETS, Recipe
 from cpt.recipe.shape import LORA_IS_SET
+from cpt.recipe.training_keys import MOVED, MOVED_OF_TRL, NO_EFFECT, NO_EFFECT_OF_TRL
 from cpt.recipe.values import UNITS
 
 YAML_FILE = {
@@ -59,7 +60,7 @@ def json_schema() -> dict[str, Any]:
                 is True
             )
             node["anyOf"] = [reference, {"type": "string"} if takes_options else YAML_FILE]
-    ours = {*MOVED, *NO_EFFECT, *NO_EFFECT_ON_EXAMPLES}
+    ours = {*MOVED, *MOVED_OF_TRL, *NO_EFFECT, *NO_EFFECT_OF_TRL}
     training = properties_of(dict.fromkeys(STAGE_CONFIGS.values()), without=ours)
     presets = {"enum": list(LORA_PRESETS), "description": "Options by name."}
     lora = {

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from cpt.distributed import TENSOR_PARALLEL
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
+from cpt.recipe.training_keys import MOVED, MOVED_OF_TRL, by_word
 from cpt.recipe.tree import Location, dotted, steps_of
 
 
@@ -73,42 +74,6 @@ def all_keys(annotation: Any = Recipe, above: Location = ()) -> Iterator[Locatio
         yield from all_keys(field.annotation, (*here, key))
 
 
-def by_word(table: Mapping[str, str]) -> dict[str, str]:
-    """`{"lr": "optimizer.learning_rate"}` from `{"optimizer.learning_rate": "learning_rate lr"}`."""
-    return {word: meaning for meaning, words in table.items() for word in words.split()}
-
-
-OF_HUGGING_FACE = {
-    "optimizer.learning_rate": "learning_rate lr",
-    "optimizer.weight_decay": "weight_decay",
-    "optimizer.betas": "adam_beta1 adam_beta2",
-    "optimizer.eps": "adam_epsilon",
-    "optimizer.name": "optim adafactor",
-    "optimizer": "optim_args optim_target_modules",
-    "schedule.name": "lr_scheduler_type",
-    "schedule": "lr_scheduler_kwargs",
-    "schedule.warmup_tokens": "warmup_steps",
-    "schedule.warmup_share": "warmup_ratio",
-    "budget.tokens": "max_steps",
-    "budget.epochs": "num_train_epochs",
-    "seed": "seed data_seed",
-    "output_dir": "output_dir",
-    "name": "run_name",
-    "monitoring.trackers": "report_to",
-    "checkpoints.every_tokens": "save_strategy",
-    "checkpoints.every_steps": "save_steps",
-    "checkpoints.keep": "save_total_limit",
-    "evaluation.every_tokens": "eval_strategy eval_delay eval_on_start do_eval",
-    "evaluation.every_steps": "eval_steps",
-    "stage": "do_train do_predict",
-    "data.sequence_length": "max_length max_seq_length block_size",
-    "data.packing": "packing eval_packing packing_strategy",
-    "model.attention": "attn_implementation",
-    "model.dtype": "torch_dtype",
-    "model.path": "model_name_or_path",
-    "training.per_device_train_batch_size": "batch_size",
-    "training.max_grad_norm": "gradient_clipping",
-}
 OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts
     "model.path": "base_model model_name model_id",
     "tokenizer.path": "tokenizer_name tokenizer_path",
@@ -134,14 +99,13 @@ OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts
     "model.lora.quantize": "load_in_4bit load_in_8bit quantization_bit",
     "evaluation.held_out_share": "val_set_size",
     "evaluation.perplexity": "eval_dataset test_datasets",
+    "evaluation.stop": "early_stopping_patience early_stopping_steps early_stopping_threshold",
     "model.attention": "flash_attention flash_attn",
     "training.project": "wandb_project",
     "training.dataloader_num_workers": "num_workers",
 }
-MOVED: dict[str, Location] = {word: steps_of(key) for word, key in by_word(OF_HUGGING_FACE).items()}
-"""Hugging Face's key -> its key in a recipe."""
-PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED
-"""The same, for words that are not keys of Hugging Face's Trainer."""
+PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED_OF_TRL | MOVED
+"""Another program's key -> its key in a recipe."""
 NOT_SUPPORTED = by_word(
     {
         TENSOR_PARALLEL: "tp_size tp_plan tensor_parallel tensor_parallel_size tensor_model_parallel_size",
@@ -160,59 +124,13 @@ NOTES = by_word(
         "in tokens: steps x tokens per step": "max_steps warmup_steps max_train_steps warmup num_warmup_steps",
         "a list of both: [0.9, 0.95]": "adam_beta1 adam_beta2",
         "in tokens: rows x data.sequence_length": "global_batch_size",
+        "{set: NAME, patience: 3}, with the name of a held-out set": (
+            "early_stopping_patience early_stopping_steps early_stopping_threshold"
+        ),
         "nf4, fp4 or int8": "load_in_4bit load_in_8bit quantization_bit",
     }
 )
 """Notes on converting a value to the new key."""
-NO_EFFECT = by_word(
-    {
-        "it is always off: it would log a diverged run as loss 0": "logging_nan_inf_filter",
-        "the seed fixes the order of rows, so that a run resumes exactly": (
-            "train_sampling_strategy group_by_length length_column_name"
-        ),
-        "a resumed run starts at the checkpoint's row": "ignore_data_skip",
-        "all steps have the same number of rows": "dataloader_drop_last",
-        "rows only have the columns that the stage needs": "remove_unused_columns label_names",
-        "it is always off in training: with a cache, packed documents attend to each other": "use_cache",
-        "a batch size that changes during the run would change the rows of each step": "auto_find_batch_size",
-        "it is always off: under DeepSpeed it saves a checkpoint that trains a batch twice": "enable_jit_checkpoint",
-        "the run's last weights are exported; compare checkpoints by their held-out losses": (
-            "load_best_model_at_end metric_for_best_model greater_is_better"
-        ),
-        "checkpoints are complete, so that a run can resume from each": "save_only_model",
-        "checkpoints are saved once for all nodes": "save_on_each_node",
-        "weights are always saved as safetensors": "save_safetensors",
-        "a run resumes automatically from its newest intact checkpoint": "resume_from_checkpoint",
-        "trackers log to the run's folder": "logging_dir",
-        "cpt shows its own progress": "disable_tqdm",
-        "the launcher sets it": "local_rank",
-        "held-out sets are evaluated by cpt, in loss, perplexity and bits per byte": (
-            "prediction_loss_only include_for_metrics include_inputs_for_metrics batch_eval_metrics "
-            "eval_do_concat_batches eval_use_gather_object eval_accumulation_steps"
-        ),
-    }
-)
-"""Keys of `training:` without effect, and the reason."""
-NO_EFFECT_ON_EXAMPLES = by_word(
-    {
-        "stage `sft` always trains on the assistant's messages only": "assistant_only_loss",
-        "stage `sft` always trains on the completion only": "completion_only_loss",
-        "`data.packing` already avoids padding": "padding_free",
-        "`data.sources[].text_column` and `chat` name the columns": "dataset_text_field",
-        "cpt tokenizes the data in its own worker processes": (
-            "dataset_kwargs dataset_num_proc pad_to_multiple_of"
-        ),
-        "the template of `tokenizer.path` is used": "chat_template_path",
-        "the tokenizer defines it": "eos_token pad_token",
-        "the seed fixes the order of rows, so that a run resumes exactly": "shuffle_dataset",
-        "the `model` section configures the loading": "model_init_kwargs",
-        "the reference's log probabilities are computed during training, for each batch": (
-            "precompute_ref_log_probs precompute_ref_batch_size"
-        ),
-        "the reference is always the model that the run started from": "sync_ref_model",
-    }
-)
-"""Keys of TRL's configs without effect in built-in stages; custom stages may use them."""
 
 
 def format_new_key(key: str) -> str:

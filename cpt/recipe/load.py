@@ -369,16 +369,13 @@ CLASSES_IN_TRAINING = {
         *(
             "logging_*",
             "log_*",
-            "report_to",
             "project",
             "trackio_*",
             "include_num_input_tokens_seen",
         ),
         *(
-            "push_to_hub*",
-            "hub_*",
+            "hub_private_repo",
             "skip_memory_metrics",
-            "disable_tqdm",
             "per_device_eval_batch_size",
         ),
         *(
@@ -400,7 +397,7 @@ CLASSES_IN_TRAINING = {
     ),
     "fixed": (
         *("bf16", "fp16"),  # the optimizer's state has the type of the weights
-        *("loss_type", "loss_weights", "trust_remote_code"),  # the loss defines the objective
+        *("loss_type", "loss_weights"),  # the loss defines the objective
         *("teacher_*", "ref_*"),  # so do teacher and reference
         *(
             "num_generations",

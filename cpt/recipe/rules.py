@@ -529,10 +529,36 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
             )
 
 
-def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
+def held_out_sources(data: Data, evaluation: Evaluation) -> list[str]:
+    """Names of the sources of which a share is held out."""
+    if evaluation.held_out_share is None:
+        return []
+    return [reported_name(source) for source in data.sources]
+
+
+def held_out_sets(data: Data, evaluation: Evaluation) -> list[str]:
     names = [reported_name(held_out) for held_out in evaluation.perplexity]
-    if evaluation.held_out_share is not None:
-        names += [reported_name(source) for source in data.sources]
+    return names + held_out_sources(data, evaluation)
+
+
+def check_early_stop(stage: str, data: Data, evaluation: Evaluation) -> Violations:
+    """There must be such a set, with a loss, and evaluations during the run."""
+    stop = evaluation.stop
+    if stop is None:
+        return
+    if evaluation.every_steps is None and evaluation.every_tokens is None:
+        yield Violation("evaluation.stop", "never stops the run without `evaluation.every_tokens`")
+    names, key = held_out_sets(data, evaluation), "evaluation.stop.set"
+    if stop.set not in names:
+        text = f"unknown held-out set `{stop.set}`.{did_you_mean(stop.set, names)}"
+        yield Violation(key, f"{text} Sets: {', '.join(names) or 'none'}")
+    elif stage in REWARDED and stop.set in held_out_sources(data, evaluation):
+        text = f"prompts have no loss in stage `{stage}`. Use texts in `evaluation.perplexity`"
+        yield Violation(key, text, "stage")
+
+
+def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
+    names = held_out_sets(data, evaluation)
     for name in evaluation.retain:
         if name not in names:
             text = f"unknown held-out set `{name}`.{did_you_mean(name, [*names, *RETAIN_PRESETS])}"
@@ -576,6 +602,7 @@ RULES: tuple[Callable[..., Violations], ...] = (
         check_saving,
         check_average,
         check_evaluation,
+        check_early_stop,
         check_retained_sets,
     ),
     *(

@@ -373,6 +373,19 @@ class HeldOut(DocumentSource):
     """Documents for evaluation, never trained on."""
 
 
+class EarlyStop(Section):
+    """End the run when a held-out set no longer improves."""
+
+    set: Free[str]
+    """The held-out set: the name of a source (with `held_out_share`) or of an entry of `perplexity`, or a word of
+    `retain`."""
+    patience: Free[Positive] = 3
+    """Stop after this many evaluations in a row without improvement."""
+    margin: Free[Annotated[float, Field(ge=0)]] = 0.0
+    """An improvement is a fall of the bits per byte (for sets of examples: of the loss) by more than this below the
+    lowest value so far."""
+
+
 class Evaluation(Section):
     """Evaluation before, during and after the run."""
 
@@ -393,6 +406,10 @@ class Evaluation(Section):
     this name, the word adds its own when the recipe is loaded. general: web pages; code: HumanEval (both from the
     Hub); tasks: three lm-eval tasks for `evaluation.tasks`; python-prose, python-code: text of this Python's standard
     library, without a network."""
+    stop: Free[EarlyStop | None] = None
+    """Stop early: `{set: domain, patience: 3, margin: 0.001}`. The state is in checkpoints, so a resumed run stops at
+    the same step. A checkpoint is saved at each improvement, and the best one is kept and named in the log and the
+    verdict; `final/` has the last weights, as after every run."""
     prompts: Free[list[str]] = []
     """Prompts that the model continues greedily before and after the run."""
     tasks: Free[list[Component]] = []

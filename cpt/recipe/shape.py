@@ -20,9 +20,6 @@ from cpt.recipe.huggingface_keys import (
 from cpt.recipe.keys import (
     AUTO,
     AUTOMATIC,
-    MOVED,
-    NO_EFFECT,
-    NO_EFFECT_ON_EXAMPLES,
     NOT_SUPPORTED,
     PLACES,
     all_keys,
@@ -34,6 +31,14 @@ from cpt.recipe.keys import (
     section_in,
 )
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, Component, Recipe, Schedule
+from cpt.recipe.training_keys import (
+    MOVED,
+    NESTED,
+    NO_EFFECT,
+    NO_EFFECT_OF_VALUE,
+    place_of_key,
+    why_refused,
+)
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, nodes_along, plain
 from cpt.recipe.values import OF_ANY_FUNCTION, OPTIONS, StepsOrShare, expected, in_words, in_yaml
 
@@ -299,20 +304,38 @@ def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
         # The class of a custom stage checks its keys itself.
         config = None if "." in name else STAGE_CONFIGS.get(name, STAGE_CONFIGS["cpt"])
         for key, node in training.value.items():
-            if key in MOVED:
-                mistakes.add(node.place, explain_moved_key(key, node, root))
-            elif reason := NO_EFFECT.get(key) or (
-                NO_EFFECT_ON_EXAMPLES.get(key) if config else None
-            ):
-                mistakes.add(
-                    node.place, f"`training.{key}` would have no effect: {reason}. Remove it"
-                )
-            elif config is not None and not (
+            if refuse_key(key, node, name, root, mistakes):
+                continue
+            if config is not None and not (
                 node.value == AUTO and key in AUTOMATIC
             ):  # a number replaces auto later
                 check_key(("training", key), node, config, mistakes)
     if lora is not None and isinstance(lora.value, dict):
         check_lora_keys(lora, mistakes)
+
+
+def refuse_key(key: str, node: Node, stage: str, root: Node, mistakes: Mistakes) -> bool:
+    """Add a mistake, and return True, for a key that the recipe has elsewhere or that would have no effect."""
+    if key in NESTED and isinstance(node.value, dict):
+        refused = [
+            refuse_key(f"{key}.{below}", child, stage, root, mistakes)
+            for below, child in node.value.items()
+        ]
+        return any(refused)
+    if key in NESTED and isinstance(node.value, str):
+        mistakes.add(node.place, f"`training.{key}`: write the file's keys here, not its name")
+        return True
+    place, value = place_of_key(key, stage), plain(node)
+    if place is not None:
+        problem: str | None = explain_moved_key(key, place, node, root)
+    else:
+        problem = why_refused(key, stage)
+    if problem is None and isinstance(value, str):
+        reason = NO_EFFECT_OF_VALUE.get((key, value))
+        problem = reason and f"`training.{key}: {value}` would have no effect: {reason}"
+    if problem is not None:
+        mistakes.add(node.place, problem)
+    return problem is not None
 
 
 def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
@@ -341,17 +364,13 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
             check_key(("model", "lora", key), node, PEFT_METHODS[method], mistakes)
 
 
-def explain_moved_key(key: str, node: Node, root: Node) -> str:
+def explain_moved_key(key: str, place: Location, node: Node, root: Node) -> str:
     """Name the recipe's key for it, and whether that is set already."""
-    ours = node_at(root, MOVED[key])
-    if (
-        ours is None
-        or len(MOVED[key]) == 1
-        and MOVED[key][0] in ("name", "stage")
-        or MOVED[key][0] == "training"
-    ):
+    ours = node_at(root, place)
+    is_named_by_run = len(place) == 1 and place[0] in ("name", "stage")
+    if ours is None or is_named_by_run or place[0] == "training":
         return f"`training.{key}` does not belong here: write {format_new_key(key)}"
-    name, there = dotted(MOVED[key]), ours.place.seen_from(node.place)
+    name, there = dotted(place), ours.place.seen_from(node.place)
     return f"`training.{key}` and `{name}` ({there}) set the same thing. Keep `{name}`"
 
 

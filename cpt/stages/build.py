@@ -13,7 +13,8 @@ from transformers.trainer_callback import PrinterCallback
 
 from cpt.data.rows.build import PreparedData
 from cpt.errors import RecipeError
-from cpt.evaluation.scoring import PromptSamples, StopWhenForgetting
+from cpt.evaluation.scoring import PromptSamples, StopEarly, StopWhenForgetting
+from cpt.optim.evaluation_point import EndsAtEvaluationPoint
 from cpt.recipe.rules import OWN_LOSS, REWARDED, TAUGHT
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
@@ -102,6 +103,7 @@ def build_trainer(
         )
     trainer.remove_callback(PrinterCallback)
     for callback in (
+        EndsAtEvaluationPoint(),
         DataPosition(data, trainer.rows_of_steps),
         *watching_callbacks(recipe, trainer, data),
         *watchers,
@@ -109,6 +111,8 @@ def build_trainer(
         trainer.add_callback(callback)
     if recipe.evaluation.retain:
         trainer.add_callback(StopWhenForgetting(Run(folder), recipe.evaluation.retain))
+    if recipe.evaluation.stop is not None:
+        trainer.add_callback(StopEarly(Run(folder), recipe.evaluation.stop))
     if recipe.evaluation.prompts:
         samples = PromptSamples(
             folder / SAMPLES,

@@ -39,10 +39,9 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
     def __init__(
         self, recipe: Any, model: nn.Module, arguments: TrainingArguments, **options: Any
     ) -> None:
-        if arguments.use_liger_kernel:
-            raise RecipeError(
-                f"`training.use_liger_kernel`: stage `{recipe.stage}` does not use it. Remove it."
-            )
+        offloads = vars(arguments).get("activation_offloading")
+        if offloads and not torch.accelerator.is_available():
+            raise RecipeError("`training.activation_offloading` needs a GPU. Remove it.")
         tokenizer = options.get("tokenizer")
         if tokenizer is not None and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token

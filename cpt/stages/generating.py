@@ -16,7 +16,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split
 from cpt.checkpoints.model_folder import load_data
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.distributed import world_size
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import ResourceError
 from cpt.hf_internals import SamplingHooks
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
@@ -129,10 +129,6 @@ class GenerationBatches(PromptTrainer):
         reference: nn.Module | None,
         **options: Any,
     ) -> None:
-        if arguments.reward_weights is not None:
-            raise RecipeError(
-                "`training.reward_weights`: write `weight` next to each reward's name in `rewards`."
-            )
         rewards = build_rewards(
             recipe.rewards, [name for name in options["rows"][0] if name != "prompt"]
         )
@@ -331,14 +327,6 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
     """GRPO up to the rewards; the stage computes advantages from them."""
 
     rewards_of_all: torch.Tensor
-
-    def __init__(self, recipe: Recipe, *arguments: Any, **options: Any) -> None:
-        for key in ("scale_rewards", "multi_objective_aggregation"):  # of a group of answers
-            if key in recipe.training:
-                raise RecipeError(
-                    f"`training.{key}` is not used in stage `{recipe.stage}`. Remove it."
-                )
-        super().__init__(recipe, *arguments, **options)
 
     def note_rewards(self, rewards: torch.Tensor) -> None:
         """Store the weighted sums of rewards, NaN if no reward applies."""

@@ -43,6 +43,7 @@ from cpt.recipe.keys import AUTOMATIC
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import OWN_LOSS, REWARDED
 from cpt.recipe.schema import Recipe
+from cpt.recipe.training_keys import why_refused
 from cpt.training.engine_profiles import Profile, read_profile, zero_section
 from cpt.training.restart import learned_micro_batch
 
@@ -126,6 +127,9 @@ def training_arguments(
         folder: the run's folder.
         deepspeed: the active DeepSpeed profile, from the recipe or accelerate's config.
     """
+    for problem in (why_refused(key, recipe.stage) for key in recipe.training):
+        if problem is not None:
+            raise RecipeError(problem)
     length = run_length(recipe, data.num_rows, folder)
     warn_of_rounding(recipe, length)
     config_class, checkpoints, evaluation = (
@@ -172,8 +176,12 @@ def training_arguments(
         # Hugging Face's default of 8 rows would run out of memory if the training batch only just fits.
         "per_device_eval_batch_size": recipe.training.get("per_device_train_batch_size", 8),
     }
-    if "max_length" in config_class.__dataclass_fields__:
-        ours["max_length"] = recipe.data.sequence_length
+    of_trl = {  # keys of TRL for keys of the recipe
+        "max_length": recipe.data.sequence_length,
+        "trust_remote_code": recipe.model.trust_remote_code,
+    }
+    names = config_class.__dataclass_fields__
+    ours |= {key: value for key, value in of_trl.items() if key in names}
     if config_class is not TrainingArguments:  # TRL has other defaults; use the same for all stages
         defaults |= {"gradient_checkpointing": False, "bf16": False}
     theirs = dict(recipe.training)

@@ -17,9 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.profiler import ProfilerActivity, profile
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, TensorBoardCallback
+from transformers.trainer_callback import ExportableState
 
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.errors import CptError, RecipeError
+from cpt.evaluation.scoring import restore_state
 from cpt.files import LinesFile
 from cpt.formatting import format_duration, open_console
 from cpt.plugins import check_options, find, with_key
@@ -133,12 +135,46 @@ def check_callbacks(sections: list[Component]) -> None:
             raise RecipeError(
                 f"`{key}.name`: {section.name} is not a subclass of transformers.TrainerCallback."
             )
+        refuse_unusable(found, f"{key}.name", section.name)
         is_ours = section.name in CALLBACKS
         check_options(
             constructor_of(found), section.options, key, given=("run",) if is_ours else ()
         )
         if is_ours:
             with_key(key, partial(CALLBACKS[section.name], Path(), **section.options))
+
+
+NEEDS_TRAINER = "it needs the trainer or a model, which a recipe cannot give it"
+UNUSABLE = {
+    ("transformers", "EarlyStoppingCallback"): (
+        "it reads the evaluation of the Trainer, which cpt replaces. Write"
+        " `evaluation.stop: {set: NAME, patience: 3}`, with the name of a held-out set"
+    ),
+    ("trl", "SyncRefModelCallback"): (
+        "the reference is always the model that the run started from. Remove it"
+    ),
+    **dict.fromkeys(
+        (("trl", "LogCompletionsCallback"), ("trl", "WeaveCallback"), ("trl", "WinRateCallback")),
+        f"{NEEDS_TRAINER}. Write `evaluation.prompts`, or `training.log_completions` in a stage that"
+        " samples",
+    ),
+    ("trl", "BEMACallback"): (
+        "checkpoints do not have its average, so that a resumed run would begin another one. Write"
+        " `checkpoints.average`"
+    ),
+    ("trl", "MergeModelCallback"): (
+        "it writes into checkpoints, which are sealed. Merge after the run: cpt merge"
+    ),
+}
+"""Package and class of callbacks that cannot work in a run, and what to do instead."""
+
+
+def refuse_unusable(kind: type[TrainerCallback], key: str, name: str) -> None:
+    """Refuse callbacks of Hugging Face that need what cpt replaces; also their subclasses."""
+    for base in kind.__mro__:
+        reason = UNUSABLE.get((base.__module__.partition(".")[0], base.__name__))
+        if reason is not None:
+            raise RecipeError(f"`{key}`: {name} would not work: {reason}.")
 
 
 def constructor_of(kind: type) -> Callable[..., None]:
@@ -159,7 +195,7 @@ def build_callbacks(
 ) -> list[TrainerCallback]:
     """Build the recipe's callbacks, in its order; RecipeError if one cannot be constructed."""
     built: list[TrainerCallback] = []
-    for section in sections:
+    for number, section in enumerate(sections):
         found: Any = find("callback", section.name, CALLBACKS)
         if section.name in CALLBACKS:
             built.append(found(run, **section.options))
@@ -177,8 +213,11 @@ def build_callbacks(
             raise RecipeError(
                 f"`monitoring.callbacks`: {section.name} cannot be constructed: {type(problem).__name__}: {problem}"
             ) from problem
-        # A new class each, because transformers warns about two callbacks of one class.
-        kind: type[GuardedCallback] = type(section.name, (GuardedCallback,), {})
+        base = StatefulCallback if isinstance(callback, ExportableState) else GuardedCallback
+        # A new class each: transformers warns about two callbacks of one class, and names states by it.
+        earlier = sum(other.name == section.name for other in sections[:number])
+        name = f"{section.name} {earlier + 1}" if earlier else section.name
+        kind: type[GuardedCallback] = type(name, (base,), {})
         built.append(kind(callback, section.name, run))
     return built
 
@@ -271,6 +310,24 @@ class GuardedCallback(TrainerCallback):
             )
             record_event(self.run, self.kind, text, step=step)
         self.has_failed = True
+
+
+class StatefulCallback(GuardedCallback, ExportableState):
+    """The same for a callback with a state, which checkpoints keep and a resumed run restores."""
+
+    def __init__(self, callback: Any, name: str, run: Path) -> None:
+        super().__init__(callback, name, run)
+        self.__dict__["on_train_begin"] = self.begin_from_checkpoint
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.callback.state()  # type: ignore[attr-defined]
+        return found
+
+    def begin_from_checkpoint(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl | None:
+        restore_state(self.callback, state, type(self).__name__)
+        return self.pass_on("on_train_begin", args, state, control, **kwargs)
 
 
 def put_trackers_last(trainer: Trainer, run: Path) -> None:

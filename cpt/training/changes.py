@@ -421,17 +421,18 @@ class EndOfPart(TrainerCallback):
     """Saves and stops at the step of the run's next change."""
 
     def __init__(self, end: int | None) -> None:
-        self.end = end
+        self.end, self.is_reached = end, False  # not reached if the run stops early
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         if state.global_step == self.end:
+            self.is_reached = True
             control.should_save = control.should_training_stop = True
 
     def restart_at_end(self) -> None:
         """Raise RestartNeeded if the recipe changes here."""
-        if self.end is not None:
+        if self.is_reached:
             raise RestartNeeded(
                 f"The recipe changes after step {self.end} (history.jsonl): the run restarts with it."
             )

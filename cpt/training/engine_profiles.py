@@ -31,13 +31,29 @@ READ_BY_DEEPSPEED = """
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
 """
 DEEPSPEED_KEYS = frozenset(READ_BY_DEEPSPEED.split())
-IN_THE_RECIPE = {
+NOT_IN_A_PROFILE = {
     "optimizer": "the recipe has it, as `optimizer`",
     "scheduler": "the recipe has it, as `schedule`",
     "sequence_parallel_size": "the recipe has it, as `training.parallelism_config.sp_size`",
     "tensor_parallel": TENSOR_PARALLEL,
     "pipeline": PIPELINE,
+    "amp": "the recipe has it, as `training.bf16` or `fp16`",
+    "elasticity": "the recipe has it, as `budget.global_batch_tokens` on any number of GPUs",
+    "autotuning": "`cpt plan` chooses settings for the recipe",
+    "activation_checkpointing": (
+        "only DeepSpeed's own layers use it; for others there is `training.gradient_checkpointing`"
+    ),
+    "progressive_layer_drop": "only DeepSpeed's own layers use it",
+    **dict.fromkeys(
+        ("curriculum_learning", "data_efficiency", "dataloader_drop_last"),
+        "it would have no effect: cpt loads the data, in an order that resumes exactly",
+    ),
+    **dict.fromkeys(
+        ("checkpoint", "nebula", "datastates_ckpt"),
+        "it would have no effect: the recipe says how to save, in `checkpoints`",
+    ),
 }
+"""Keys of DeepSpeed that a profile cannot have, and the reason."""
 DEFAULT_MAX_GRAD_NORM = 1.0  # of TrainingArguments
 KEY, CONFIG = "`training.fsdp`", "`training.fsdp_config`"
 FSDP_KEYS = (
@@ -179,7 +195,7 @@ def check_zero(profile: Profile) -> Complaints:
 
 def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
     """Micro-batch, accumulation, clipping and precision must be `auto` or equal to the recipe's."""
-    for key, remedy in IN_THE_RECIPE.items():
+    for key, remedy in NOT_IN_A_PROFILE.items():
         if key in profile:
             yield key, f"`{key}`: {remedy}. Remove it here"
     if profile.get("train_batch_size", "auto") != "auto":

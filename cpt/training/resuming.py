@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.checkpoints.manifest import MANIFEST, Manifest, read_manifest
+from cpt.checkpoints.manifest import MANIFEST, TRAINING_POINT, Manifest, read_manifest
 from cpt.checkpoints.model_folder import Tensors, kind_of, know_indexed_cpu, load_data, only_data
 from cpt.checkpoints.resume import ResumePoint
 from cpt.checkpoints.sharding import (
@@ -33,6 +33,7 @@ from cpt.deepspeed_internals import stop_loading_universal
 from cpt.distributed import groups_of_rows, is_main_process, main_process_decides, world_size
 from cpt.errors import CheckpointError
 from cpt.optim.build import convert_adamw, replay_step_counter
+from cpt.optim.evaluation_point import return_to_training_point
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
@@ -188,6 +189,9 @@ class CheckpointLoader:
             ):
                 self.point = replace(self.point, manifest=replace(manifest, exactness=MOVED))
             replay_step_counter(optimizer)
+        if (checkpoint / TRAINING_POINT).exists():
+            weights = load_data(checkpoint / TRAINING_POINT, trust=self.point.trusted)
+            return_to_training_point(trainer.model, weights)
         trainer.set_rates()
         return prepared
 

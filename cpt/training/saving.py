@@ -31,6 +31,7 @@ from transformers.training_args import ParallelMode
 from cpt.checkpoints.manifest import (
     FORMAT,
     MANIFEST,
+    TRAINING_POINT,
     FileEntry,
     Manifest,
     file_of_part,
@@ -68,7 +69,14 @@ from cpt.checkpoints.transaction import (
 from cpt.deepspeed_internals import gather_zero3_weights
 from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
+from cpt.evaluation.scoring import StopEarly
 from cpt.files import make_durable
+from cpt.optim.evaluation_point import (
+    copy_of_weights,
+    evaluation_point,
+    has_evaluation_point,
+    training_point,
+)
 from cpt.runs.events import record_event
 from cpt.runs.record import installed_version
 from cpt.training.resuming import DataPosition
@@ -108,7 +116,9 @@ class Checkpointer:
         self.copies_are_too_large = False
         self.kinds_read_back: set[Kind] = set()  # each process verifies one checkpoint of each kind
         self.save_failure: SaveFailed | None = None  # failure of the last save
-        self.not_pushed: Path | None = None  # a checkpoint not yet pushed to the Hub
+        self.best: set[Path] = (
+            set()
+        )  # the best checkpoint of `evaluation.stop`, which is not removed
 
     @cached_property
     def agreement(self) -> Agreement:
@@ -156,13 +166,10 @@ class Checkpointer:
             self.archive.finish()
 
     def wait_for_saves(self) -> None:
-        """Wait for the save in flight, and push it; all processes must call it. Raises errors that would recur."""
+        """Wait for the save in flight; all processes must call it. Raises errors that would recur."""
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
             in_flight.result()
-        checkpoint, self.not_pushed = self.not_pushed, None
-        if checkpoint is not None and self.trainer.args.push_to_hub:
-            self.trainer.push_from_checkpoint(str(checkpoint))
 
     @property
     def is_unsaved(self) -> bool:
@@ -216,6 +223,11 @@ class Checkpointer:
     def save_once(self, kind: Kind) -> None:
         """Take a snapshot of this step, and write it now or in the background."""
         self.wait_for_saves()
+        self.best = {
+            callback.best_checkpoint
+            for callback in self.trainer.callback_handler.callbacks
+            if isinstance(callback, StopEarly)
+        }
         step = self.trainer.state.global_step
         zero = self.trainer.engine.zero_section or {}
         offload = zero.get("offload_optimizer", {})
@@ -258,8 +270,6 @@ class Checkpointer:
             self.host_copies.release()
         before, self.save_failure = self.save_failure, None
         self.kinds_read_back.add(kind)
-        if kind == "full":
-            self.not_pushed = published
         if before is not None:  # a full disk may have refused the failure's event
             self.record(
                 "saved_again",
@@ -278,7 +288,7 @@ class Checkpointer:
                 self.trainer.run_folder,
                 self.trainer.recipe.checkpoints.kept,
                 prefix=PREFIXES[kind],
-                spared=spared,
+                spared=spared | self.best,
             )
         except Exception as problem:  # disk or custom rule: must not end this process alone
             self.record(
@@ -319,7 +329,10 @@ class Checkpointer:
                 weights = gather_zero3_weights(trainer.model_wrapped, only_trained=of_adapter)
             elif trainer.is_fsdp_enabled:
                 weights = full_weights(trainer.model, only_trained=of_adapter)
-            trainer.save_files(nowhere, weights)
+            with evaluation_point(trainer.optimizer) as is_moved:
+                if is_moved:
+                    weights = copy_of_weights(trainer.model, only_trained=of_adapter)
+                trainer.save_files(nowhere, weights)
             if full:
                 self.take_states(taken, nowhere)
                 taken.states[random_states_file(trainer)] = random_states(trainer)
@@ -426,6 +439,8 @@ class Checkpointer:
             taken.states[file_of_part(trainer.args.process_index, trainer.args.world_size)] = part
         elif trainer.args.should_save:
             taken.states["optimizer.pt"] = trainer.optimizer.state_dict()
+            if has_evaluation_point(trainer.optimizer):
+                taken.states[TRAINING_POINT] = training_point(trainer.model)
         of_deepspeed = trainer.is_deepspeed_enabled and isinstance(
             trainer.lr_scheduler, DeepSpeedSchedulerWrapper
         )
@@ -495,12 +510,11 @@ def random_states_file(trainer: Trainer) -> str:
 
 def progress(trainer: Trainer) -> str:
     """Return the content of trainer_state.json, with the states of callbacks."""
-    known: Any = trainer.state.stateful_callbacks  # annotated as a list, but a dict
+    states: dict[str, list[Any]] = {}
     for callback in [*trainer.callback_handler.callbacks, trainer.control]:
         if isinstance(callback, ExportableState):
-            name = type(callback).__name__
-            if isinstance(known[name], list):  # several callbacks of one kind
-                known[name].append(callback.state())
-            else:
-                known[name] = callback.state()
+            states.setdefault(type(callback).__name__, []).append(callback.state())
+    known: Any = trainer.state.stateful_callbacks  # annotated as a list, but a dict
+    for name, found in states.items():
+        known[name] = found[0] if len(found) == 1 else found
     return json.dumps(dataclasses.asdict(trainer.state), indent=2, sort_keys=True) + "\n"

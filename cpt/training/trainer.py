@@ -29,6 +29,7 @@ from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
 from cpt.models.layers import compile_layers, set_up_recomputing, take_compiling
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
+from cpt.optim.evaluation_point import evaluation_point
 from cpt.optim.schedules import build_schedule
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
@@ -263,6 +264,7 @@ class CPTTrainer(TrainerHooks, Trainer):
                 self.model if model is None else model,
                 offloaded=self.engine.offloads_optimizer,
                 partitioned=self.is_deepspeed_enabled,
+                sharded=self.is_fsdp_enabled,
             )
             if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
                 print_once(
@@ -409,7 +411,8 @@ class CPTTrainer(TrainerHooks, Trainer):
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Log metrics of each held-out set; empty if a signal stopped it: the resumed run evaluates again."""
         try:
-            measured = self.measure_held_out()
+            with evaluation_point(self.optimizer):
+                measured = self.measure_held_out()
         except Interrupted:
             self.control.should_save = self.control.should_training_stop = True
             return {}

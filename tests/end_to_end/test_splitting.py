@@ -167,8 +167,11 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         "perplexity": [{"path": str(corpus / "held_out.jsonl")}],
         "prompts": ["the model", "x"],
     }
+    rule = {"set": "held_out", "patience": 2, "margin": 9.0}  # more than any improvement
+    stop = {**evaluation, "every_steps": 2, "stop": rule}
     made.train(
         2,
+        *(plan(f"stops-{way}", way, evaluation=stop) for way in WAYS),
         *(plan(way, way, every=2 if way == "fsdp" else 4) for way in WAYS),
         *(plan(f"changed-{way}", way, begins_as=way, changes=CHANGES) for way in WAYS),
         *(plan(f"{way}-again", way, begins_as=way) for way in WAYS),
@@ -223,6 +226,18 @@ def test_one_recipe_has_the_same_losses_however_it_is_split(runs, way):
     alone = runs.losses("alone")
     assert len(alone) == STEPS and alone[-1] < alone[0]
     assert runs.losses(way) == pytest.approx(alone, rel=1e-6 if way in WAYS else 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_all_processes_stop_early_at_the_same_step(runs, way):
+    status = json.loads((runs.of(f"stops-{way}") / "status.json").read_text())
+    assert (status["state"], status["step"], status["checkpoint"]) == (
+        "finished",
+        4,
+        "checkpoint-4",
+    )
+    assert status["stopped"].startswith("stopped early at step 4: `held_out`")
 
 
 @pytest.mark.slow

@@ -7,11 +7,26 @@ import torch
 from peft import LoraConfig, get_peft_model
 from run_folders import write_lines
 from tiny_checkpoints import random_llama
+from tiny_trainers import losses, published, trainer_of
 from torch import nn
-from transformers import GenerationConfig, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    GenerationConfig,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
-from cpt.errors import Interrupted
-from cpt.evaluation.scoring import PromptSamples, StopWhenForgetting, continue_prompts, read_course
+from cpt.checkpoints.resume import latest_checkpoint
+from cpt.errors import Interrupted, RecipeError
+from cpt.evaluation.scoring import (
+    PromptSamples,
+    StopEarly,
+    StopWhenForgetting,
+    continue_prompts,
+    read_course,
+)
+from cpt.recipe.schema import EarlyStop
 from cpt.runs.record import Run
 
 
@@ -148,3 +163,78 @@ def test_the_course_is_every_evaluation_in_order_and_the_last_of_each_step(tmp_p
     points = [(point.step, point.tokens, point.bits_per_byte["domain"]) for point in course]
     assert points == [(0, 0, 2.0), (10, 100, 1.1)]
     assert read_course(tmp_path / "none.jsonl") == []
+
+
+# Early stopping
+
+
+class KilledAfter(TrainerCallback):
+    """Ends a run after the save of a step, as a kill does."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_save(self, args, state, control, **_):
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
+
+
+def early_stopping(sections, folder, values, *callbacks):
+    """A run of eight steps whose held-out set has these bits per byte."""
+    stop = {"set": "general", "patience": 3, "margin": 0.1}
+    trainer = trainer_of(
+        sections,
+        folder,
+        steps=8,
+        callbacks=callbacks,
+        checkpoints={"every_steps": 1, "keep": 1},
+        evaluation={"held_out_share": 0.3, "every_steps": 1, "stop": stop},
+    )
+    measured = dict(enumerate(values))
+    trainer.measure_held_out = lambda: {
+        "general_bits_per_byte": measured[trainer.state.global_step]
+    }
+    return trainer
+
+
+VALUES = (3.0, 2.0, 1.0, 0.95, 1.2, 0.9)  # improves by more than 0.1 up to step 2
+
+
+@pytest.mark.heavy
+def test_a_run_stops_where_a_set_no_longer_improves_and_keeps_and_names_the_best_checkpoint(
+    tiny_recipe, tmp_path
+):
+    trainer = early_stopping(tiny_recipe, tmp_path, VALUES)
+    trainer.train()
+    assert trainer.state.global_step == 5
+    assert published(trainer) == ["checkpoint-2", "checkpoint-5"]
+    reason = Run(trainer.run_folder).status()["stopped"]
+    assert reason.startswith("stopped early at step 5: `general`")
+    assert f"1.0000, at step 2: cpt export {trainer.run_folder / 'checkpoint-2'}" in reason
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("killed_after", [3, 5])
+def test_a_resumed_run_stops_at_the_same_step(tiny_recipe, tmp_path, killed_after):
+    """Also one that was killed after it had stopped: it trains no further step."""
+    with pytest.raises(KeyboardInterrupt):
+        early_stopping(tiny_recipe, tmp_path, VALUES, KilledAfter(killed_after)).train()
+    resumed = early_stopping(tiny_recipe, tmp_path, VALUES)
+    resumed.train(latest_checkpoint(resumed.run_folder))
+    assert resumed.state.global_step == 5 and max(losses(resumed)) == 5
+    assert Run(resumed.run_folder).status()["stopped"].startswith("stopped early at step 5")
+
+
+@pytest.mark.heavy
+def test_a_run_whose_set_improves_to_the_end_is_not_stopped(tiny_recipe, tmp_path):
+    trainer = early_stopping(tiny_recipe, tmp_path, [9 - step for step in range(9)])
+    trainer.train()
+    assert trainer.state.global_step == 8
+    assert Run(trainer.run_folder).status().get("stopped") is None
+
+
+def test_a_set_of_which_a_stage_measures_no_loss_is_refused_at_the_first_evaluation(run):
+    stop = StopEarly(run, EarlyStop(set="questions"))
+    metrics = {"eval_questions_reward": 1.0}
+    with pytest.raises(RecipeError, match=r"`evaluation.stop.set`.*eval_questions_reward"):
+        stop.on_evaluate(TrainingArguments(), TrainerState(), TrainerControl(), metrics=metrics)

@@ -203,11 +203,28 @@ HELD = "perplexity: [{path: a/b, name: code}, {path: a/c, name: prose}]"
             "`evaluation.retain.prose` `evaluation.every_tokens`",
         ),
         (f"{{{HELD}, retain: {{prose: 0}}, every_steps: 5}}", "`evaluation.retain.prose`: 0,"),
+        (f"{{{HELD}, stop: {{set: prose}}}}", "`evaluation.stop` `evaluation.every_tokens`"),
+        (f"{{{HELD}, stop: {{set: prosa}}, every_steps: 5}}", "`prosa` `prose`? code, prose"),
+        (f"{{{HELD}, stop: {{set: code, patience: 0}}, every_steps: 5}}", "stop.patience` 0"),
+        (f"{{{HELD}, stop: {{set: code, margin: -1}}, every_steps: 5}}", "stop.margin` -1"),
     ],
 )
-def test_retained_sets_are_held_out_and_measured(mistakes, evaluation, named):
+def test_sets_of_limits_are_held_out_and_measured(mistakes, evaluation, named):
     (line,) = mistakes(f"evaluation: {evaluation}\n")
     assert all(word in line for word in named.split(" "))
+
+
+def test_what_refused_callbacks_name_instead_can_be_written(load):
+    stop = "evaluation.stop={set: prose, patience: 3}"
+    load(f"evaluation: {{{HELD}, every_steps: 5}}\n", stop, "evaluation.prompts=[once]")
+    load("", "checkpoints.every_steps=10", "checkpoints.average=2")
+    load("stage: grpo\nrewards: [exact_match]\n", "training.log_completions=true")
+
+
+def test_a_set_without_a_loss_cannot_stop_a_run(mistakes):
+    held_out = "evaluation: {held_out_share: 0.1, every_steps: 5, stop: {set: texts}}\n"
+    (line,) = mistakes(f"stage: grpo\nrewards: [exact_match]\n{held_out}")
+    assert "`evaluation.stop.set`" in line and "`evaluation.perplexity`" in line
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,23 @@ import dataclasses
 import re
 
 import pytest
-from transformers import TrainingArguments
+from accelerate.utils import GradientAccumulationPlugin
+from transformers.trainer_pt_utils import AcceleratorConfig
 
 from cpt.errors import RecipeError
-from cpt.recipe.keys import AUTOMATIC, MOVED, NO_EFFECT
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
+from cpt.recipe.keys import AUTOMATIC, annotation_at
 from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.training_keys import (
+    MOVED,
+    MOVED_OF_TRL,
+    NO_EFFECT,
+    NO_EFFECT_IN_STAGE,
+    NO_EFFECT_OF_TRL,
+    Fate,
+    fate_of,
+)
+from cpt.recipe.tree import dotted, steps_of
 
 
 def test_hugging_faces_keys_are_passed_on_unchanged(load):
@@ -36,7 +48,8 @@ def test_hugging_faces_keys_are_passed_on_unchanged(load):
         ("max_grad_norm: null", "a number"),
         ("max_grad_norm: auto", "a number"),
         ("logging_strategy: step", "`steps`"),
-        ("hub_model_id: 3", "quotes"),
+        ("trackio_space_id: 3", "quotes"),
+        ("hub_model_id: me/model", "cpt export RUN --push-to-hub"),
         ("tokens: 3", "`budget.tokens`"),
         ("lerning_rate: 3", "`optimizer.learning_rate`"),
         ("warmup_ratio: 0.1", "`schedule.warmup_share`"),
@@ -88,22 +101,137 @@ def test_one_knob_set_twice_is_reported_with_both_places(mistakes, here):
     assert line.startswith("r.yaml:7: ") and "`optimizer.learning_rate` (o.yaml:2)" in line
 
 
-def test_every_key_is_passed_on_or_has_its_place(mistakes):
-    """No key of the installed TrainingArguments is overlooked: ours, without effect, or passed on."""
-    fields = {field.name for field in dataclasses.fields(TrainingArguments)}
-    ours = fields & {*MOVED, *NO_EFFECT}
-    assert {
-        "learning_rate",
-        "seed",
-        "output_dir",
-        "save_steps",
-        "eval_steps",
-        "max_steps",
-        "optim",
-    } <= ours
-    assert len(mistakes("training:\n" + "".join(f"  {key}: 1\n" for key in sorted(ours)))) == len(
-        ours
-    )
+CONFIGS = sorted({(config, stage) for stage, config in STAGE_CONFIGS.items()})
+CONFIGS.append(("trl:SFTConfig", "sft"))  # what users of TRL write in this stage
+
+
+def fates(config: str, stage: str) -> dict[str, Fate | None]:
+    return {key: fate_of(key, stage) for key in keys_of_config(config)}
+
+
+@pytest.mark.parametrize(("config", "stage"), CONFIGS, ids=[stage for _, stage in CONFIGS])
+def test_every_key_of_the_installed_versions_is_in_the_table(config, stage):
+    assert [key for key, fate in fates(config, stage).items() if fate is None] == []
+
+
+def test_every_key_of_accelerate_that_the_trainer_takes_is_in_the_table():
+    section = "accelerator_config"
+    keys = {field.name for field in dataclasses.fields(AcceleratorConfig)}
+    below = {field.name for field in dataclasses.fields(GradientAccumulationPlugin)}
+    names = {f"{section}.{key}" for key in keys}
+    names |= {f"{section}.gradient_accumulation_kwargs.{key}" for key in below}
+    assert [name for name in names if fate_of(name, "cpt") is None] == []
+
+
+@pytest.mark.parametrize(("config", "stage"), CONFIGS, ids=[stage for _, stage in CONFIGS])
+def test_a_key_that_is_not_passed_on_is_refused_with_its_line_and_what_to_do(
+    config, stage, mistakes
+):
+    refused = [key for key, fate in fates(config, stage).items() if fate in ("moved", "no effect")]
+    lines = mistakes(f"stage: {stage}\ntraining:\n" + "".join(f"  {key}: 1\n" for key in refused))
+    for number, key in enumerate(refused, start=7):
+        (line,) = [line for line in lines if line.startswith(f"r.yaml:{number}: ")]
+        assert f"`training.{key}`" in line
+        assert re.search(r"write `[\w.\[\]]+`|Keep `[\w.]+`|Remove it$", line)
+
+
+def test_a_file_of_accelerates_keys_is_refused_because_they_would_not_be_checked(mistakes):
+    (line,) = mistakes("training: {accelerator_config: mine.json}\n")
+    assert line.startswith("r.yaml:5: `training.accelerator_config`: write")
+
+
+def test_a_key_within_the_section_for_accelerate_is_refused_at_its_line(mistakes):
+    section = "training:\n  accelerator_config:\n    split_batches: true\n"
+    below = "    gradient_accumulation_kwargs: {num_steps: 4}\n"
+    first, second = mistakes(section + below)
+    assert first.startswith("r.yaml:7: `training.accelerator_config.split_batches` would have no")
+    assert second.startswith("r.yaml:8: ")
+    assert "write `training.gradient_accumulation_steps`" in second
+
+
+@pytest.mark.parametrize(
+    ("refused", "remedy"),
+    [
+        ("accelerator_config.gradient_accumulation_kwargs.num_steps=4", "{key}=4"),
+        ("trust_remote_code=true", "model.revision=" + "a" * 40 + " {key}=true"),
+        ("logging_strategy=epoch", "{key}=7"),
+        ("reward_weights=[1.0]", "{key}=0.5 stage=grpo rewards=[exact_match] {key}=0.5"),
+        ("no_cuda=true", "{key}=true"),
+        ("evaluation_strategy=steps", "{key}=1000 evaluation.held_out_share=0.1"),
+    ],
+    ids=lambda text: text.partition("=")[0],
+)
+def test_what_a_refusal_says_to_write_instead_works(load, refused, remedy):
+    with pytest.raises(RecipeError) as problem:
+        load("", f"training.{refused}")
+    key = re.findall(r"[Ww]rite `([\w.\[\]]+)`", str(problem.value))[0]
+    load("", *remedy.format(key=key).split(" "))
+
+
+REMEDIES = {  # the recipe's key of each refusal, with a value
+    "optimizer.learning_rate": "1e-5",
+    "optimizer.weight_decay": "0.1",
+    "optimizer.betas": "[0.9, 0.95]",
+    "optimizer.eps": "1e-8",
+    "optimizer.name": "adamw",
+    "optimizer": "{name: adamw}",
+    "schedule.name": "cosine",
+    "schedule": "{name: cosine}",
+    "schedule.warmup_tokens": "100",
+    "schedule.warmup_share": "0.01",
+    "budget.tokens": "2048",
+    "budget.epochs": "1",
+    "seed": "1",
+    "output_dir": "runs",
+    "name": "other",
+    "monitoring.trackers": "[tensorboard]",
+    "checkpoints.every_tokens": "1000",
+    "checkpoints.every_steps": "10",
+    "checkpoints.keep": "2",
+    "evaluation.every_tokens": "1000",
+    "evaluation.every_steps": "10",
+    "stage": "cpt",
+    "data.sequence_length": "256",
+    "data.packing": "best_fit",
+    "model.attention": "sdpa",
+    "model.dtype": "float32",
+    "model.path": "other/model",
+    "model.trust_remote_code": "true",
+    "rewards[0].weight": "0.5",
+    "training.per_device_train_batch_size": "4",
+    "training.per_device_eval_batch_size": "4",
+    "training.max_grad_norm": "1.0",
+    "training.use_cpu": "true",
+    "training.gradient_accumulation_steps": "2",
+}
+
+
+NEEDED = {  # what these keys need
+    "budget.epochs": ["budget.tokens=null"],
+    "checkpoints.keep": ["checkpoints.every_steps=10"],
+    "evaluation.every_tokens": ["evaluation.held_out_share=0.1"],
+    "evaluation.every_steps": ["evaluation.held_out_share=0.1"],
+    "model.trust_remote_code": [f"model.revision={'a' * 40}"],
+    "rewards[0].weight": ["stage=grpo", "rewards=[exact_match]"],
+}
+
+
+def test_every_key_that_a_refusal_names_instead_can_be_written(load):
+    named = {dotted(place) for place in (MOVED | MOVED_OF_TRL).values()}
+    assert named == REMEDIES.keys()
+    for key, value in REMEDIES.items():
+        load("", *NEEDED.get(key, ()), f"{key}={value}")
+
+
+def test_every_key_that_a_reason_mentions_exists():
+    reasons = {*NO_EFFECT.values(), *NO_EFFECT_OF_TRL.values(), *NO_EFFECT_IN_STAGE.values()}
+    for reason in reasons:
+        for key in re.findall(r"`([a-z_]+\.[\w.]+)", reason):
+            section, _, name = key.partition(".")
+            if section == "training":
+                assert fate_of(name, "cpt") in ("ours", "passed on"), key
+            else:
+                assert annotation_at(steps_of(key)) is not None, key
 
 
 def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(load, here):
@@ -211,7 +339,8 @@ REMEDY = re.compile(r"(?:[Ww]rite it as|written as|: write|Use|It is|Keep) `([\w
         "report_to=[wandb]",
         "lora_r=8",
     ]
-    + ["deepspeed=deepspeed_configs/ds_config_zero1.json", "load_in_4bit=nf4"],
+    + ["deepspeed=deepspeed_configs/ds_config_zero1.json", "load_in_4bit=nf4"]
+    + ["early_stopping_patience={set: texts, patience: 3}"],
 )
 def test_the_remedy_for_a_key_of_another_tool_works(load, written, place):
     """Type the key where the user would, then what the error says: that error is gone."""
@@ -220,4 +349,5 @@ def test_the_remedy_for_a_key_of_another_tool_works(load, written, place):
         load("", f"{place}{written}")
     except RecipeError as problem:
         complaint = next(line for line in str(problem).splitlines() if f"{place}{word}`" in line)
-        load_recipe("r.yaml", ["budget.tokens=1024000", f"{REMEDY.findall(complaint)[0]}={value}"])
+        needed = ["budget.tokens=1024000", "evaluation={held_out_share: 0.1, every_steps: 9}"]
+        load_recipe("r.yaml", [*needed, f"{REMEDY.findall(complaint)[0]}={value}"])

@@ -131,6 +131,7 @@ def test_no_telemetry_is_sent(tmp_path, monkeypatch):
     ("options", "named"),
     [
         ({"training": {"use_liger_kernel": True}}, "training.use_liger_kernel"),
+        ({"training": {"activation_offloading": True}}, "training.activation_offloading"),
         ({"training": {"loss_type": ["sigmoidd"]}}, "training.loss_type"),
         ({"lora": {"r": 4, "target_modules": ["lm_head"]}}, "lm_head"),  # it would not be trained
         (

@@ -80,9 +80,54 @@ def test_an_error_that_is_meant_for_the_user_ends_the_run(trained):
         trained("tiny_watchers:refuses")
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transformers:DefaultFlowCallback",
+        "transformers:PrinterCallback",
+        "transformers:ProgressCallback",
+        "trl:RichProgressCallback",
+    ],
+)
+def test_a_callback_of_hugging_face_works_as_in_its_trainer(trained, name):
+    check_callbacks(Monitoring.model_validate({"callbacks": [name]}).callbacks)
+    trainer = trained(name)
+    assert trainer.state.global_step == 2 and messages(trainer, "callback_failed") == []
+
+
+@pytest.mark.heavy
+def test_the_states_of_callbacks_continue_in_a_resumed_run(tiny_recipe, tmp_path):
+    """Two of one class have a state each."""
+    sections = {
+        **tiny_recipe,
+        "monitoring": {"callbacks": ["tiny_watchers:Counts", "tiny_watchers:Counts"]},
+    }
+    first = trainer_of(sections, tmp_path, steps=4, checkpoints={"every_steps": 2})
+    first.train()
+    resumed = trainer_of(sections, tmp_path, steps=4)
+    resumed.train(first.run_folder / "checkpoint-2")
+    counted = [line["counted"] for line in metrics(resumed) if "loss" in line]
+    assert counted == [1, 2, 3, 4]  # the first two are of the first start
+    states = [callback.state() for callback in callbacks_of(resumed, "tiny_watchers:Counts")]
+    assert states == [{"args": {}, "attributes": {"steps": 4}}] * 2
+
+
+def callbacks_of(trainer, name):
+    handler = trainer.callback_handler
+    return [one for one in handler.callbacks if type(one).__name__.startswith(name)]
+
+
 @pytest.mark.parametrize(
     ("callback", "named"),
     [
+        ("transformers:EarlyStoppingCallback", "`evaluation.stop: {set: NAME, patience: 3}`"),
+        ("tiny_watchers:Patient", "`evaluation.stop: {set: NAME, patience: 3}`"),
+        ("trl:BEMACallback", "`checkpoints.average`"),
+        ("trl:LogCompletionsCallback", "`evaluation.prompts`"),
+        ("trl:WeaveCallback", "`evaluation.prompts`"),
+        ("trl:SyncRefModelCallback", "Remove it"),
+        ("trl.experimental.merge_model_callback:MergeModelCallback", "cpt merge"),
         ("costs", "`cost`"),
         ("cost", "`dollars_per_gpu_hour`"),
         ({"name": "alert", "metric": "loss"}, "`above`"),

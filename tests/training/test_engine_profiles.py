@@ -9,7 +9,13 @@ from tiny import TINY_LLAMA, write_recipe
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.training.engine_profiles import check_fsdp, check_profile, profile_warnings, read_profile
+from cpt.training.engine_profiles import (
+    NOT_IN_A_PROFILE,
+    check_fsdp,
+    check_profile,
+    profile_warnings,
+    read_profile,
+)
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "deepspeed_configs").glob("*.json"))
@@ -46,6 +52,15 @@ def test_a_profile_that_we_ship_follows_any_recipe_and_deepspeed_accepts_it(path
     assert (
         DeepSpeedConfig({**profile, **sizes, **precision}).zero_optimization_stage == zero["stage"]
     )
+
+
+@pytest.mark.parametrize("key", NOT_IN_A_PROFILE)
+def test_a_key_that_cpt_replaces_is_refused_at_its_line(key, tmp_path, recipe):
+    path = tmp_path / "zero.json"
+    path.write_text(json.dumps({**SOUND, key: {}}, indent=2))
+    (complaint,) = check_profile(path, recipe)
+    line = len(path.read_text().splitlines()) - 1
+    assert complaint.startswith(f"{path}:{line}: `{key}`: ") and "Remove it" in complaint
 
 
 @pytest.mark.parametrize("stage", [1, 2])

@@ -208,18 +208,6 @@ def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(
     assert events(trainer) == [("saves_block", 1)] and len(published(trainer)) == 3
 
 
-def test_a_checkpoint_is_pushed_to_the_hub_once_it_is_published(tiny_recipe, tmp_path, monkeypatch):
-    trainer = saved_run(
-        tiny_recipe, tmp_path, every_steps=2, weights_every_steps=3, in_background=True
-    )
-    pushed = []
-    push = lambda folder: pushed.append((folder, damages(Path(folder))))  # noqa: E731
-    monkeypatch.setattr(trainer, "_push_from_checkpoint", push)
-    trainer.args.push_to_hub = True
-    trainer.train()
-    assert pushed == [(str(trainer.run_folder / f"checkpoint-{step}"), []) for step in (2, 4)]
-
-
 # --- failures ---
 
 

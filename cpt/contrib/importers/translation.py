@@ -10,16 +10,14 @@ from typing import Any
 from cpt.errors import RecipeError
 from cpt.plugins import fits
 from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, keys_of_config
-from cpt.recipe.keys import MOVED, NO_EFFECT, NO_EFFECT_ON_EXAMPLES, keys_of
+from cpt.recipe.keys import keys_of
 from cpt.recipe.paths import is_local
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe, Source
+from cpt.recipe.training_keys import fate_of
 from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, write_yaml
 
-NOT_PASSED = (
-    MOVED.keys() | NO_EFFECT.keys() | NO_EFFECT_ON_EXAMPLES.keys() | {"push_to_hub", "hub_model_id"}
-)
 MULTIMODAL = "cpt trains on text only; this config is for images, audio or video"
 OWN_TEMPLATE = "the tokenizer's template is used; for another one, save a tokenizer with it and set tokenizer.path"
 PARALLEL = (
@@ -32,6 +30,10 @@ PARALLEL = (
 HINTS = {  # common key that is not translated -> replacement
     "trust_remote_code": "set model.revision to a commit that you have read, and model.trust_remote_code: true",
     **dict.fromkeys(("chat_template", "template"), OWN_TEMPLATE),
+    **dict.fromkeys(
+        ("early_stopping_patience", "early_stopping_steps"),
+        "write evaluation.stop: {set: NAME, patience: 3}, with the name of a held-out set",
+    ),
     "columns": "name them in data.sources[].chat, or in text_column",
     **dict.fromkeys(("train_on_inputs", "train_on_prompt"), "stage cpt trains on all tokens"),
     "special_tokens.pad_token": "not needed: padding is masked",
@@ -346,14 +348,16 @@ def translate_shared_keys(config: Translation) -> None:
         config.put("training.use_liger_kernel", True, ", ".join(liger))
     translate_engine(config)
     # `training:` receives the remaining keys of the stage's config class.
-    known = keys_of_config(STAGE_CONFIGS[config.recipe["stage"]])
+    stage = config.recipe["stage"]
+    known = keys_of_config(STAGE_CONFIGS[stage])
     for key, value in [*config.values.items()]:
         is_fit = (
             key in known
             and value is not None
             and any(fits(value, kind) for kind in known[key].kinds)
         )
-        if is_fit and key not in NOT_PASSED and key not in config.recipe["training"]:
+        is_used = fate_of(key, stage) in ("passed on", "ours")
+        if is_fit and is_used and key not in config.recipe["training"]:
             config.put(f"training.{key}", config.values.pop(key), key)
 
 
