@@ -21,6 +21,7 @@ FSDP_FOLDER = "fsdp"
 FSDP_PART = re.compile(rf"{FSDP_FOLDER}/part_(\d+)_of_(\d+)\.pt")
 PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
 STATE = "trainer_state.json"
+POSITION = "data_position.json"
 OF_THE_RUN = (
     "optimizer.pt",
     "scheduler.pt",
