@@ -45,6 +45,7 @@ from cpt.data.rows.selection import (
     repeated_documents,
 )
 from cpt.data.rows.stretches import EndedStretch, Position
+from cpt.data.store.parallel import shared_workers
 from cpt.data.store.shards import shuffled
 from cpt.data.store.text_loss import UNRESTORED_SHARE, check_text_loss, total_loss, warn_of_spelled
 from cpt.data.store.token_files import Hashes
@@ -303,6 +304,7 @@ class PreparedData:
         self.unused_chunks.update(chunks)
 
 
+@shared_workers()
 def build_data(
     data: Data,
     tokenizer: PreTrainedTokenizerBase,

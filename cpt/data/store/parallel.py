@@ -7,18 +7,22 @@ import atexit
 import os
 import pickle
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cpt.errors import ResourceError
 from cpt.hardware import count_cpu_cores
 from cpt.process import die_with_parent
+
+if TYPE_CHECKING:
+    from loky.process_executor import ProcessPoolExecutor
 
 POOL_BYTES = 32 * 2**20  # of files; below this, starting processes takes longer than the work
 Argument = TypeVar("Argument")
@@ -49,13 +53,9 @@ def map_in_order(
     if num_workers == 0:
         yield from map(prepare(), arguments)
         return
-    from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
+    from loky.process_executor import BrokenProcessPool  # takes 0.1 s
 
-    path = os.pathsep.join(filter(None, sys.path))
-    variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
-    workers = ProcessPoolExecutor(
-        num_workers, initializer=begin, initargs=(list(imports),), env=variables
-    )
+    workers = take_workers(num_workers, imports)
     waiting: deque[Future[Result]] = deque()
     try:
         workers.submit(int)  # starts the workers
@@ -66,7 +66,10 @@ def map_in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-        workers.shutdown()
+        if SHARED.is_open:
+            SHARED.idle.append((num_workers, workers))
+        else:
+            workers.shutdown()
     except BrokenProcessPool as problem:
         raise ResourceError(
             "a worker process for reading and tokenising documents died, most likely out of memory "
@@ -74,7 +77,45 @@ def map_in_order(
             " CPT_WORKERS=1."
         ) from problem
     finally:  # after an error or an early stop; unfinished work is never used
-        workers.shutdown(kill_workers=True)
+        if (num_workers, workers) not in SHARED.idle:
+            workers.shutdown(kill_workers=True)
+
+
+class Shared(threading.local):  # a worker ends with the thread that started it
+    is_open = False
+
+    def __init__(self) -> None:
+        self.idle: list[tuple[int, ProcessPoolExecutor]] = []
+
+
+SHARED = Shared()
+
+
+@contextmanager
+def shared_workers() -> Iterator[None]:
+    """Let successive calls of `map_in_order` use the same workers: new ones take a second to start."""
+    SHARED.is_open = True
+    try:
+        yield
+    finally:
+        SHARED.is_open = False
+        while SHARED.idle:
+            SHARED.idle.pop()[1].shutdown()
+
+
+def take_workers(num_workers: int, imports: Sequence[str]) -> "ProcessPoolExecutor":
+    from loky.process_executor import ProcessPoolExecutor
+
+    while SHARED.idle:
+        number, workers = SHARED.idle.pop()
+        if number >= num_workers:
+            return workers
+        workers.shutdown()
+    path = os.pathsep.join(filter(None, sys.path))
+    variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
+    return ProcessPoolExecutor(
+        num_workers, initializer=begin, initargs=(list(imports),), env=variables
+    )
 
 
 def begin(imports: Sequence[str]) -> None:
