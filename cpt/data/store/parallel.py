@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from cpt.errors import ResourceError
 from cpt.hardware import count_cpu_cores
+from cpt.hf_internals import exit_now
 from cpt.process import die_with_parent
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ def map_in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-        if SHARED.is_open:
-            SHARED.idle.append((num_workers, workers))
-        else:
+        if SHARED.idle is None:
             workers.shutdown()
+        else:
+            SHARED.idle.append((num_workers, workers))
     except BrokenProcessPool as problem:
         raise ResourceError(
             "a worker process for reading and tokenising documents died, most likely out of memory "
@@ -77,15 +78,12 @@ def map_in_order(
             " CPT_WORKERS=1."
         ) from problem
     finally:  # after an error or an early stop; unfinished work is never used
-        if (num_workers, workers) not in SHARED.idle:
+        if (num_workers, workers) not in (SHARED.idle or ()):
             workers.shutdown(kill_workers=True)
 
 
 class Shared(threading.local):  # a worker ends with the thread that started it
-    is_open = False
-
-    def __init__(self) -> None:
-        self.idle: list[tuple[int, ProcessPoolExecutor]] = []
+    idle: "list[tuple[int, ProcessPoolExecutor]] | None" = None  # None outside of `shared_workers`
 
 
 SHARED = Shared()
@@ -94,23 +92,23 @@ SHARED = Shared()
 @contextmanager
 def shared_workers() -> Iterator[None]:
     """Let successive calls of `map_in_order` use the same workers: new ones take a second to start."""
-    SHARED.is_open = True
+    before, SHARED.idle = SHARED.idle, []
     try:
         yield
     finally:
-        SHARED.is_open = False
-        while SHARED.idle:
-            SHARED.idle.pop()[1].shutdown()
+        for _, workers in SHARED.idle:
+            workers.shutdown()
+        SHARED.idle = before
 
 
 def take_workers(num_workers: int, imports: Sequence[str]) -> "ProcessPoolExecutor":
     from loky.process_executor import ProcessPoolExecutor
 
-    while SHARED.idle:
-        number, workers = SHARED.idle.pop()
+    idle = SHARED.idle or []
+    for number, workers in idle:
         if number >= num_workers:
+            idle.remove((number, workers))
             return workers
-        workers.shutdown()
     path = os.pathsep.join(filter(None, sys.path))
     variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
     return ProcessPoolExecutor(
@@ -120,7 +118,7 @@ def take_workers(num_workers: int, imports: Sequence[str]) -> "ProcessPoolExecut
 
 def begin(imports: Sequence[str]) -> None:
     die_with_parent()
-    atexit.register(os._exit, 0)  # Python's own shutdown takes half a second
+    atexit.register(exit_now, 0)  # Python's own shutdown takes half a second
     os.dup2(2, 1)  # keep prints of user code out of a command's output
     for module in imports:
         with suppress(ImportError):
