@@ -26,13 +26,13 @@ __all__ = [
     "resolve_recipe",
 ]
 
+LIGHT = {"load_recipe": ".recipe.load", "open_mixture": ".data.rows.build"}  # without the Trainer
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'cpt' has no attribute {name!r}")
-    return getattr(
-        import_module(".recipe.load" if name == "load_recipe" else ".api", __name__), name
-    )
+    return getattr(import_module(LIGHT.get(name, ".api"), __name__), name)
 
 
 def __dir__() -> list[str]:

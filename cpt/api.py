@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.analysis.compare import compare
 from cpt.commands.plan import plan_recipe
-from cpt.data.rows.build import PreparedData
+from cpt.data.rows.build import PreparedData, data_of
 from cpt.data.rows.build import open_mixture as open_mixture
 from cpt.errors import RecipeError
 from cpt.evaluation.evaluate import (
@@ -31,7 +31,6 @@ from cpt.runs.folder import find_run
 from cpt.stages.build import build_trainer as build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer import load as tokenizers
-from cpt.training.arguments import data_of
 from cpt.training.trainer import CPTTrainer
 
 

@@ -12,11 +12,8 @@ from functools import cache
 from pathlib import Path
 from socket import gaierror
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
 
 import numpy as np
-from huggingface_hub import constants, try_to_load_from_cache
 from numpy.typing import NDArray
 
 from cpt.errors import ResourceError
@@ -191,6 +188,8 @@ def refuse_unreachable(
 
 def is_cached(path: str, file: str, revision: str | None) -> bool:
     """Whether a file of a model is in the Hub's cache on this machine."""
+    from huggingface_hub import try_to_load_from_cache  # slow; worker processes do not need it
+
     return isinstance(try_to_load_from_cache(path, file, revision=revision), str)
 
 
@@ -202,6 +201,11 @@ def hub_is_reachable() -> bool:
 
 def why_unreachable() -> str:
     """The reason why the Hub does not answer; empty if it answers."""
+    from urllib.error import HTTPError, URLError  # also slow
+    from urllib.request import Request, urlopen
+
+    from huggingface_hub import constants
+
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     try:

@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.status import Status
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
 
 GIB = 2**30
 UNITS_OF_TIME = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -75,8 +77,10 @@ def bars(values: Iterable[float | None], highest: float) -> str:
     )
 
 
-def open_console(*, stderr: bool = False) -> Console:
+def open_console(*, stderr: bool = False) -> "Console":
     """Return the console for all commands; `stderr` for progress next to machine-readable output."""
+    from rich.console import Console  # worker processes print no tables
+
     # With `soft_wrap` only tables are fitted to the width: commands to copy stay on one line.
     console = Console(stderr=stderr, highlight=False, soft_wrap=True)
     if not console.file.isatty() and not os.environ.get("COLUMNS"):
@@ -88,7 +92,7 @@ def open_console(*, stderr: bool = False) -> Console:
 
 
 @contextmanager
-def while_working(status: Status) -> Iterator[None]:
+def while_working(status: "Status") -> Iterator[None]:
     """Show the current activity in a terminal; elsewhere print nothing."""
     with status if status.console.is_interactive else nullcontext():
         yield

@@ -14,6 +14,7 @@ from cpt.command_line import run_command  # first: it silences libraries that th
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, refuse_missing
 from cpt.checkpoints.retention import archive_record
+from cpt.data.rows.build import data_of
 from cpt.data.rows.stretches import ended_stretches
 from cpt.distributed import (
     LaunchedAs,
@@ -32,7 +33,7 @@ from cpt.runs.record import Run, start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import data_of, describe_inputs, limit_gpu_memory, training_arguments
+from cpt.training.arguments import describe_inputs, limit_gpu_memory, training_arguments
 from cpt.training.changes import EndOfPart, RecipeChanges
 from cpt.training.first_batch import with_fallbacks
 from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors

@@ -7,10 +7,11 @@ import torch
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cpt.data.rows.build import data_of
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import data_of, training_arguments
+from cpt.training.arguments import training_arguments
 
 
 def save_teacher(

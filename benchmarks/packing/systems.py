@@ -14,11 +14,12 @@ import trl
 from datasets import Dataset
 from transformers import Trainer, TrainerCallback
 
+from cpt.data.rows.build import data_of
 from cpt.models.build import build_model
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import data_of, training_arguments
+from cpt.training.arguments import training_arguments
 
 SEQUENCE_LENGTH = 1024
 MEDIAN, SIGMA = 120, 0.9  # of a conversation's tokens: log-normal

@@ -22,6 +22,7 @@ FSDP_PART = re.compile(rf"{FSDP_FOLDER}/part_(\d+)_of_(\d+)\.pt")
 PUBLISHED = re.compile(r"(checkpoint|weights)-(\d+)")
 STATE = "trainer_state.json"
 TRAINING_POINT = "training_point.pt"  # weights of an optimizer that evaluates at other ones
+POSITION = "data_position.json"
 OF_THE_RUN = (
     "optimizer.pt",
     TRAINING_POINT,

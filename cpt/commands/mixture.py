@@ -11,10 +11,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from cpt.checkpoints.manifest import POSITION
 from cpt.checkpoints.resume import complete_checkpoints, step_of
 from cpt.command_line import AsJson, Overrides, RecipePath, print_json
 from cpt.data.readers.account import format_account
-from cpt.data.rows.build import PreparedData, SourceReport, exceeds_max_epochs, rows_of_run
+from cpt.data.rows.build import (
+    PreparedData,
+    SourceReport,
+    data_of,
+    exceeds_max_epochs,
+    rows_of_run,
+)
 from cpt.data.rows.mixture import asked_shares, from_row, shares_over
 from cpt.formatting import open_console
 from cpt.optim.schedules import phases_in_tokens
@@ -24,8 +31,6 @@ from cpt.recipe.schema import Data, Recipe
 from cpt.runs.folder import HISTORY, RECIPE, find_run, read_object
 from cpt.runs.history import part_after, read_history
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import data_of
-from cpt.training.resuming import POSITION
 
 CLOSE = 0.001  # a smaller deviation of a share is not reported
 WORTHWHILE_EPOCHS = (

@@ -16,7 +16,7 @@ import typer
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import Overrides, RecipePath, show_log
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, as_asked, everything
+from cpt.data.rows.build import PreparedData, as_asked, data_of, everything
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.store.parallel import num_workers
@@ -30,7 +30,6 @@ from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import keyed_sources
 from cpt.recipe.schema import Recipe
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import data_of
 
 log = logging.getLogger("cpt")
 UPLOADS_AT_ONCE = 16

@@ -28,7 +28,13 @@ Fixed = Annotated[Value, "fixed"]
 CLASSES_OF_CHANGE = ("free", "from_step", "fixed")
 
 
-STRICT = ConfigDict(frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+STRICT = ConfigDict(
+    frozen=True,
+    strict=True,
+    allow_inf_nan=False,
+    protected_namespaces=(),
+    defer_build=True,  # validators are built when first used: worker processes use none
+)
 """Values are not bent into shape, and nothing changes after loading."""
 REMOVED = ("disk_bytes", "order_by")
 """Keys of earlier versions, which wrote every key into the recipe of a run."""

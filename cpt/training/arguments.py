@@ -3,7 +3,7 @@
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,11 +16,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
 
 from cpt.data.readers.account import format_account
-from cpt.data.readers.columns import form_of_stage
-from cpt.data.readers.comparing import COMPARISON
-from cpt.data.rows.build import PreparedData, build_data, steps_of_epochs
+from cpt.data.rows.build import PreparedData, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
-from cpt.data.rows.stretches import EndedStretch
 from cpt.distributed import (
     KEY,
     TENSOR_PARALLEL,
@@ -36,7 +33,6 @@ from cpt.models.build import DTYPES
 from cpt.models.config import hash_weights
 from cpt.models.layers import wanted_compiling
 from cpt.optim.adamw import automatic_dtype
-from cpt.optim.schedules import phases_in_tokens
 from cpt.plugins import import_user_module
 from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
 from cpt.recipe.keys import AUTOMATIC
@@ -329,29 +325,6 @@ def check_parallelism(
             packed=True,
         )
         check_shared_rows(model.config, sizes.sp_size, attention)
-
-
-def data_of(
-    recipe: Recipe,
-    tokenizer: PreTrainedTokenizerBase,
-    earlier: Sequence[EndedStretch] = (),
-    *,
-    checks_budget: bool = True,
-    whole: bool = False,
-    comparison: int = COMPARISON,
-) -> PreparedData:
-    """`build_data` of a recipe; unless it `checks_budget`, a source may have too few tokens."""
-    return build_data(
-        phases_in_tokens(recipe),
-        tokenizer,
-        seed=recipe.seed,
-        evaluation=recipe.evaluation,
-        budget=recipe.budget if checks_budget else None,
-        whole=whole,
-        form=form_of_stage(recipe.stage),
-        earlier=earlier,
-        comparison=comparison,
-    )
 
 
 def describe_inputs(

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.checkpoints.manifest import MANIFEST, STATE, Manifest, read_manifest
+from cpt.checkpoints.manifest import MANIFEST, POSITION, STATE, Manifest, read_manifest
 from cpt.checkpoints.resume import ResumePoint, Wanted, latest_checkpoint
 from cpt.data.rows.stretches import ended_stretches, problems_of_change
 from cpt.distributed import groups_of_rows, print_once, world_size
@@ -44,7 +44,6 @@ from cpt.runs.folder import (
 )
 from cpt.runs.history import Part, part_after, read_history, write_history
 from cpt.runs.record import Run, has_results
-from cpt.training.resuming import POSITION
 
 BATCH = (
     "budget.global_batch_tokens",

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.checkpoints.manifest import MANIFEST, TRAINING_POINT, Manifest, read_manifest
+from cpt.checkpoints.manifest import (
+    MANIFEST,
+    POSITION,
+    TRAINING_POINT,
+    Manifest,
+    read_manifest,
+)
 from cpt.checkpoints.model_folder import Tensors, kind_of, know_indexed_cpu, load_data, only_data
 from cpt.checkpoints.resume import ResumePoint
 from cpt.checkpoints.sharding import (
@@ -59,7 +65,6 @@ WAYS_TO_COMPUTE = (  # free keys that may change the order of sums
     ),
 )
 MOVED = "rounding: the optimizer moved to the host or back, where AdamW rounds differently"
-POSITION = "data_position.json"
 
 
 def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) -> None:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from cpt.cache import publish_once
-from cpt.data.store.parallel import map_in_order, num_workers
+from cpt.data.store.parallel import map_in_order, num_workers, shared_workers
+from cpt.data.store.tokenized import WORKERS_IMPORT
 from cpt.errors import DataError, ResourceError
 
 WORK = """
-import os, signal, time
+import os, signal, sys, time
+from cpt.data.store.tokenization import encode_by_gigatoken
 from cpt.errors import DataError
 
 def square(number):
@@ -35,6 +37,10 @@ class Own(Exception):
 
 def own_exception(number):
     raise Own(1, 2)
+
+def modules_after_encoding(model):
+    encode_by_gigatoken(model, ["a word"])
+    return set(sys.modules)
 
 def die(number):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -84,6 +90,23 @@ def test_stopping_early_ends_the_workers(work):
     results.close()
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+
+
+@pytest.mark.heavy
+def test_successive_calls_use_the_same_workers_until_the_block_ends(work):
+    with shared_workers():
+        calls = [dict(map_in_order(lambda: work.square, [1], 1)) for _ in range(2)]
+        assert calls[0] == calls[1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(calls[0][1], 0)
+
+
+@pytest.mark.heavy
+def test_workers_import_neither_torch_nor_what_else_is_slow(work, tokenizer):
+    model = tokenizer.backend_tokenizer.to_str()
+    (modules,) = map_in_order(lambda: work.modules_after_encoding, [model], 1, WORKERS_IMPORT)
+    slow = {"torch", "transformers", "datasets", "awkward", "huggingface_hub", "rich"}
+    assert "cpt.data.store.shards" in modules and not slow & modules
 
 
 SCRIPT = """

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cpt.cache import default_cache_dir, key_of
 from cpt.data.readers.account import Account, files_read, format_account, separator_warning
-from cpt.data.readers.columns import form_of_source, refuse_layout, with_form
+from cpt.data.readers.columns import form_of_source, form_of_stage, refuse_layout, with_form
 from cpt.data.readers.comparing import COMPARISON
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.chunks import ChunkedRows, other_documents
@@ -45,6 +45,7 @@ from cpt.data.rows.selection import (
     repeated_documents,
 )
 from cpt.data.rows.stretches import EndedStretch, Position
+from cpt.data.store.parallel import shared_workers
 from cpt.data.store.shards import shuffled
 from cpt.data.store.text_loss import UNRESTORED_SHARE, check_text_loss, spelled_warnings, total_loss
 from cpt.data.store.token_files import Hashes
@@ -52,9 +53,10 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
 from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import DataError, RecipeError
+from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_section
 from cpt.recipe.rules import check_names, reported_name
-from cpt.recipe.schema import Budget, Data, Evaluation, Source
+from cpt.recipe.schema import Budget, Data, Evaluation, Recipe, Source
 from cpt.tokenizer.load import tokenizer_at
 
 Sources = Sequence[TokenizedSource]
@@ -302,6 +304,7 @@ class PreparedData:
         self.unused_chunks.update(chunks)
 
 
+@shared_workers()
 def build_data(
     data: Data,
     tokenizer: PreTrainedTokenizerBase,
@@ -354,6 +357,29 @@ def build_data(
         comparison=comparison,
     )
     return main_process_first(lambda: builder.build(whole=whole))
+
+
+def data_of(
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    earlier: Sequence[EndedStretch] = (),
+    *,
+    checks_budget: bool = True,
+    whole: bool = False,
+    comparison: int = COMPARISON,
+) -> PreparedData:
+    """`build_data` of a recipe; unless it `checks_budget`, a source may have too few tokens."""
+    return build_data(
+        phases_in_tokens(recipe),
+        tokenizer,
+        seed=recipe.seed,
+        evaluation=recipe.evaluation,
+        budget=recipe.budget if checks_budget else None,
+        whole=whole,
+        form=form_of_stage(recipe.stage),
+        earlier=earlier,
+        comparison=comparison,
+    )
 
 
 @dataclass(frozen=True)

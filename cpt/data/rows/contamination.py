@@ -26,7 +26,7 @@ from cpt.data.readers.filters import sieve_of
 from cpt.data.readers.sources import files_of, jobs_of, kind_of, pieces_of, states_of
 from cpt.data.rows.selection import longest_held_out
 from cpt.data.store.file_states import signatures_of
-from cpt.data.store.parallel import map_in_order, workers_for
+from cpt.data.store.parallel import map_in_order, shared_workers, workers_for
 from cpt.data.store.shards import ShardWork, plan_of, texts_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import reading_content
@@ -95,6 +95,7 @@ class Contamination:
         return " ".join(filter(None, parts))
 
 
+@shared_workers()
 def find_contamination(
     data: Data, evaluation: Evaluation, questions: Iterable[EvaluationDocument] = ()
 ) -> Contamination:

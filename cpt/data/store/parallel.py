@@ -3,21 +3,27 @@
 Uses loky: spawned workers of the standard library would import the user's `__main__` again (torch and DeepSpeed in
 `cpt/train.py`), and a script without a main guard would start itself again."""
 
+import atexit
 import os
 import pickle
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib import import_module
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cpt.errors import ResourceError
 from cpt.hardware import count_cpu_cores
+from cpt.hf_internals import exit_now
 from cpt.process import die_with_parent
+
+if TYPE_CHECKING:
+    from loky.process_executor import ProcessPoolExecutor
 
 POOL_BYTES = 32 * 2**20  # of files; below this, starting processes takes longer than the work
 Argument = TypeVar("Argument")
@@ -48,13 +54,9 @@ def map_in_order(
     if num_workers == 0:
         yield from map(prepare(), arguments)
         return
-    from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
+    from loky.process_executor import BrokenProcessPool  # takes 0.1 s
 
-    path = os.pathsep.join(filter(None, sys.path))
-    variables = {"TOKENIZERS_PARALLELISM": "false", "CPT_WORKER": "1", "PYTHONPATH": path}
-    workers = ProcessPoolExecutor(
-        num_workers, initializer=begin, initargs=(list(imports),), env=variables
-    )
+    workers = take_workers(num_workers, imports)
     waiting: deque[Future[Result]] = deque()
     try:
         workers.submit(int)  # starts the workers
@@ -65,7 +67,10 @@ def map_in_order(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-        workers.shutdown()
+        if SHARED.idle is None:
+            workers.shutdown()
+        else:
+            SHARED.idle.append((num_workers, workers))
     except BrokenProcessPool as problem:
         raise ResourceError(
             "a worker process for reading and tokenising documents died, most likely out of memory "
@@ -73,11 +78,47 @@ def map_in_order(
             " CPT_WORKERS=1."
         ) from problem
     finally:  # after an error or an early stop; unfinished work is never used
-        workers.shutdown(kill_workers=True)
+        if (num_workers, workers) not in (SHARED.idle or ()):
+            workers.shutdown(kill_workers=True)
+
+
+class Shared(threading.local):  # a worker ends with the thread that started it
+    idle: "list[tuple[int, ProcessPoolExecutor]] | None" = None  # None outside of `shared_workers`
+
+
+SHARED = Shared()
+
+
+@contextmanager
+def shared_workers() -> Iterator[None]:
+    """Let successive calls of `map_in_order` use the same workers: new ones take a second to start."""
+    before, SHARED.idle = SHARED.idle, []
+    try:
+        yield
+    finally:
+        for _, workers in SHARED.idle:
+            workers.shutdown()
+        SHARED.idle = before
+
+
+def take_workers(num_workers: int, imports: Sequence[str]) -> "ProcessPoolExecutor":
+    from loky.process_executor import ProcessPoolExecutor
+
+    idle = SHARED.idle or []
+    for number, workers in idle:
+        if number >= num_workers:
+            idle.remove((number, workers))
+            return workers
+    path = os.pathsep.join(filter(None, sys.path))
+    variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
+    return ProcessPoolExecutor(
+        num_workers, initializer=begin, initargs=(list(imports),), env=variables
+    )
 
 
 def begin(imports: Sequence[str]) -> None:
     die_with_parent()
+    atexit.register(exit_now, 0)  # Python's own shutdown takes half a second
     os.dup2(2, 1)  # keep prints of user code out of a command's output
     for module in imports:
         with suppress(ImportError):
