@@ -269,17 +269,20 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
 
 
 # Keys of paths, also in the options of filters, tasks and Hugging Face's sections.
-PATH_KEYS = (
-    "path",
-    "output_dir",
-    "archive",
-    "folder",
-    "against",
-    "index",
-    "data_files",
-    "deepspeed",
+PATH_KEYS = frozenset(
+    [
+        "path",
+        "output_dir",
+        "archive",
+        "folder",
+        "against",
+        "index",
+        "data_files",
+        "deepspeed",
+        "logging_dir",
+        "cache_dir",
+    ]
 )
-PATH_KEYS += ("logging_dir", "cache_dir")
 
 
 def expand_paths(node: Node, mistakes: Mistakes, key: str = "") -> None:
