@@ -70,6 +70,8 @@ from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
 from cpt.files import make_durable
 from cpt.runs.events import record_event
+from cpt.runs.folder import RECORD
+from cpt.runs.history import copy_of_record
 from cpt.runs.record import installed_version
 from cpt.training.resuming import DataPosition
 from cpt.training.tasks import PREFIX as TASKS_PREFIX
@@ -326,6 +328,7 @@ class Checkpointer:
                 taken.states |= trainer.stage_states()
             if full and trainer.args.should_save:
                 taken.texts |= {"trainer_state.json": progress(trainer), **trainer.guard.texts()}
+                taken.texts[RECORD] = copy_of_record(trainer.run_folder)
                 for callback in trainer.callback_handler.callbacks:
                     if isinstance(callback, DataPosition):
                         taken.texts |= callback.texts(
