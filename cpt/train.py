@@ -115,14 +115,13 @@ def train(
         limit_gpu_memory(recipe.safety.max_gpu_memory, arguments)
         model = model_for(recipe, tokenizer, arguments)
         main_process_decides(lambda: changes.record(run))
-        describe = partial(describe_inputs, inputs, recipe, data, tokenizer, arguments)
-        recorded = {} if changes.are_new else inputs.recorded
+        main_process_decides(lambda: inputs.refuse_changed_sets(data.held_out_files))
         run.record_inputs(
-            recorded,
+            inputs.recorded,
             data.fingerprint,
-            describe,
+            partial(describe_inputs, inputs, recipe, data, tokenizer, arguments),
             stretch=len(part.stretches),
-            renew=inputs.is_renewed,
+            renew=changes.are_new or inputs.is_renewed,
         )
         end = EndOfPart(part.end)
         trainer = build_trainer(

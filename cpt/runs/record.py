@@ -156,12 +156,13 @@ class Run:
         position is then meaningless.
 
         Args:
-            recorded: the inputs of earlier starts; empty if the recipe has changed.
-            renew: record all inputs again.
+            recorded: the inputs of earlier starts; may be empty.
+            renew: the recipe has changed: record all again.
         """
         path = self.folder / INPUTS
         data = recorded.get("data", {})
-        known = data["fingerprint"] if data.get("stretch") == stretch else None
+        is_of_this = data.get("stretch") == stretch and not renew
+        known = data["fingerprint"] if is_of_this else None
         if known not in (None, fingerprint):
             raise CheckpointError(
                 f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or"
@@ -169,7 +170,7 @@ class Run:
             )
         if not is_main_process():
             return
-        is_complete = known is not None and "files" in recorded and not renew
+        is_complete = known is not None and "files" in recorded
         if is_complete and path.exists():
             return
         inputs = recorded if is_complete else describe()

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from fnmatch import fnmatch
 from functools import cached_property
 from hashlib import file_digest
 from importlib.util import find_spec
@@ -35,11 +34,13 @@ from cpt.training.engine_profiles import read_profile
 HASHES = ".input_hashes.json"
 TEACHER = "training.teacher_model_name_or_path"
 REWARD_MODEL = "reward_model"  # a built-in reward
+MOST_LISTED = 3
+SUFFIXES = tuple(pattern.removeprefix("*") for pattern in WEIGHTS)
 RESTORE = "or start another run: name=..., or --new."
 
 
 @dataclass(frozen=True)
-class Origin:
+class NamedModel:
     """A model or tokenizer that the recipe names."""
 
     key: str
@@ -72,26 +73,30 @@ class Origin:
         return None
 
 
-def origins_of(recipe: Recipe) -> list[Origin]:
+def origins_of(recipe: Recipe) -> list[NamedModel]:
     origins = []
-    model, tokenizer, training = recipe.model, recipe.tokenizer, recipe.training
+    model, tokenizer = recipe.model, recipe.tokenizer
     if model.path is not None:
-        origin = Origin("model.path", model.path, model.revision)
+        origin = NamedModel("model.path", model.path, model.revision)
         origins.append(replace(origin, patterns=MODEL_FILES) if model.from_scratch else origin)
     if tokenizer.path not in (None, model.path):
-        origin = Origin("tokenizer.path", str(tokenizer.path), tokenizer.revision, TOKENIZER_FILES)
+        origin = NamedModel(
+            "tokenizer.path", str(tokenizer.path), tokenizer.revision, TOKENIZER_FILES
+        )
         origins.append(origin)
-    if (teacher := result_of_run(training.get("teacher_model_name_or_path"))) is not None:
-        origins.append(Origin(TEACHER, teacher, training.get("teacher_model_revision")))
+    if (teacher := result_of_run(recipe.training.get("teacher_model_name_or_path"))) is not None:
+        origins.append(NamedModel(TEACHER, teacher, recipe.training.get("teacher_model_revision")))
     for number, reward in enumerate(recipe.rewards):
         if reward.name == REWARD_MODEL:
             path = str(result_of_run(str(reward.options["path"])))
-            origins.append(Origin(f"rewards[{number}].path", path, reward.options.get("revision")))
+            origins.append(
+                NamedModel(f"rewards[{number}].path", path, reward.options.get("revision"))
+            )
     return origins
 
 
 def with_commit(recipe: Recipe, key: str, commit: str) -> Recipe:
-    """The recipe with this revision of an origin."""
+    """The recipe with this commit of a model or tokenizer."""
     revision = {"revision": commit}
     if key == "model.path":
         return recipe.model_copy(update={"model": recipe.model.model_copy(update=revision)})
@@ -136,10 +141,10 @@ class RunInputs:
         return recipe
 
     @cached_property
-    def origins(self) -> list[Origin]:
+    def origins(self) -> list[NamedModel]:
         return origins_of(self.recipe)
 
-    def recorded_entry(self, origin: Origin) -> Content:
+    def recorded_entry(self, origin: NamedModel) -> Content:
         entry = get_dict(self.recorded, "files", origin.key)
         is_same = (entry.get("path"), entry.get("revision")) == (origin.path, origin.revision)
         return entry if is_same else {}
@@ -170,7 +175,7 @@ class RunInputs:
             record_event(self.folder, "changed_code", message, step=step)
         self.is_renewed = bool(changed)
 
-    def refuse_changed_files(self, origin: Origin) -> None:
+    def refuse_changed_files(self, origin: NamedModel) -> None:
         entry = self.recorded_entry(origin)
         then = entry.get("sha256", {})
         if entry:
@@ -188,13 +193,21 @@ class RunInputs:
         names = now.keys() | then.keys() if is_whole or not origin.is_on_hub else now.keys()
         changed = sorted(name for name in names if now.get(name) != then.get(name))
         if changed:
-            name = changed[0]
-            how = "is new" if name not in then else "is missing" if name not in now else "differs"
-            others = f", like {len(changed) - 1} other file(s) there" if len(changed) > 1 else ""
+            listed = ", ".join(how_changed(name, then, now) for name in changed[:MOST_LISTED])
             raise CheckpointError(
-                f"{self.folder} began with other files in {origin.path} (`{origin.key}`): {name} {how}{others}."
-                f" Restore them, {RESTORE}"
+                f"{self.folder} began with other files in {origin.path} (`{origin.key}`): {listed}. Restore them,"
+                f" {RESTORE}"
             )
+
+    def refuse_changed_sets(self, held_out: Mapping[str, Mapping[str, str]]) -> None:
+        """Compare the files of held-out sets: those of training data are part of the data's fingerprint."""
+        recorded = get_dict(self.recorded, "data", "held_out")
+        for name in recorded.keys() & held_out.keys():
+            if sorted(recorded[name].values()) != sorted(held_out[name].values()):
+                raise CheckpointError(
+                    f"{self.folder} began with other documents in the held-out set `{name}`, so its losses cannot be"
+                    f" compared. Restore the files; or give the new set another `name` and --change; {RESTORE}"
+                )
 
     def has_changed(self, code: "UserCode") -> bool:
         then = get(self.recorded, "code", code.module)
@@ -218,6 +231,12 @@ class RunInputs:
                 "sha256": self.hashes.hashes(loaded.files()),
             }
         return {"files": files, "code": {code.module: sha256(code.file) for code in self.code}}
+
+
+def how_changed(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
+    if name not in then:
+        return f"{name} is new"
+    return f"{name} differs" if name in now else f"{name} is missing"
 
 
 def sha256(path: Path) -> str:
@@ -335,11 +354,7 @@ def describe_inputs(
 
 def weights_in(described: Content, key: str) -> dict[str, str]:
     hashes = get_dict(described, "files", key, "sha256")
-    return {
-        name: digest
-        for name, digest in hashes.items()
-        if any(fnmatch(name, pattern) for pattern in WEIGHTS)
-    }
+    return {name: digest for name, digest in hashes.items() if name.endswith(SUFFIXES)}
 
 
 def described_teacher(described: Content) -> Content:
