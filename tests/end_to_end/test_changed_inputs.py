@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from launching import losses
-from tiny import write_recipe
+from tiny import write_documents, write_recipe
 from tiny_run import DAMAGES, damage
 from transformers import TrainerCallback
 
@@ -115,3 +115,15 @@ def test_without_a_checkpoint_a_damaged_export_is_an_error_and_nothing_is_traine
     (final / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors is missing.*--new"):
         train(recipe)
+
+
+def test_other_documents_in_a_held_out_set_stop_a_run(tiny_recipe, tmp_path):
+    held_out = write_documents(tmp_path / "held_out.jsonl", 8, seed=2)
+    tiny_recipe["evaluation"] = {"perplexity": [{"path": str(held_out)}]}
+    file = write_recipe(tiny_recipe, tmp_path / "r.yaml")
+    interrupt(file)
+    write_documents(held_out, 8, seed=3)
+    with pytest.raises(CheckpointError, match="held-out set `held_out`"):
+        train(load_recipe(file, ["description=x"]))
+    write_documents(held_out, 8, seed=2)
+    train(load_recipe(file))

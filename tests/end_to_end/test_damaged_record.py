@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from cpt.errors import CptError, Interrupted, RestartNeeded
 from cpt.recipe.load import load_recipe
 from cpt.train import train
+from cpt.training.restart import remember_micro_batch
 
 CHANGE = ("optimizer.learning_rate=1e-3", "data.sources.0.weight=0.4")
 FREE = ("", "description=x")
@@ -28,6 +29,8 @@ OTHERS = (
 
 
 class InterruptAfter(TrainerCallback):
+    """The run stops at the end of the next step."""
+
     def __init__(self, step):
         self.step = step
 
@@ -56,10 +59,15 @@ class ChangedRun:
         sections["checkpoints"] = {"every_steps": 2, "keep": None}
         self.file = write_recipe(sections, home / "r.yaml")
         with pytest.raises(Interrupted):
-            self.start(interrupt_after=4)
+            self.start(interrupt_after=3)
+        remember_micro_batch(home / "runs/tiny", 1, 1)
         with pytest.raises(Interrupted):
-            self.start(*CHANGE, change=True, interrupt_after=6)
+            self.start(*CHANGE, change=True, interrupt_after=5)
         shutil.copytree(home / "runs", self.kept)
+        saved = sorted(path.name for path in self.kept.glob("tiny/checkpoint-*"))
+        (line,) = (self.kept / "tiny/history.jsonl").read_text().splitlines()
+        assert saved == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+        assert json.loads(line)["step"] == 4
         self.start(*CHANGE)
         self.straight = self.result(home / "runs/tiny")
 
@@ -129,6 +137,8 @@ def damages():
     yield f"empty of checkpoint-6/{state} and checkpoint-4/manifest.json"
     yield "missing of checkpoint-6"
     yield "missing of checkpoint-6 and checkpoint-4"
+    for name in RECORD[:4]:  # killed between the change and the next checkpoint
+        yield f"missing of checkpoint-6 and {name}"
     # Two faults at once.
     yield f"empty of checkpoint-6/{state} and checkpoint-4/{state} and recipe.yaml"
     yield f"empty of checkpoint-6/{state} and checkpoint-4/{state} and history.jsonl"
@@ -151,6 +161,7 @@ SAMPLE = [
     Case("missing of history.jsonl"),
     Case("missing of recipe.yaml", "description=x", True),
     Case("bit flip of record.json"),
+    Case("truncate of learned.json"),
 ]
 
 
