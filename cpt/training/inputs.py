@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.cache import TOKENIZER
 from cpt.data.readers.account import format_account
-from cpt.data.readers.hub import COMMIT
+from cpt.data.readers.hub import COMMIT, PINNED, hub_files, named_revision
+from cpt.data.readers.sources import kind_of
 from cpt.data.rows.build import PreparedData
 from cpt.errors import CheckpointError, RecipeError
 from cpt.files import KnownHashes
@@ -25,9 +26,10 @@ from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.keys import AUTOMATIC
 from cpt.recipe.load import class_of_change
 from cpt.recipe.paths import is_function, is_local, result_of_run
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import DocumentSource, Recipe
 from cpt.runs.events import record_event
 from cpt.runs.folder import Content, get, get_dict
+from cpt.runs.history import read_record, recorded_inputs
 from cpt.training.arguments import weights_dtype
 from cpt.training.engine_profiles import read_profile
 
@@ -129,7 +131,12 @@ class RunInputs:
         return KnownHashes(self.folder / HASHES, sha256)
 
     def pinned(self, recipe: Recipe, *, from_cache: bool = False) -> Recipe:
-        """The recipe with the commits that the first start took from the Hub, or that it takes now from the cache."""
+        """The recipe with the commits that the first start took from the Hub, or that it takes now from the cache.
+
+        Datasets stay at their recorded commits in this process; in the recipe, a commit would name other tokens.
+        """
+        PINNED.clear()
+        PINNED.update(self.recorded.get("datasets", {}))
         for origin in self.origins:
             if not origin.is_on_hub or COMMIT.fullmatch(origin.revision or ""):
                 continue
@@ -230,7 +237,32 @@ class RunInputs:
                 "commit": None if snapshot is None else snapshot.name,
                 "sha256": self.hashes.hashes(loaded.files()),
             }
-        return {"files": files, "code": {code.module: sha256(code.file) for code in self.code}}
+        return {
+            "files": files,
+            "datasets": dict(commits_of_datasets(self.recipe)),
+            "code": {code.module: sha256(code.file) for code in self.code},
+        }
+
+
+def commits_of_datasets(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    sources: list[DocumentSource] = [*recipe.data.sources, *recipe.evaluation.perplexity]
+    for source in sources:
+        if kind_of(source.path) == "hub":
+            yield named_revision(source), hub_files(source, source.path).commit
+
+
+def read_inputs_again(run: Path) -> int:
+    """Read all files of a run's models and tokenizers, and return their number; CheckpointError if one differs."""
+    record, recorded = read_record(run), recorded_inputs(run, None)
+    if record is None or "files" not in recorded:
+        raise CheckpointError(
+            f"{run} has no record of its inputs. --deep needs the folder of a run."
+        )
+    inputs = RunInputs(run, record.recipe, recorded)
+    inputs.hashes.known.clear()
+    for origin in inputs.origins:
+        inputs.refuse_changed_files(origin)
+    return len(inputs.hashes.known)
 
 
 def how_changed(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 from launching import losses
@@ -12,6 +13,7 @@ from tiny_run import DAMAGES, damage
 from transformers import TrainerCallback
 
 from cpt.errors import CheckpointError, Interrupted
+from cpt.files import sealed, signature_of, unsealed
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 from cpt.train import train
@@ -68,6 +70,24 @@ def test_a_lora_run_whose_base_changed_stops_and_continues_with_the_restored_one
     shutil.copy(tmp_path / "kept/model.safetensors", weights)
     train(description)
     assert len(losses(tmp_path / "runs/tiny")) == 8
+
+
+def test_verify_deep_finds_what_changed_without_a_write(
+    tiny_recipe, tmp_path, tokenizer_folder, cpt
+):
+    tokenizer = shutil.copytree(tokenizer_folder, tmp_path / "tokenizer")
+    tiny_recipe["tokenizer"]["path"] = str(tokenizer)
+    run = train(load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))).parent
+    assert cpt("verify", run, "--deep")[0] == 0
+    damage(tokenizer / "tokenizer.json", "bit flip")
+    known = run / ".input_hashes.json"
+    content = unsealed(known.read_bytes())
+    for place, (digest, *_) in content.items():  # as if no time had changed
+        content[place] = [digest, *signature_of(Path(place))]
+    known.write_text(sealed(content))
+    assert cpt("verify", run)[0] == 0
+    code, output = cpt("verify", run, "--deep")
+    assert code == 2 and "tokenizer.json differs" in output
 
 
 def test_a_run_from_the_hub_resumes_from_the_commit_that_it_began_with(hub, tiny_recipe, tmp_path):
