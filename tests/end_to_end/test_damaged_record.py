@@ -58,9 +58,10 @@ class ChangedRun:
         sections["output_dir"] = str(home / "runs")
         sections["checkpoints"] = {"every_steps": 2, "keep": None}
         self.file = write_recipe(sections, home / "r.yaml")
+        (home / "runs/tiny").mkdir(parents=True)
+        remember_micro_batch(home / "runs/tiny", 1, 1)
         with pytest.raises(Interrupted):
             self.start(interrupt_after=3)
-        remember_micro_batch(home / "runs/tiny", 1, 1)
         with pytest.raises(Interrupted):
             self.start(*CHANGE, change=True, interrupt_after=5)
         shutil.copytree(home / "runs", self.kept)
