@@ -8,7 +8,8 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -285,6 +286,55 @@ def size_and_hash(path: Path) -> tuple[int, str]:
             digest.update(buffer[:count])
             size += count
     return size, digest.hexdigest()
+
+
+# --- unchanged files ------------------------------------------------------------------------------
+
+Signature = tuple[int, int, int, int]
+HASHED_AT_ONCE = 4
+
+
+def signature_of(path: Path) -> Signature:
+    """Size, mtime, inode and ctime: a write changes the ctime, even if it restores the mtime."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
+
+
+class KnownHashes:
+    """Hashes of files, in a sealed file together with the signatures: an unchanged file is not read again.
+
+    Without that file, or on another disk, all files are read again.
+    """
+
+    def __init__(self, path: Path, hash_file: Callable[[Path], str]) -> None:
+        self.path, self.hash_file = path, hash_file
+        self.known = read_sealed(path) or {}
+
+    def hashes(self, files: Mapping[str, Path]) -> dict[str, str]:
+        """Name -> hash of these files, which exist; new hashes are recorded."""
+        unknown = {name: path for name, path in files.items() if self.known_hash(path) is None}
+        signatures = {name: signature_of(path) for name, path in unknown.items()}
+        with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:  # hash functions release the GIL
+            read = dict(zip(unknown, pool.map(self.hash_file, unknown.values()), strict=True))
+        for name, path in unknown.items():
+            self.known[str(path.absolute())] = [read[name], *signatures[name]]
+        if unknown:
+            self.write()
+        return {name: self.known[str(path.absolute())][0] for name, path in files.items()}
+
+    def record(self, files: Mapping[str, Path], hashes: Mapping[str, str]) -> None:
+        """Record the hashes of files that were just written."""
+        for name, path in files.items():
+            self.known[str(path.absolute())] = [hashes[name], *signature_of(path)]
+        self.write()
+
+    def known_hash(self, path: Path) -> str | None:
+        digest, *signature = self.known.get(str(path.absolute()), [None])
+        return digest if tuple(signature) == signature_of(path) else None
+
+    def write(self) -> None:
+        with suppress(OSError):  # a full disk or a read-only folder costs time at the next start
+            write_atomic(self.path, sealed(self.known), reuse_space=True)
 
 
 # --- files that ship with cpt ----------------------------------------------------------------------------

@@ -92,14 +92,20 @@ def import_named(name: str) -> Any:
 def import_user_module(name: str) -> Any:
     if not name:
         raise RecipeError("expected a module name, such as package.module, got an empty name.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    here = add_current_folder()
     try:
         return import_module(name)
     except ImportError as problem:
         where = f"{here} and in the installed packages"
         raise RecipeError(f"cannot import `{name}`: {problem}. Searched in {where}.") from problem
+
+
+def add_current_folder() -> str:
+    """Make modules in the current folder importable."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    return here
 
 
 def check_options(

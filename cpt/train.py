@@ -29,13 +29,14 @@ from cpt.export.export import export_average, export_model
 from cpt.recipe.keys import refuse_automatic
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import BEGAN
-from cpt.runs.record import Run, start_run
+from cpt.runs.record import Run, record_export, start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import describe_inputs, limit_gpu_memory, training_arguments
+from cpt.training.arguments import limit_gpu_memory, training_arguments
 from cpt.training.changes import EndOfPart, RecipeChanges
 from cpt.training.first_batch import with_fallbacks
+from cpt.training.inputs import describe_inputs
 from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors
 from cpt.training.preemption import Preemption
 from cpt.training.resuming import comparison_of, keep_dtype, keep_global_batch, train_from
@@ -101,8 +102,11 @@ def train(
             run.folder, resume=resume, allow_restart=allow_restart, trust=trust_checkpoint
         )
         part = main_process_decides(lambda: changes.part(run, point))
+        inputs = main_process_decides(lambda: changes.inputs(run, point, part.recipe))
         recipe = main_process_decides(lambda: with_fallbacks(part.recipe, run.folder))
+        recipe = inputs.pinned(recipe)
         recipe = refuse_automatic(recipe if prepare is None else prepare(recipe, run, launch))
+        recipe = main_process_decides(lambda: inputs.pinned(recipe, from_cache=True))
         start_deepspeed(launch)
         recipe = keep_dtype(
             keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None
@@ -114,8 +118,14 @@ def train(
         limit_gpu_memory(recipe.safety.max_gpu_memory, arguments)
         model = model_for(recipe, tokenizer, arguments)
         main_process_decides(lambda: changes.record(run))
-        describe = partial(describe_inputs, recipe, data, tokenizer, arguments)
-        run.record_inputs(data.fingerprint, describe, stretch=len(part.stretches))
+        main_process_decides(lambda: inputs.refuse_changed_sets(data.held_out_files))
+        run.record_inputs(
+            inputs.recorded,
+            data.fingerprint,
+            partial(describe_inputs, inputs, recipe, data, tokenizer, arguments),
+            stretch=len(part.stretches),
+            renew=changes.are_new or inputs.is_renewed,
+        )
         end = EndOfPart(part.end)
         trainer = build_trainer(
             recipe,
@@ -139,6 +149,7 @@ def train(
         export_model(
             trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer)
         )
+        record_export(run.folder)
         export_average(recipe, tokenizer, run.folder)
     archive_record(run.folder, recipe.checkpoints.archive)
     skipped, steps = run.skipped_share()

@@ -12,8 +12,8 @@ from typing import Literal
 from cpt.errors import CheckpointError
 from cpt.files import sealed, size_and_hash, unsealed, write_atomic
 from cpt.runs.folder import EXPORT
+from cpt.runs.folder import MANIFEST as MANIFEST
 
-MANIFEST = "manifest.json"
 FORMAT = 1
 FILES_AT_ONCE = min(8, os.cpu_count() or 1)
 READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")

@@ -19,7 +19,7 @@ from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
 from cpt.files import free_name
 from cpt.runs.events import record_event
-from cpt.runs.folder import BEGAN, HISTORY, began_from
+from cpt.runs.folder import BEGAN, HISTORY, RECORD, began_from
 
 PATTERN = re.compile(r"checkpoint-(\d+)")
 BAD = "bad-"
@@ -77,7 +77,8 @@ def choose_checkpoint(
             return named_point(folder, resume, trust=trust)
         if resume == "latest":
             return latest_point(folder, allow_restart=allow_restart, trust=trust)
-        every = [*published_checkpoints(folder), *bad_checkpoints(folder), *folder.glob(HISTORY)]
+        every = [*published_checkpoints(folder), *bad_checkpoints(folder)]
+        every += [folder / name for name in (HISTORY, RECORD) if (folder / name).exists()]
         set_aside(folder, every, "--resume none starts from the beginning")
         (folder / BEGAN).unlink(missing_ok=True)
         return ResumePoint()
@@ -155,11 +156,7 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
     refuse_missing(checkpoint)
     manifest = None
     if (checkpoint / MANIFEST).exists():
-        if found := defects(checkpoint):
-            listing = "\n".join(f"  {damage}" for damage in found)
-            raise CheckpointError(
-                f"--resume {checkpoint}: damaged:\n{listing}\nUse another one, or --resume latest."
-            )
+        refuse_damaged(checkpoint, "--resume")
         manifest = read_manifest(checkpoint)
     else:  # plain tensors are safe, but DeepSpeed's pickles need the user's trust
         if not trust and list(checkpoint.glob("global_step*")):
@@ -181,13 +178,21 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
             "unproven_checkpoint",
             f"{checkpoint} lacks {MANIFEST}, so it cannot be verified.",
         )
-    later = published_checkpoints(folder)
+    later = [*published_checkpoints(folder), *bad_checkpoints(folder)]
     if checkpoint.parent.resolve() == folder.resolve() and PATTERN.fullmatch(checkpoint.name):
         later = [path for path in later if step_of(path) > step_of(checkpoint)]
     else:  # recorded in case the run ends before its first checkpoint
         (folder / BEGAN).write_text(json.dumps({"checkpoint": str(checkpoint.resolve())}))
     set_aside(folder, later, f"--resume uses {checkpoint}")
     return ResumePoint(checkpoint, manifest, trust)
+
+
+def refuse_damaged(checkpoint: Path, option: str) -> None:
+    """Raise CheckpointError for a named checkpoint that differs from its manifest."""
+    if not (checkpoint / MANIFEST).exists() or not (found := defects(checkpoint)):
+        return
+    listing = "\n".join(f"  {damage}" for damage in found)
+    raise CheckpointError(f"{option} {checkpoint}: damaged:\n{listing}\nUse another one.")
 
 
 def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
@@ -219,4 +224,4 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
+    return int(checkpoint.name.removeprefix(BAD).split("-")[1])

@@ -60,7 +60,7 @@ from cpt.runs.folder import (
 from cpt.runs.history import write_history
 from cpt.runs.record import Run, deciding_variables, describe_environment
 from cpt.tokenizer.load import load_tokenizer
-from cpt.training.arguments import hash_of_tokenizer
+from cpt.training.inputs import hash_of_tokenizer
 from cpt.training.restart import MOST_WITHOUT_PROGRESS
 from cpt.training.trainer import CPTTrainer
 

@@ -91,8 +91,14 @@ def decimal(number: float | None) -> str:
 
 def verify_command(
     path: Annotated[Path, typer.Argument(help="A run's folder, or one checkpoint.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read the run's base, tokenizer and teacher too.")
+    ] = False,
 ) -> None:
     """Verify sizes and hashes of checkpoints; exit code 2 if files are damaged.
+
+    Each start of a run compares its base, tokenizer and teacher by size and times. --deep reads them, and so finds
+    what a disk changed without a write.
 
     Example: cpt verify runs/my-run
     """
@@ -116,3 +122,7 @@ def verify_command(
             "`cpt train` skips damaged checkpoints and resumes from an older one.\n"
             "Write a damaged model again: cpt export RUN/checkpoint-N --output FOLDER."
         )
+    if deep:
+        from cpt.training.inputs import read_inputs_again
+
+        typer.echo(f"{path}: {read_inputs_again(path)} files of models and tokenizers are intact")

@@ -31,8 +31,9 @@ from cpt.files import move_files, write_atomic
 from cpt.hf_internals import without_zero3
 from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model, scoring_model
+from cpt.models.config import CONFIGS, MODEL_FILES
 from cpt.models.families import export_native
-from cpt.models.new_rows import EXTENSION, carry_extension
+from cpt.models.new_rows import carry_extension
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model, Recipe
@@ -51,20 +52,7 @@ from cpt.runs.record import write_json
 
 ADAPTER, AVERAGE = "adapter", "average"  # folder in a run's export; folder in a run
 BASE_WEIGHTS = "base_weights.json"  # saved with an adapter: sha256 of its base's weight files
-CONFIGS = ("config.json", "generation_config.json")
 SERVED = {"use_cache": True, "output_router_logits": False}  # config values that training changes
-MODEL_FILES = (  # files of a model folder besides weights and training state
-    *CONFIGS,
-    *(
-        "tokenizer*",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.*",
-        "vocab.*",
-        "merges.txt",
-    ),
-    *("*.py", EXTENSION),
-)
 
 
 def export_model(

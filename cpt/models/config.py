@@ -260,6 +260,14 @@ def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrained
 # --- weight files ----------------------------------------------------------------------------------------------------
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
+CONFIGS = ("config.json", "generation_config.json")
+EXTENSION = "extension.json"  # the added tokens, saved with the weights of an extended model
+TOKENIZER_FILES = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.*", "vocab.*", "merges.txt"),
+)
+MODEL_FILES = (*CONFIGS, *TOKENIZER_FILES, "*.py", EXTENSION)
+"""Files of a model folder besides weights and training state."""
 
 
 def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:

@@ -19,9 +19,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
+from cpt.models.config import EXTENSION
 from cpt.recipe.schema import Model
 
-EXTENSION = "extension.json"  # the added tokens, saved with the weights of an extended model
 TRAINED = "trained"  # its key in weights that have learned the tokens
 # Set on a parameter whose frozen rows weight decay must not touch; `cpt.optim.groups` reads it.
 UNDECAYED = "without_weight_decay"

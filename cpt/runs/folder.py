@@ -33,6 +33,9 @@ log = logging.getLogger("cpt")
 
 ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
 RESOLVED = "resolved.yaml"
+RECORD = "record.json"  # recipe and history, sealed; a checkpoint has a copy, see cpt.runs.history
+LEARNED = "learned.json"
+MANIFEST = "manifest.json"  # of a checkpoint or an export
 METRICS, EVENTS, SAMPLES, HISTORY = (
     "metrics.jsonl",
     "events.jsonl",

@@ -4,19 +4,40 @@ A line: `step` (the last one with the old recipe), `row` (the first one with the
 before, after), `note`, `recipe` (until this step), `new_stretch` (whether the mixture changed), `positions` (rows read
 of each source so far), `fingerprint` and `inputs` (of the data until this row), `from` (the checkpoint of another run
 that this run began from), `replay` (written by `cpt reproduce`: free changes are repeated too).
+
+record.json has the same recipe and history with a hash. recipe.yaml and history.jsonl are for readers, and are made
+again from it. Each checkpoint has a copy, with the run's inputs and what it learned, from which lost files are
+restored.
 """
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cpt.files import write_atomic
-from cpt.recipe.load import class_of_change
+from pydantic import ValidationError
+
+from cpt.errors import CheckpointError, RecipeError
+from cpt.files import DAMAGED, read_sealed, report_damage, sealed, unsealed, write_atomic
+from cpt.recipe.load import class_of_change, dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
-from cpt.runs.folder import HISTORY, Content, read_lines
+from cpt.runs.events import record_event
+from cpt.runs.folder import (
+    BEGAN,
+    HISTORY,
+    INPUTS,
+    LEARNED,
+    RECIPE,
+    RECORD,
+    Content,
+    read_lines,
+    read_object,
+)
 
 FREE_SECTIONS = [name for name, field in Recipe.model_fields.items() if "free" in field.metadata]
+CHECKPOINT = re.compile(r"(?:bad-)?checkpoint-(\d+)(?:-\d+)?")
+KEYS_LEARNED = {"micro_batch", "rollback", "fallbacks", "first_batch"}
 
 
 @dataclass(frozen=True)
@@ -35,8 +56,11 @@ def read_history(folder: Path) -> list[Content]:
 
 
 def write_history(folder: Path, lines: Sequence[Content]) -> None:
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    write_atomic(folder / HISTORY, text, durable=True, reuse_space=True)
+    write_atomic(folder / HISTORY, history_text(lines), durable=True, reuse_space=True)
+
+
+def history_text(lines: Sequence[Content]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def part_after(lines: Sequence[Content], step: int, now: Recipe) -> Part:
@@ -72,3 +96,168 @@ def with_free_keys(recipe: Recipe, now: Recipe) -> Recipe:
 
 def is_free(key: str) -> bool:
     return class_of_change(f"training.{key}") == "free"
+
+
+# --- the record: recipe, history, inputs and what was learned -----------------------------------------
+
+
+@dataclass(frozen=True)
+class RecipeRecord:
+    recipe: Recipe
+    """The recipe of now."""
+    history: list[Content]
+
+
+def read_record(folder: Path) -> RecipeRecord | None:
+    """The recipe and history of a run; None if there is no readable recipe.
+
+    Without an intact record.json they are in recipe.yaml and history.jsonl, or in the newest checkpoint if these two
+    contradict it.
+    """
+    content = intact_content(folder / RECORD)
+    if content is not None:
+        return record_of(content, folder / RECORD)
+    written = written_record(folder)
+    copy = next(checkpoint_copies(folder), None)
+    if copy is None:
+        return written
+    saved = record_of(copy, folder)
+    return written if written is not None and continues(written, saved) else saved
+
+
+def intact_content(path: Path) -> Content | None:
+    try:
+        return unsealed(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def record_of(content: Content, where: Path) -> RecipeRecord:
+    try:
+        recipe = Recipe.model_validate(content["recipe"])
+        for line in content["history"]:
+            Recipe.model_validate(line["recipe"])
+    except ValidationError as problem:
+        raise CheckpointError(
+            f"{where}: the recipe of the run cannot be read by this version of cpt:"
+            f" {problem.errors()[0]['msg']}. Use the version that wrote it, or start another run: name=..."
+        ) from problem
+    return RecipeRecord(recipe, content["history"])
+
+
+def written_record(folder: Path) -> RecipeRecord | None:
+    """The record in recipe.yaml and history.jsonl, which have no hash; None if one of them cannot be read."""
+    if not (folder / RECIPE).exists():
+        return None
+    try:
+        recipe = load_recipe(folder / RECIPE)
+        history = read_history(folder)
+        return record_of({"recipe": recipe, "history": history}, folder / HISTORY)
+    except (RecipeError, CheckpointError, KeyError):
+        return None
+
+
+def continues(written: RecipeRecord, saved: RecipeRecord) -> bool:
+    """Whether a record may be that of a later time: each change adds a line."""
+    if not all(line in written.history for line in saved.history):
+        return False
+    return len(written.history) > len(saved.history) or are_equal(written, saved)
+
+
+def are_equal(one: RecipeRecord, other: RecipeRecord) -> bool:
+    return one.history == other.history and dump_recipe(one.recipe) == dump_recipe(other.recipe)
+
+
+def checkpoint_copies(folder: Path) -> Iterator[Content]:
+    """The intact records in the run's checkpoints, newest first, also of those with other damaged files."""
+    matches = [(CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("*checkpoint-*")]
+    steps = [(int(match[1]), path) for match, path in matches if match]
+    for _, path in sorted(steps, reverse=True):
+        content = intact_content(path / RECORD)
+        if content is not None and "recipe" in content:
+            yield content
+
+
+def write_record(folder: Path, record: RecipeRecord) -> None:
+    """Write record.json, and the files made from it."""
+    content = {
+        "recipe": record.recipe.model_dump(mode="json", by_alias=True),
+        "history": record.history,
+        "began": read_object(folder / BEGAN),
+    }
+    write_atomic(folder / RECORD, sealed(content) + "\n", durable=True, reuse_space=True)
+    if record.history or (folder / HISTORY).exists():
+        write_history(folder, record.history)
+    write_atomic(folder / RECIPE, dump_recipe(record.recipe), reuse_space=True)
+
+
+def restore_record(folder: Path) -> None:
+    """Make damaged or lost files of the record again, each with an event; the run's lock is held."""
+    copy = next(checkpoint_copies(folder), {})
+    content = intact_content(folder / RECORD)
+    began = (content or {}).get("began") or copy.get("began")
+    learned = copy.get("learned")
+    if began and not read_object(folder / BEGAN):
+        put_again(folder / BEGAN, json.dumps(began))
+    if learned and not read_learned(folder):
+        put_again(folder / LEARNED, sealed(learned, indent=2) + "\n")
+    record = read_record(folder)
+    if record is None:
+        return
+    written = written_record(folder)
+    if written is None or not are_equal(written, record):
+        for name, text in texts_of(record).items():
+            if text_of(folder / name) != text:
+                put_again(folder / name, text)
+    if content is None:
+        write_record(folder, record)
+
+
+def texts_of(record: RecipeRecord) -> dict[str, str]:
+    return {RECIPE: dump_recipe(record.recipe), HISTORY: history_text(record.history)}
+
+
+def put_again(path: Path, text: str) -> None:
+    write_atomic(path, text, durable=True, reuse_space=True)
+    message = f"{path} was damaged, lost or edited, and was written again from the run's record."
+    record_event(path.parent, DAMAGED, message)
+
+
+def text_of(path: Path) -> str:
+    """Empty if it is missing."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def copy_of_record(folder: Path) -> str:
+    """The text of a checkpoint's record.json."""
+    content = {
+        **(intact_content(folder / RECORD) or {}),
+        "began": read_object(folder / BEGAN),
+        "inputs": read_sealed(folder / INPUTS) or {},
+        "learned": read_learned(folder),
+    }
+    return sealed(content) + "\n"
+
+
+def read_learned(folder: Path) -> Content:
+    """What earlier starts of the run learned; empty if it is missing or damaged."""
+    path = folder / LEARNED
+    content = intact_content(path)
+    if content is not None:
+        return content
+    older = read_object(path)  # of a version without a hash in this file
+    if path.exists() and not older.keys() <= KEYS_LEARNED:
+        report_damage(path)
+        return {}
+    return older
+
+
+def recorded_inputs(folder: Path, checkpoint: Path | None) -> Content:
+    """The run's inputs in inputs.json, or else in the checkpoint to resume from."""
+    inputs = read_sealed(folder / INPUTS)
+    if inputs is None and checkpoint is not None:
+        inputs = (intact_content(checkpoint / RECORD) or {}).get("inputs")
+    return inputs or {}

@@ -38,9 +38,17 @@ from cpt.errors import (
     RecipeError,
     RestartNeeded,
 )
-from cpt.files import DAMAGED, LinesFile, free_name, read_sealed, sealed, write_atomic
+from cpt.files import (
+    DAMAGED,
+    KnownHashes,
+    LinesFile,
+    free_name,
+    sealed,
+    size_and_hash,
+    write_atomic,
+)
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
-from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.load import dump_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import (
     logged_events,
@@ -54,17 +62,28 @@ from cpt.runs.folder import (
     EXPORT,
     INPUTS,
     LOCK,
+    MANIFEST,
     METRICS,
     PLAN,
     RECIPE,
+    RECORD,
     RESOLVED,
     STARTS,
     STATUS,
     read_object,
 )
+from cpt.runs.history import (
+    RecipeRecord,
+    intact_content,
+    read_history,
+    read_record,
+    restore_record,
+    write_record,
+)
 
 SECONDS_BETWEEN_TRIES = 0.2
 PROBE_BYTES = 1 << 16
+EXPORT_HASHES = ".export_hashes.json"
 
 log = logging.getLogger("cpt")
 PROGRESS = ("step", "steps", "checkpoint", "stopped")  # status fields kept when the state changes
@@ -76,7 +95,7 @@ class Run:
     lock: IO[str] | None = None
     """Held by the main process from `start_run` to the end of `reporting`."""
     is_done: bool = False
-    """Whether the run is finished, and its recipe asks for nothing more."""
+    """Whether the run is finished with an intact model, and its recipe asks for nothing more."""
 
     @property
     def export_folder(self) -> Path:
@@ -84,10 +103,12 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        return (
-            self.status().get("state") == "finished"
-            and (self.export_folder / "config.json").exists()
-        )
+        """Whether it ended with a model whose files are all there, with the right sizes."""
+        return self.has_ended and damage_of_export(self.export_folder) is None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status().get("state") == "finished"
 
     def status(self) -> dict[str, Any]:
         """The last status; empty if there was none or the file is damaged."""
@@ -124,23 +145,37 @@ class Run:
             log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
     def record_inputs(
-        self, fingerprint: str, describe: Callable[[], dict[str, Any]], stretch: int = 0
+        self,
+        recorded: dict[str, Any],
+        fingerprint: str,
+        describe: Callable[[], dict[str, Any]],
+        stretch: int = 0,
+        renew: bool = False,
     ) -> None:
         """Record the data of this stretch of the run; CheckpointError if they changed within it, as a checkpoint's
-        position is then meaningless."""
+        position is then meaningless.
+
+        Args:
+            recorded: the inputs of earlier starts; may be empty.
+            renew: the recipe has changed: record all again.
+        """
         path = self.folder / INPUTS
-        recorded = read_sealed(path)
-        is_of_this = recorded is not None and recorded["data"].get("stretch") == stretch
-        known = recorded["data"]["fingerprint"] if recorded is not None and is_of_this else None
+        data = recorded.get("data", {})
+        is_of_this = data.get("stretch") == stretch and not renew
+        known = data["fingerprint"] if is_of_this else None
         if known not in (None, fingerprint):
             raise CheckpointError(
                 f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or"
                 f" filters have changed. Restore them, or start a new run with --new. {path} lists the original ones."
             )
-        if known is None and is_main_process():
-            inputs = describe()
-            inputs["data"]["stretch"] = stretch
-            write_atomic(path, sealed(inputs, indent=2) + "\n", reuse_space=True)
+        if not is_main_process():
+            return
+        is_complete = known is not None and "files" in recorded
+        if is_complete and path.exists():
+            return
+        inputs = recorded if is_complete else describe()
+        inputs["data"]["stretch"] = stretch
+        write_atomic(path, sealed(inputs, indent=2) + "\n", reuse_space=True)
 
     def record_plan(self, plan: dict[str, Any] | None, resolved: Recipe) -> None:
         """Record this start's plan (None without one), and the recipe with a value for each `auto`."""
@@ -212,22 +247,27 @@ def start_run(
         folder = recipe.output_dir / recipe.name
         if new:
             folder = free_name(folder)
-        is_finished = Run(folder).is_finished
+        run = Run(folder)
+        damage = None
+        if run.has_ended:
+            damage = damage_of_export(run.export_folder, hashes_of_export(folder))
+        is_finished = run.has_ended and damage is None
         if is_finished and not check(folder):
             return folder, True
-        if (folder / RECIPE).exists():
+        if is_run(folder):
             refuse_unwritable(folder)
             lock = hold(folder, patience)
             try:
-                if not is_finished:  # else it was checked above
-                    claim_folder(recipe, folder, check)
+                if damage is not None:
+                    set_aside_export(run.export_folder, damage)
+                claim_folder(recipe, folder, check, is_checked=is_finished)
             except BaseException:
                 if lock is not None:
                     lock.close()
                 raise
         else:
             check(folder)
-            write_record(recipe, folder)
+            begin_record(recipe, folder)
             lock = hold(folder, patience)
         if trains and not has_results(folder):  # also after a start that failed early
             write_json(folder / ENVIRONMENT, describe_environment())
@@ -276,22 +316,26 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
     return lock
 
 
-def claim_folder(recipe: Recipe, folder: Path, check: Callable[[Path], bool]) -> None:
+def is_run(folder: Path) -> bool:
+    """Whether a run began in this folder; its recipe may be lost."""
+    return any((folder / name).exists() for name in (RECIPE, RECORD)) or has_results(folder)
+
+
+def claim_folder(
+    recipe: Recipe, folder: Path, check: Callable[[Path], bool], *, is_checked: bool
+) -> None:
     """Continue the run in this folder, if its recipe is this one or may change to it."""
-    saved, damaged = folder / RECIPE, folder / f"damaged-{RECIPE}"
-    try:
-        load_recipe(saved)
-    except RecipeError as problem:
-        saved.replace(damaged)
-        write_atomic(saved, dump_recipe(recipe), reuse_space=True)
-        reason = f"{saved} was damaged ({str(problem).partition(chr(10))[0]})"
-        record_event(folder, DAMAGED, f"{reason} and was rewritten. The old file: {damaged}.")
-        return
     if not has_results(folder) and Run(folder).status().get("state") in ("failed", "interrupted"):
         (folder / INPUTS).unlink(missing_ok=True)
-        write_record(recipe, folder)
+        begin_record(recipe, folder)
         return
-    check(folder)
+    if not is_checked:
+        check(folder)
+    restore_record(folder)
+    if read_record(folder) is None:
+        begin_record(recipe, folder)
+        message = f"{folder / RECIPE} was damaged or lost, and was written again from this start's."
+        record_event(folder, DAMAGED, message)
 
 
 def has_results(folder: Path) -> bool:
@@ -303,10 +347,70 @@ def has_results(folder: Path) -> bool:
     )
 
 
-def write_record(recipe: Recipe, folder: Path) -> Path:
+def begin_record(recipe: Recipe, folder: Path) -> None:
     refuse_unwritable(folder)
-    write_atomic(folder / RECIPE, dump_recipe(recipe), reuse_space=True)
-    return folder
+    history = [] if has_results(folder) else read_history(folder)  # written by `cpt reproduce`
+    write_record(folder, RecipeRecord(recipe, history))
+
+
+# --- the exported model ----------------------------------------------------------------------------------------------
+
+
+def damage_of_export(folder: Path, hashes: KnownHashes | None = None) -> str | None:
+    """How an exported model differs from its manifest; None if it does not.
+
+    Args:
+        hashes: compare contents too, and not only names and sizes.
+    """
+    if not (folder / "config.json").exists():
+        return "config.json is missing"
+    if not (folder / MANIFEST).exists():
+        is_needed = hashes is not None and any(folder.parent.glob("checkpoint-*"))
+        return f"{MANIFEST} is missing" if is_needed else None
+    manifest = intact_content(folder / MANIFEST)
+    if manifest is None:
+        return f"{MANIFEST} is damaged"
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["size"]:
+            return f"{name} has another size"
+    if hashes is not None:
+        files = {name: folder / name for name in manifest["files"]}
+        for name, digest in hashes.hashes(files).items():
+            if digest != manifest["files"][name]["xxh3_128"]:
+                return f"{name} has changed"
+    return None
+
+
+def hashes_of_export(run: Path) -> KnownHashes:
+    return KnownHashes(run / EXPORT_HASHES, lambda path: size_and_hash(path)[1])
+
+
+def record_export(run: Path) -> None:
+    """Record the files of a new export, so that the next start does not read them again."""
+    manifest = intact_content(run / EXPORT / MANIFEST)
+    if manifest is not None and is_main_process():
+        hashes = {name: entry["xxh3_128"] for name, entry in manifest["files"].items()}
+        hashes_of_export(run).record({name: run / EXPORT / name for name in hashes}, hashes)
+
+
+def set_aside_export(folder: Path, damage: str) -> None:
+    """Rename a damaged export, so that the run writes it again from its last checkpoint."""
+    run = folder.parent
+    if not any(run.glob("checkpoint-*")):
+        raise CheckpointError(
+            f"{run} is finished, but {folder.name}/{damage}, and no checkpoint is left to write it again. Copy the"
+            " model back, or train another run: --new, or another name."
+        )
+    moved = ""
+    if folder.exists():
+        target = free_name(folder.with_name(f"bad-{folder.name}"))
+        folder.rename(target)
+        moved = f"; it is now {target.name}"
+    message = f"{folder}: {damage}{moved}. The model is written again from the last checkpoint."
+    record_event(run, "quarantined", message, reason=damage)
 
 
 def refuse_unwritable(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Build the Trainer's arguments from the recipe: the stage's config, the run's length, shared rows, input hashes."""
+"""Build the Trainer's arguments from the recipe: the stage's config, the run's length, shared rows."""
 
 import logging
 import math
@@ -10,12 +10,10 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
-import xxhash
 from accelerate.parallelism_config import ParallelismConfig
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from cpt.data.readers.account import format_account
 from cpt.data.rows.build import PreparedData, steps_of_epochs
 from cpt.data.rows.mixture import RowRange, shift_past_skipped
 from cpt.distributed import (
@@ -29,18 +27,14 @@ from cpt.distributed import (
 from cpt.errors import RecipeError
 from cpt.hardware import triton_failure
 from cpt.models.attention import check_shared_rows, choose_attention
-from cpt.models.build import DTYPES
-from cpt.models.config import hash_weights
 from cpt.models.layers import wanted_compiling
 from cpt.optim.adamw import automatic_dtype
 from cpt.plugins import import_user_module
 from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
-from cpt.recipe.keys import AUTOMATIC
-from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import OWN_LOSS, REWARDED
 from cpt.recipe.schema import Recipe
 from cpt.recipe.training_keys import why_refused
-from cpt.training.engine_profiles import Profile, read_profile, zero_section
+from cpt.training.engine_profiles import Profile, zero_section
 from cpt.training.restart import learned_micro_batch
 
 PARTS = ("CONFIG", "COLUMNS", "build_trainer")
@@ -325,78 +319,6 @@ def check_parallelism(
             packed=True,
         )
         check_shared_rows(model.config, sizes.sp_size, attention)
-
-
-def describe_inputs(
-    recipe: Recipe,
-    data: PreparedData,
-    tokenizer: PreTrainedTokenizerBase,
-    arguments: TrainingArguments,
-) -> dict[str, Any]:
-    """Return hashes of all inputs except recipe and code, and the values chosen for open settings."""
-    fields = (
-        "documents",
-        "held_out",
-        "tokens",
-        "share",
-        "licence",
-        "is_estimate",
-        "dropped",
-        "files",
-    )
-    sources = {
-        source.name: {
-            **{field: getattr(source, field) for field in fields},
-            "text": source.text and asdict(source.text),
-            "account": format_account(source),
-        }
-        for source in data.sources
-    }
-    model = recipe.model
-    is_loaded = model.path is not None and not model.from_scratch
-    return {
-        "data": {
-            "fingerprint": data.fingerprint,
-            "tokens": data.num_tokens,
-            "sources": sources,
-            "held_out": data.held_out_files,
-        },
-        "tokenizer": {"path": tokenizer.name_or_path, "xxh3": hash_of_tokenizer(tokenizer)},
-        "weights": {
-            "path": model.path,
-            "revision": model.revision,
-            "sha256": hash_weights(str(model.path), model.revision) if is_loaded else {},
-            "dtype": str(DTYPES.get(model.dtype, weights_dtype(recipe, arguments))).removeprefix(
-                "torch."
-            ),
-        },
-        "training": {
-            **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
-            "per_device_train_batch_size": arguments.per_device_train_batch_size,
-            "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
-            "deepspeed": read_profile(arguments.deepspeed) if arguments.deepspeed else None,
-        },
-        **describe_teacher(recipe),
-    }
-
-
-def hash_of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
-    return xxhash.xxh3_128_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
-
-
-def describe_teacher(recipe: Recipe) -> dict[str, Any]:
-    """Describe the teacher of a stage; for Hub models, only by name."""
-    path = result_of_run(recipe.training.get("teacher_model_name_or_path"))
-    if path is None:
-        return {}
-    revision = recipe.training.get("teacher_model_revision")
-    return {
-        "teacher": {
-            "path": path,
-            "revision": revision,
-            "sha256": hash_weights(path) if is_local(path) else {},
-        }
-    }
 
 
 # --- prompts of a generation, and the micro-batches that train on them ---

@@ -9,13 +9,19 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from cpt.checkpoints.manifest import MANIFEST, POSITION, STATE, Manifest, read_manifest
-from cpt.checkpoints.resume import ResumePoint, Wanted, latest_checkpoint
+from cpt.checkpoints.manifest import (
+    MANIFEST,
+    POSITION,
+    STATE,
+    Manifest,
+    defects,
+    read_manifest,
+)
+from cpt.checkpoints.resume import ResumePoint, Wanted, published_checkpoints, refuse_damaged
 from cpt.data.rows.stretches import ended_stretches, problems_of_change
 from cpt.distributed import groups_of_rows, print_once, world_size
 from cpt.errors import CheckpointError, RecipeError, RestartNeeded
 from cpt.evaluation.paired import saved_losses
-from cpt.files import read_sealed, write_atomic
 from cpt.formatting import bars
 from cpt.optim.schedules import SCHEDULES, check_schedule, phases_in_tokens
 from cpt.plugins import find
@@ -24,8 +30,6 @@ from cpt.recipe.load import (
     UNSET,
     Change,
     changes_between,
-    dump_recipe,
-    load_recipe,
     without_defaults,
 )
 from cpt.recipe.schema import Recipe
@@ -42,8 +46,16 @@ from cpt.runs.folder import (
     keep_lines_until,
     read_object,
 )
-from cpt.runs.history import Part, part_after, read_history, write_history
+from cpt.runs.history import (
+    Part,
+    RecipeRecord,
+    part_after,
+    read_record,
+    recorded_inputs,
+    write_record,
+)
 from cpt.runs.record import Run, has_results
+from cpt.training.inputs import RunInputs
 
 BATCH = (
     "budget.global_batch_tokens",
@@ -70,6 +82,8 @@ class Proposal:
     """That of the checkpoint to resume from."""
     source: Path
     """The run's folder, or that of the run it branches from."""
+    drops_later: bool = False
+    """Whether the run continues in another way than it did after this step."""
 
     @property
     def is_branch(self) -> bool:
@@ -87,7 +101,7 @@ class Proposal:
     @property
     def from_this_step(self) -> list[Change]:
         """The changes that decide what is learned."""
-        return [one for one in self.changes if one.kind != "free" and one.key not in BATCH]
+        return [one for one in self.changes if not are_free([one])]
 
     @property
     def changes_data(self) -> bool:
@@ -196,7 +210,11 @@ class Proposal:
         where = f"{self.folder} changes from step {self.step + 1:,} on:"
         if self.is_branch:
             where = f"{self.folder} continues {self.source} from step {self.step:,}, with these changes:"
+        dropped = [line["step"] for line in self.lines if line["step"] > self.step]
         lines = [where, listed(self.from_this_step), *self.plot()]
+        if dropped:
+            steps = ", ".join(f"{step:,}" for step in dropped)
+            lines.append(f"The changes that were made after step {steps} are dropped.")
         if any(one.key.startswith("evaluation.perplexity") for one in self.from_this_step):
             lines.append(
                 "Sources that the run reads already keep documents of new held-out sets: take other texts."
@@ -253,24 +271,56 @@ def propose(
     is_branch: bool = False,
     goes_back: bool = False,
 ) -> Proposal | None:
-    """Compare the recipe with that of its run, or of the run that it branches from, at a checkpoint. None if there is
-    no other recipe, or no difference. If the run `goes_back` to this checkpoint, later changes do not count."""
+    """Compare the recipe with that of its run, or of the run that it branches from, at an intact checkpoint.
+
+    None if there is no other recipe, or no difference. If the run `goes_back` to this checkpoint, later changes do not
+    count.
+    """
     source = checkpoint.parent if is_branch and checkpoint is not None else folder
-    if not (source / RECIPE).exists():
+    record = read_record(source)
+    if record is None:
         return None
-    saved = load_recipe(source / RECIPE)
-    if not is_branch and not goes_back and not changes_between(saved, recipe):
+    differences = changes_between(record.recipe, recipe)
+    if not is_branch and not goes_back and not differences:
         return None
-    manifest = (
-        read_manifest(checkpoint)
-        if checkpoint is not None and (checkpoint / MANIFEST).exists()
-        else None
+    step, lines = steps_in(checkpoint), record.history
+    has_later = any(line["step"] > step for line in lines)
+    before = part_after(lines, step, record.recipe).recipe
+    after = recipe
+    # The steps until a later change are repeated as they were, if only free keys differ.
+    repeats = not is_branch and not goes_back and has_later and are_free(differences)
+    if repeats:
+        after = part_after(lines, step, recipe).recipe
+    is_other = is_branch or has_later and not repeats
+    found = Proposal(
+        folder=folder,
+        before=before,
+        after=after,
+        step=step,
+        lines=lines,
+        manifest=None if checkpoint is None else manifest_of(checkpoint),
+        source=source,
+        drops_later=is_other,
     )
-    step, lines = steps_in(checkpoint), read_history(source)
-    before = part_after(lines, step, saved).recipe
-    found = Proposal(folder, before, recipe, step, lines, manifest, source)
-    is_other = is_branch or goes_back and any(line["step"] > step for line in lines)
     return found if found.changes or is_other else None
+
+
+def are_free(changes: Sequence[Change]) -> bool:
+    """Whether they change no step."""
+    return all(change.kind == "free" or change.key in BATCH for change in changes)
+
+
+def manifest_of(checkpoint: Path) -> Manifest | None:
+    """None for a checkpoint from another program."""
+    return read_manifest(checkpoint) if (checkpoint / MANIFEST).exists() else None
+
+
+def newest_usable(folder: Path) -> Path | None:
+    """The checkpoint that `choose_checkpoint` will take, but nothing is renamed before a change is accepted."""
+    for checkpoint in reversed(published_checkpoints(folder)):
+        if not defects(checkpoint):
+            return checkpoint
+    return began_from(folder)
 
 
 def steps_in(checkpoint: Path | None) -> int:
@@ -304,6 +354,7 @@ class RecipeChanges:
                     f"{folder} is another run, which did not begin from {checkpoint}. Name the new run: name=..."
                 )
             if began is None:
+                refuse_damaged(checkpoint, "--from-checkpoint")
                 if (found := propose(self.recipe, folder, checkpoint, is_branch=True)) is not None:
                     found.check()
                     print_once(str(found))
@@ -320,16 +371,28 @@ class RecipeChanges:
                 f"--resume {self.resume}: {folder} is a new run. To begin it from a checkpoint of another:"
                 f" --from-checkpoint {self.resume}."
             )
+        if read_record(folder) is None and published_checkpoints(folder):
+            self.agree_without_record(folder)
+            return True
         found = self.of_run(folder)
         if found is None:
             if self.note is not None:
                 print_once("--note: the recipe has no new change, so the note is not recorded.")
             return False
         found.check()
-        if not found.from_this_step:
+        if not found.from_this_step and (self.resume != "latest" or not found.drops_later):
             return False
         self.agree(found)
         return True
+
+    def agree_without_record(self, folder: Path) -> None:
+        """RecipeError if the run's recipe is lost, unless `--change` accepts this one."""
+        text = f"{folder}: {RECIPE} or {HISTORY} is lost or damaged, so this recipe cannot be compared."
+        is_accepted = self.accept(text) if callable(self.accept) else self.accept
+        if not is_accepted:
+            raise RecipeError(
+                f"{text} Restore it, accept this recipe with --change, or start another run: name=..., or --new."
+            )
 
     def agree(self, found: Proposal) -> None:
         """Show the changes. RecipeError if they are not wanted."""
@@ -343,13 +406,14 @@ class RecipeChanges:
             print_once(str(found))
 
     def of_run(self, folder: Path) -> Proposal | None:
-        """The changes of a started run at the checkpoint to resume from, which is not verified yet."""
-        checkpoint = (
-            self.resume
-            if isinstance(self.resume, Path)
-            else latest_checkpoint(folder) or began_from(folder)
-        )
-        return propose(self.recipe, folder, checkpoint, goes_back=isinstance(self.resume, Path))
+        """The changes of a started run at the checkpoint to resume from."""
+        if isinstance(self.resume, Path):
+            refuse_damaged(self.resume, "--resume")
+            return propose(self.recipe, folder, self.resume, goes_back=True)
+        record = read_record(folder)
+        if record is None or not changes_between(record.recipe, self.recipe):
+            return None  # the usual case, without reading a checkpoint
+        return propose(self.recipe, folder, newest_usable(folder))
 
     def part(self, run: Run, point: ResumePoint) -> Part:
         """Return the next part of the run, with its changes. For the main process.
@@ -359,10 +423,11 @@ class RecipeChanges:
         """
         checkpoint, is_branch = point.checkpoint, self.branch_of is not None
         goes_back = isinstance(self.resume, Path)
-        step, lines = steps_in(checkpoint), read_history(run.folder)
         if self.resume == "none":
             self.lines = []
             return Part(self.recipe)
+        step, record = steps_in(checkpoint), read_record(run.folder)
+        lines = [] if record is None else record.history
         found = propose(
             self.recipe, run.folder, checkpoint, is_branch=is_branch, goes_back=goes_back
         )
@@ -383,24 +448,35 @@ class RecipeChanges:
             "positions": position.get("positions", {}),
             "fingerprint": position.get("fingerprint"),
             "recipe": found.before.model_dump(mode="json", by_alias=True),
-            "inputs": read_sealed(found.source / INPUTS) or {},
+            "inputs": recorded_inputs(found.source, checkpoint),
             "from": str(checkpoint) if found.is_branch else None,
         }
         # Changes at later steps are dropped if the run has gone back before them and continues in another way.
-        is_other = is_branch or goes_back or found.from_this_step
-        kept = [one for one in found.lines if one["step"] <= step or not is_other]
+        kept = [one for one in found.lines if one["step"] <= step or not found.drops_later]
         new = [line] if found.changes or is_branch else []
         self.lines = sorted([*kept, *new], key=lambda one: int(one["step"]))
         return part_after(self.lines, step, self.recipe)
+
+    @property
+    def are_new(self) -> bool:
+        """Whether this start changes the recipe, or begins from another checkpoint."""
+        return self.lines is not None
+
+    def inputs(self, run: Run, point: ResumePoint, recipe: Recipe) -> RunInputs:
+        """The inputs of this start, compared with those of earlier ones. For the main process."""
+        recorded = {}
+        if self.resume != "none":
+            recorded = recorded_inputs(run.folder, point.checkpoint)
+        inputs = RunInputs(run.folder, recipe, recorded)
+        inputs.refuse_changed(steps_in(point.checkpoint), self.accept)
+        return inputs
 
     def record(self, run: Run) -> None:
         """Write the history and the recipe of now. For the main process."""
         if self.lines is not None:
             if self.branch_of is not None and not has_results(run.folder):
                 copy_record(self.branch_of, run.folder, steps_in(self.branch_of))
-            if self.lines or (run.folder / HISTORY).exists():
-                write_history(run.folder, self.lines)
-            write_atomic(run.folder / RECIPE, dump_recipe(self.recipe), reuse_space=True)
+            write_record(run.folder, RecipeRecord(self.recipe, self.lines))
             (run.folder / INPUTS).unlink(missing_ok=True)  # this start describes them again
 
 

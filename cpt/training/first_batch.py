@@ -39,9 +39,10 @@ from cpt.optim.adamw import OneKernelAdamW, flat
 from cpt.recipe.keys import AUTO
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
-from cpt.runs.folder import RECIPE, read_object, read_recipe
+from cpt.runs.folder import RECIPE, read_recipe
+from cpt.runs.history import read_learned
 from cpt.runs.record import hash_of_code, installed_version
-from cpt.training.restart import LEARNED, remember
+from cpt.training.restart import remember
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -74,7 +75,7 @@ def prove_first_batch(trainer: "CPTTrainer") -> None:
     folder = trainer.run_folder
     sections = trainer.recipe.model_dump(mode="json", include={"model", "training", "optimizer"})
     proof = {**describe_machine(), **sections}
-    if main_process_decides(lambda: read_object(folder / LEARNED).get(PROVEN) == proof):
+    if main_process_decides(lambda: read_learned(folder).get(PROVEN) == proof):
         return  # resumed on an equal machine
     differing = compare_first_row(trainer) + compare_optimizer(trainer)
     clear_device_cache(garbage_collection=True)
@@ -217,7 +218,7 @@ def fall_back(trainer: "CPTTrainer", differing: list[PartDifference]) -> None:
     """
     folder = trainer.run_folder
     written = read_recipe(folder / RECIPE)
-    fallbacks = read_object(folder / LEARNED).get(FALLBACKS, {})
+    fallbacks = read_learned(folder).get(FALLBACKS, {})
     # Keys that the recipe requires come first: they end the run.
     for difference in sorted(differing, key=lambda other: is_automatic(written, other.key)):
         key, reason = difference.key, f"on this machine {difference}"
@@ -246,7 +247,7 @@ def fall_back(trainer: "CPTTrainer", differing: list[PartDifference]) -> None:
 
 def with_fallbacks(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with plain values for the parts that differed on this machine, if their keys are `auto`."""
-    for key, fallback in read_object(folder / LEARNED).get(FALLBACKS, {}).items():
+    for key, fallback in read_learned(folder).get(FALLBACKS, {}).items():
         if fallback["machine"] == describe_machine() and is_automatic(recipe.model_dump(), key):
             section, name = key.split(".")
             update = {name: fallback["value"]}

@@ -17,15 +17,15 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from cpt.distributed import print_once, rank, same_command, world_size
 from cpt.errors import ResourceError, RestartNeeded
+from cpt.files import sealed, write_atomic
 from cpt.runs.events import record_event
-from cpt.runs.folder import read_object
-from cpt.runs.record import write_json
+from cpt.runs.folder import LEARNED
+from cpt.runs.history import read_learned
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
 log = logging.getLogger("cpt")
-LEARNED = "learned.json"
 MICRO_BATCH, ROLLBACK = "micro_batch", "rollback"
 RESTARTS = "CPT_RESTARTS"  # in the environment: number of consecutive restarts with the same reason, and the reason
 MOST_WITHOUT_PROGRESS = (
@@ -70,18 +70,18 @@ def smaller_micro_batch(micro_batch: int) -> int | None:
 
 def learned_micro_batch(folder: Path, processes: int) -> int | None:
     """The micro-batch after out-of-memory, for this number of processes."""
-    size: int | None = read_object(folder / LEARNED).get(MICRO_BATCH, {}).get(str(processes))
+    size: int | None = read_learned(folder).get(MICRO_BATCH, {}).get(str(processes))
     return size
 
 
 def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
-    known = read_object(folder / LEARNED).get(MICRO_BATCH, {})
+    known = read_learned(folder).get(MICRO_BATCH, {})
     remember(folder, MICRO_BATCH, {**known, str(processes): size})
 
 
 def learned_rollback(folder: Path) -> dict[str, Any] | None:
     """The last roll-back: `to_step`, the rows `left_out`, and the skip `budget`."""
-    found: dict[str, Any] | None = read_object(folder / LEARNED).get(ROLLBACK)
+    found: dict[str, Any] | None = read_learned(folder).get(ROLLBACK)
     return found
 
 
@@ -89,7 +89,8 @@ def remember(folder: Path, key: str, value: Any) -> None:
     """Write to `learned.json`; if the disk is full, the next start repeats the discovery."""
     path = folder / LEARNED
     try:
-        write_json(path, {**read_object(path), key: value})
+        content = sealed({**read_learned(folder), key: value}, indent=2)
+        write_atomic(path, f"{content}\n", reuse_space=True)
     except OSError as problem:
         log.warning("%s cannot be written: %s.", path, problem.strerror)
 

@@ -78,6 +78,8 @@ from cpt.optim.evaluation_point import (
     training_point,
 )
 from cpt.runs.events import record_event
+from cpt.runs.folder import RECORD
+from cpt.runs.history import copy_of_record
 from cpt.runs.record import installed_version
 from cpt.training.resuming import DataPosition
 from cpt.training.tasks import PREFIX as TASKS_PREFIX
@@ -339,6 +341,7 @@ class Checkpointer:
                 taken.states |= trainer.stage_states()
             if full and trainer.args.should_save:
                 taken.texts |= {"trainer_state.json": progress(trainer), **trainer.guard.texts()}
+                taken.texts[RECORD] = copy_of_record(trainer.run_folder)
                 for callback in trainer.callback_handler.callbacks:
                     if isinstance(callback, DataPosition):
                         taken.texts |= callback.texts(

@@ -184,3 +184,18 @@ def test_all_processes_of_a_run_read_the_commit_that_the_main_one_found(hub, run
     hub.commit("lab/ranks", {"a.jsonl": lines("moved")})
     assert run(TEXTS, path="lab/ranks", environment={"RANK": "1"}) == rows("found")
     assert run(TEXTS, path="lab/ranks") == rows("moved")
+
+
+def test_a_resumed_run_reads_the_commit_that_it_began_with_also_without_the_hub(hub, run, tmp_path):
+    first = hub.commit("lab/resumed", {"a.jsonl": lines("began")})
+    home = run("import os; result = os.environ['HF_HOME']", path="lab/resumed")
+    assert run(TEXTS, path="lab/resumed") == rows("began")
+    hub.commit("lab/resumed", {"a.jsonl": lines("moved")})
+    assert run(TEXTS, path="lab/resumed") == rows("moved")
+    pinned = READ.replace(
+        "pieces = ", f"hub_files.PINNED['lab/resumed@main'] = {first!r}\npieces = "
+    )
+    offline = Client(hub, tmp_path, HF_HUB_OFFLINE="1", HF_HOME=home, CPT_CACHE=f"{home}/cpt")
+    ask = pinned.format(options={"path": "lab/resumed"}, piece_bytes=100) + TEXTS
+    assert offline(ask) == rows("began")
+    offline.close()

@@ -12,7 +12,10 @@ from tiny import TINY_LLAMA, write_recipe
 from cpt.checkpoints.model_folder import load_data
 
 # They hold times, paths and unordered sets (peft); their numbers are in other files too.
-SAID_OTHERWISE = ("manifest.json", "training_args.bin", "trainer_state.json", "adapter_config.json")
+SAID_OTHERWISE = (
+    *("manifest.json", "record.json", "training_args.bin"),
+    *("trainer_state.json", "adapter_config.json"),
+)
 
 
 def recipe_of(sections, tmp_path, *, stage, dropout=0.1):

@@ -9,13 +9,17 @@ import time
 
 import pytest
 from full_disk import files_end_at
+from tiny_run import damage, save_checkpoint
 
 from cpt.checkpoints.resume import wanted_checkpoint
 from cpt.errors import CheckpointError, DataError, RecipeError
+from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.runs.events import read_events
 from cpt.runs.record import Run, deciding_variables, git_state, hold, start_run
 from cpt.train import train
 from cpt.training.changes import RecipeChanges
+from cpt.training.restart import learned_micro_batch, remember_micro_batch
 
 
 def recipe(folder, **changes):
@@ -185,3 +189,44 @@ def test_a_forked_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
     os.kill(worker, 9)
     os.waitpid(worker, 0)
     assert status == 0
+
+
+# --- the recipe's record ---------------------------------------------------------------------------------------------
+
+
+def test_a_lost_recipe_that_no_checkpoint_has_needs_to_be_accepted(tmp_path):
+    """As of a run whose checkpoints an older version wrote."""
+    wanted = recipe(tmp_path)
+    save_checkpoint(tmp_path / "a-run", 4)
+    with pytest.raises(RecipeError, match=r"recipe\.yaml .*--change"):
+        started(wanted)
+    start_run(wanted, check=RecipeChanges(wanted, accept=True).check)
+    assert "budget" in (tmp_path / "a-run" / "recipe.yaml").read_text()
+
+
+def test_an_edit_of_the_recipe_in_the_runs_folder_is_a_change(tmp_path):
+    folder = started(recipe(tmp_path)).folder
+    (folder / "metrics.jsonl").touch()
+    file = folder / "recipe.yaml"
+    file.write_text(file.read_text().replace("tokens: 1000", "tokens: 2000"))
+    with pytest.raises(RecipeError, match="budget.tokens: 1000 -> 2000"):
+        started(load_recipe(file))
+    started(recipe(tmp_path))
+    assert "tokens: 1000" in file.read_text()
+    assert [event["kind"] for event in read_events(folder)] == ["damaged_file"]
+
+
+def test_a_start_without_damage_writes_no_event(tmp_path):
+    folder = started(recipe(tmp_path)).folder
+    (folder / "metrics.jsonl").touch()
+    started(recipe(tmp_path))
+    assert read_events(folder) == []
+
+
+def test_what_was_learned_is_read_from_an_intact_file_only(tmp_path):
+    remember_micro_batch(tmp_path, 1, 2)
+    assert learned_micro_batch(tmp_path, 1) == 2
+    damage(tmp_path / "learned.json", "bit flip")
+    assert learned_micro_batch(tmp_path, 1) is None
+    (tmp_path / "learned.json").write_text('{"micro_batch": {"1": 4}}')  # of an older version
+    assert learned_micro_batch(tmp_path, 1) == 4

@@ -1,21 +1,16 @@
-"""From the recipe to the arguments of the Trainer: length of a run, shared rows, prompts of a step, hashes."""
+"""From the recipe to the arguments of the Trainer: length of a run, shared rows, prompts of a step."""
 
-from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
 import torch
 import trl
 from tiny import TINY
-from tiny_checkpoints import save_llama
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
 from cpt.contrib.rl.ppo import PPOConfig
-from cpt.data.readers.account import TextBytes
-from cpt.data.rows.build import SourceReport
 from cpt.data.rows.mixture import shift_past_skipped
 from cpt.errors import RecipeError
-from cpt.models.config import hash_weights
 from cpt.models.inventory import build_on_meta
 from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.schema import Recipe
@@ -23,8 +18,6 @@ from cpt.training.arguments import (
     Generations,
     PromptRows,
     check_parallelism,
-    describe_inputs,
-    describe_teacher,
     limit_gpu_memory,
     parallelism_config,
     prompts_of_step,
@@ -284,61 +277,3 @@ def test_no_whole_number_of_prompts_or_of_steps_of_a_generation_is_refused():
     with pytest.raises(RecipeError, match="multiple"):
         Generations(prompts=6, micro_batches=3, accumulation=2).check()
     Generations(prompts=6, micro_batches=3, accumulation=6).check()
-
-
-# --- hashes of inputs ---
-
-
-def test_the_record_holds_the_hashes_of_model_tokenizer_and_data(tokenizer_folder, tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    facts = {
-        "documents": 3,
-        "held_out": 0,
-        "tokens": 10,
-        "share": 1.0,
-        "licence": None,
-        "is_estimate": False,
-        "bad_rows": {},
-        "text": TextBytes(trained=30, held_out=0, dropped={}),
-        "files_read": (1, 30),
-        "files_passed_over": {},
-        "lengths": {},
-        "rows": 1,
-        "padding": 0.0,
-    }
-    source = SourceReport(name="a", dropped={}, files={"a.txt": "0f"}, **facts)
-    held_out = {"exam": {"b.txt": "1e"}}
-    data = SimpleNamespace(
-        fingerprint="abc", num_tokens=10, sources=[source], held_out_files=held_out
-    )
-    profile = {"zero_optimization": {"stage": 2}}
-    chosen = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "deepspeed": profile,
-    }
-    made = SimpleNamespace(device=torch.device("cpu"), **chosen)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    inputs = describe_inputs(recipe(model={"path": str(tmp_path)}), data, tokenizer, made)
-    assert inputs["weights"]["sha256"] == {"model.safetensors": sha256(b"weights").hexdigest()}
-    assert (
-        inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"}
-        and inputs["data"]["held_out"] == held_out
-    )
-    assert inputs["data"]["sources"]["a"]["account"].startswith(
-        "a: 1 file read (30 B); 3 documents"
-    )
-    assert len(inputs["tokenizer"]["xxh3"]) == 32 and inputs["training"] == chosen
-
-
-@pytest.mark.parametrize("is_local", [True, False])
-def test_a_teacher_is_recorded_with_its_hashes_where_it_is_on_the_disk(
-    is_local, tmp_path, tokenizer_folder
-):
-    path = str(save_llama(tmp_path / "teacher", tokenizer_folder, 1)) if is_local else "lab/large"
-    distilled = recipe(stage="distill_text", training={"teacher_model_name_or_path": path})
-    hashes = hash_weights(path) if is_local else {}
-    assert describe_teacher(distilled) == {
-        "teacher": {"path": path, "revision": None, "sha256": hashes}
-    }
-    assert bool(hashes) is is_local and describe_teacher(recipe()) == {}

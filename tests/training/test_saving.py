@@ -93,6 +93,7 @@ def test_a_run_restored_from_its_archive_ends_with_the_whole_verdict(tiny_recipe
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
 OURS_ALONE = (
     "manifest.json",
+    "record.json",
     "data_position.json",
     "safety.json",
     "training_args.bin",

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xxhash import xxh3_128_hexdigest
@@ -138,6 +139,14 @@ class HubRequest(NamedTuple):
     revision: str | None
 
 
+PINNED: dict[str, str] = {}
+"""Commits of the datasets of this process's run, by `named_revision`."""
+
+
+def named_revision(source: DocumentSource) -> str:
+    return f"{source.path}@{source.revision or 'main'}"
+
+
 def hub_files(source: DocumentSource, key: str) -> HubDataset:
     """Resolve the files that `datasets.load_dataset` would read, at one commit for the life of this process.
 
@@ -152,14 +161,14 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
         source.subset,
         source.split,
         tuple(source.data_files),
-        source.revision,
+        PINNED.get(named_revision(source), source.revision),
     )
     return find(request, key)
 
 
 @cache
 def find(request: HubRequest, key: str) -> HubDataset:
-    file = default_cache_dir() / "hub" / f"{xxh3_128_hexdigest(json.dumps(request).encode())}.json"
+    file = file_of(request)
     known = None
     if (stored := read_sealed(file)) is not None:
         known = HubDataset(
@@ -183,8 +192,15 @@ def find(request: HubRequest, key: str) -> HubDataset:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise cannot_keep(file.parent, problem) from problem
-    write_once(file, sealed({"commit": found.commit, "files": found.files}))
+    content = sealed({"commit": found.commit, "files": found.files})
+    for one in (request, request._replace(revision=found.commit)):  # a resumed run asks for it
+        write_once(file_of(one), content)
     return found
+
+
+def file_of(request: HubRequest) -> Path:
+    name = xxh3_128_hexdigest(json.dumps(request).encode())
+    return default_cache_dir() / "hub" / f"{name}.json"
 
 
 def look_up(request: HubRequest, key: str) -> HubDataset:

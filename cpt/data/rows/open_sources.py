@@ -208,10 +208,11 @@ def open_source(
     """
     encoder = encoder_of(source, encoder, key)
     sieve, listing = sieve_of(data, source, key), listing_of(source, key)
-    if kind_of(source.path) == "hub" and source.revision is None and is_main_process():
-        then = "a run cannot resume" if listing.files else "its stored tokens are used unchanged"
+    is_unknown = not listing.files and source.revision is None
+    if kind_of(source.path) == "hub" and is_unknown and is_main_process():
         log.warning(
-            f"{source.path}: if this dataset changes on the Hub, {then}. Pin it: `{key}.revision`."
+            f"{source.path}: if this dataset changes on the Hub, its stored tokens are used unchanged. Pin it:"
+            f" `{key}.revision`."
         )
     enough = source.max_tokens if isinstance(source, Source) and not listing.files else None
     decides = {
