@@ -11,7 +11,7 @@ import typer
 from transformers import PreTrainedConfig
 
 from cpt.command_line import Force, Gpu, Overrides, RecipePath, refuse_ignored
-from cpt.distributed import groups_of_rows, print_once
+from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
@@ -40,6 +40,7 @@ from cpt.planning.speed import (
     planned_speed,
 )
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
+from cpt.recipe.keys import micro_batches_per_step
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.values import in_yaml, write_yaml
@@ -294,14 +295,7 @@ class PlannedRun:
 def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int) -> PlannedRun:
     """Count the model's parameters and add up its memory; `gpus` on all machines together. CptError if the recipe
     cannot run there, or the model's config cannot be read."""
-    tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
-    # each process, or group of processes that share rows, needs a row per step
-    readers = groups_of_rows(recipe.training, gpus)
-    if tokens is not None and tokens // length < readers:
-        raise RecipeError(
-            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
-            f" {readers} that {gpus} GPUs read at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
-        )
+    micro_batches_per_step(recipe, gpus)  # refuses processes that cannot divide the global batch
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
     if complaints := check_fsdp(recipe, here=False):
         raise RecipeError("\n".join(complaints))

@@ -61,7 +61,7 @@ from cpt.planning.fitting import capability_of, with_chosen_values, with_placeho
 from cpt.planning.model_sizes import TEACHER
 from cpt.planning.workload import WRONG_UNDER_AUTOCAST, is_wrong_under_autocast
 from cpt.plugins import did_you_mean, find, with_key
-from cpt.recipe.keys import automatic_keys
+from cpt.recipe.keys import automatic_keys, micro_batches_per_step
 from cpt.recipe.paths import result_of_run, unfinished_run
 from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, Recipe
@@ -209,6 +209,8 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     found.run(
         check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere
     )
+    if world_size() > 1:  # before hours of tokenizing
+        found.run(micro_batches_per_step, recipe, world_size())
     parameters = None if model is None else count_model_parameters(model).total
     found.warnings += craft_warnings(
         recipe, parameters, None if model is None else longest_row(model.config)

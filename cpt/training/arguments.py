@@ -39,7 +39,7 @@ from cpt.optim.adamw import automatic_dtype
 from cpt.optim.schedules import phases_in_tokens
 from cpt.plugins import import_user_module
 from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
-from cpt.recipe.keys import AUTOMATIC
+from cpt.recipe.keys import AUTOMATIC, micro_batches_per_step
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import OWN_LOSS, REWARDED
 from cpt.recipe.schema import Recipe
@@ -227,18 +227,7 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
         recipe.training, world_size()
     )  # number of processes, if none share rows
     rows_at_once = micro_batch * readers
-    tokens_at_once = rows_at_once * recipe.data.sequence_length
-    if recipe.budget.global_batch_tokens is None:
-        accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
-    else:
-        accumulation, rest = divmod(recipe.budget.global_batch_tokens, tokens_at_once)
-        if rest or not accumulation:
-            who = "process(es)" if readers == world_size() else "group(s) of processes"
-            raise RecipeError(
-                f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which is not a multiple of"
-                f" {readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length"
-                f" {recipe.data.sequence_length:,} = {tokens_at_once:,} tokens. Change one of them."
-            )
+    accumulation = micro_batches_per_step(recipe, world_size())
     trained = rows_per_step = rows_at_once * accumulation
     if recipe.stage in REWARDED:  # a row is a prompt with several completions
         rows_per_step = prompts_of_step(find_stage(recipe.stage).CONFIG, recipe.training, trained)
