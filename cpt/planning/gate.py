@@ -72,6 +72,7 @@ from cpt.training.arguments import check_parallelism, find_stage
 from cpt.training.callbacks import check_callbacks
 from cpt.training.engine_profiles import (
     Profile,
+    changes_in_memory,
     check_fsdp,
     check_profile,
     offloads,
@@ -405,7 +406,7 @@ def check_deepspeed(
         )  # DeepSpeed detects its device when it is imported
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
-    found.warnings += profile_warnings(given, recipe)
+    found.warnings += [*changes_in_memory(given), *profile_warnings(given, recipe)]
     reason = (
         "`training.deepspeed`: offload_optimizer compiles its optimizer"
         if offloads(profile, "optimizer")

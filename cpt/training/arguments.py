@@ -43,7 +43,7 @@ from cpt.recipe.keys import AUTOMATIC, micro_batches_per_step
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import OWN_LOSS, REWARDED
 from cpt.recipe.schema import Recipe
-from cpt.training.engine_profiles import Profile, read_profile, zero_section
+from cpt.training.engine_profiles import Profile, changes_in_memory, read_profile, zero_section
 from cpt.training.restart import learned_micro_batch
 
 PARTS = ("CONFIG", "COLUMNS", "build_trainer")
@@ -178,7 +178,9 @@ def training_arguments(
         defaults |= {"gradient_checkpointing": False, "bf16": False}
     theirs = dict(recipe.training)
     if deepspeed:
-        theirs["deepspeed"] = str(deepspeed) if isinstance(deepspeed, Path) else deepspeed
+        theirs["deepspeed"] = read_profile(deepspeed)
+        for change in changes_in_memory(deepspeed) if is_main_process() else ():
+            log.warning(f"{change}.")
     try:
         arguments: TrainingArguments = config_class(**{**defaults, **theirs, **ours})
     except (ValueError, TypeError, ImportError) as problem:
@@ -382,7 +384,7 @@ def describe_inputs(
             **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
             "per_device_train_batch_size": arguments.per_device_train_batch_size,
             "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
-            "deepspeed": read_profile(arguments.deepspeed) if arguments.deepspeed else None,
+            "deepspeed": arguments.deepspeed or None,
         },
         **describe_teacher(recipe),
     }
