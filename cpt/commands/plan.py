@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +12,11 @@ import typer
 from transformers import PreTrainedConfig
 
 from cpt.command_line import Force, Gpu, Overrides, RecipePath, refuse_ignored
-from cpt.distributed import groups_of_rows, print_once
+from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
+from cpt.models.inventory import build_on_meta
 from cpt.optim.gradients import check_release
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
@@ -22,11 +24,13 @@ from cpt.planning.dry_run import dry_run
 from cpt.planning.fitting import (
     USABLE,
     USABLE_OF_HOST,
+    Changes,
     FittingPlan,
     cheapest_that_fits,
     fits,
     with_chosen_values,
 )
+from cpt.planning.gate import setting_mistakes
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
 from cpt.planning.model_sizes import WHOLE, ModelSizes
@@ -40,6 +44,7 @@ from cpt.planning.speed import (
     planned_speed,
 )
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
+from cpt.recipe.keys import micro_batches_per_step
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.values import in_yaml, write_yaml
@@ -157,7 +162,21 @@ def command(
             )
         return
     print_once(f"Verdict: it does not fit {where}.")
-    proposal = cheapest_that_fits(setup, target, planned.count, mfu=mfu, share=share)
+    model = None
+    with suppress(Exception):  # custom model code; `cpt check` reports its errors
+        model = build_on_meta(planned.config)
+    mistakes = setting_mistakes(loaded, model)
+
+    def is_allowed(changes: Changes) -> bool:
+        try:
+            changed = load_recipe(recipe, words_of(overrides or (), changes), lora=lora)
+        except RecipeError:
+            return False
+        return setting_mistakes(changed, model) <= mistakes
+
+    proposal = cheapest_that_fits(
+        setup, target, planned.count, mfu=mfu, share=share, is_allowed=is_allowed
+    )
     if proposal is None:
         print_once(
             "No change of other keys makes it fit. Use a smaller model, shorter rows, or more GPUs."
@@ -294,14 +313,7 @@ class PlannedRun:
 def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int) -> PlannedRun:
     """Count the model's parameters and add up its memory; `gpus` on all machines together. CptError if the recipe
     cannot run there, or the model's config cannot be read."""
-    tokens, length = recipe.budget.global_batch_tokens, recipe.data.sequence_length
-    # each process, or group of processes that share rows, needs a row per step
-    readers = groups_of_rows(recipe.training, gpus)
-    if tokens is not None and tokens // length < readers:
-        raise RecipeError(
-            f"`budget.global_batch_tokens` is {tokens:,}: {tokens // length} rows of {length:,} tokens, fewer than the"
-            f" {readers} that {gpus} GPUs read at once. Use fewer GPUs, shorter rows, or {readers * length:,} tokens."
-        )
+    micro_batches_per_step(recipe, gpus)  # refuses processes that cannot divide the global batch
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
     if complaints := check_fsdp(recipe, here=False):
         raise RecipeError("\n".join(complaints))
@@ -366,8 +378,7 @@ def write_fitted(
         raise RecipeError(
             f"{output} exists. Choose another name with --write, or overwrite it with --force."
         )
-    words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
-    whole = load_recipe(recipe, words, lora=lora)
+    whole = load_recipe(recipe, words_of(overrides, changes), lora=lora)
     tree: dict[str, Any] = {"base": os.path.relpath(recipe.resolve(), output.resolve().parent)}
     for key, value in changes.items():
         *above, last = key.split(".")
@@ -379,3 +390,8 @@ def write_fitted(
     output.write_text(write_yaml(tree), encoding="utf-8")
     if overrides or lora or load_recipe(output) != whole:
         output.write_text(dump_recipe(whole), encoding="utf-8")
+
+
+def words_of(overrides: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
+    """Return the overrides with the changes, as words on the command line."""
+    return [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]

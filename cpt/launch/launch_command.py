@@ -10,12 +10,11 @@ from typing import Annotated
 
 import typer
 
-from cpt.distributed import groups_of_rows, print_once
+from cpt.distributed import print_once
 from cpt.errors import LaunchError
 from cpt.plugins import did_you_mean
-from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, MICRO_BATCH
+from cpt.recipe.keys import micro_batches_per_step
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import shown_path
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -98,7 +97,7 @@ def command(
     options = list(sbatch or ())
     check_options(options, in_slurm, hosts)
     loaded = load_recipe(recipe, overrides or (), lora=lora)
-    check_processes(loaded, nodes, gpus_per_node)
+    micro_batches_per_step(loaded, nodes * gpus_per_node)  # refused before the job waits in a queue
     work, alone = Path.cwd(), nodes == 1 and not in_slurm
     folder = folder_below(
         work, output or Path("launch") / f"{loaded.name}-{launcher}-{nodes}x{gpus_per_node}"
@@ -159,30 +158,6 @@ def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> N
     if in_slurm and hosts:
         raise LaunchError(
             "SLURM chooses the nodes: remove --hosts, or write --sbatch=--nodelist=node-a,node-b"
-        )
-
-
-def check_processes(recipe: Recipe, nodes: int, gpus_per_node: int) -> None:
-    """Refuse a number of processes that does not fit the recipe, before the job waits in a queue."""
-    groups = groups_of_rows(recipe.training, nodes * gpus_per_node)
-    tokens, micro_batch = (
-        recipe.budget.global_batch_tokens,
-        recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH),
-    )
-    if tokens is None or micro_batch == AUTO:
-        return
-    at_once = groups * int(micro_batch) * recipe.data.sequence_length
-    if tokens % at_once:
-        fitting = [n for n in range(1, 2 * nodes + 1) if tokens * nodes % (n * at_once) == 0]
-        other = (
-            f", or use one of these numbers of nodes: {', '.join(map(str, fitting))}"
-            if fitting
-            else ""
-        )
-        raise LaunchError(
-            f"`budget.global_batch_tokens` is {tokens:,}, not a multiple of {nodes} node(s) x {gpus_per_node}"
-            f" processes x {MICRO_BATCH} {micro_batch} x sequence_length {recipe.data.sequence_length:,}: {at_once:,}"
-            f" tokens. Change it{other}."
         )
 
 

@@ -78,6 +78,12 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
             )
         return None
     model = build_on_meta(config)
+    check_architecture(recipe, model, found)
+    return model
+
+
+def check_architecture(recipe: Recipe, model: PreTrainedModel, found: PreflightReport) -> None:
+    config = model.config
     found.run(check_attention, recipe, model)
     if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(config):
         found.refuse(
@@ -103,7 +109,6 @@ def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | Non
         found.warnings += (
             found.run(check_trained_parts, recipe, config, recipe.model.train_only) or ()
         )
-    return model
 
 
 def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:

@@ -302,11 +302,15 @@ def cheapest_that_fits(
     *,
     mfu: float,
     share: float = 1.0,
+    is_allowed: Callable[[Changes], bool] = lambda _: True,
 ) -> FittingPlan | None:
     """Find the fastest plan for all parameters with the recipe's optimizer; each change counts as 3 % of the time.
 
     If that does not fit, or only in more host memory than is known, also propose adapters, and bfloat16 weights with
     8-bit states, for the user to choose.
+
+    Args:
+        is_allowed: whether the recipe with these changes has no mistakes.
     """
     known: dict[tuple[Any, ...], Counts] = {}
 
@@ -351,7 +355,9 @@ def cheapest_that_fits(
         best: list[tuple[float, FittingPlan]] = []
         for kind in kinds:
             fitting = [one for pair in kind(setup, target) if (one := evaluated(*pair)) is not None]
-            best += [min(fitting, key=lambda pair: pair[0])] if fitting else []
+            fitting.sort(key=lambda pair: pair[0])
+            cheapest = next((pair for pair in fitting if is_allowed(pair[1].changes)), None)
+            best += [] if cheapest is None else [cheapest]
         found += [one for _, one in sorted(best, key=lambda pair: pair[0])]
         if found and (target.host_is_known or host_room(found[0].plan, target) >= 0):
             break

@@ -11,6 +11,7 @@ import fsspec
 import torch
 from fsspec.implementations.local import LocalFileSystem
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 from cpt.cache import hub_is_reachable
@@ -50,6 +51,7 @@ from cpt.optim.build import (
 from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import (
+    check_architecture,
     check_conversations,
     check_model,
     check_teacher,
@@ -61,7 +63,7 @@ from cpt.planning.fitting import capability_of, with_chosen_values, with_placeho
 from cpt.planning.model_sizes import TEACHER
 from cpt.planning.workload import WRONG_UNDER_AUTOCAST, is_wrong_under_autocast
 from cpt.plugins import did_you_mean, find, with_key
-from cpt.recipe.keys import automatic_keys
+from cpt.recipe.keys import automatic_keys, micro_batches_per_step
 from cpt.recipe.paths import result_of_run, unfinished_run
 from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, Recipe
@@ -72,6 +74,7 @@ from cpt.training.arguments import check_parallelism, find_stage
 from cpt.training.callbacks import check_callbacks
 from cpt.training.engine_profiles import (
     Profile,
+    changes_in_memory,
     check_fsdp,
     check_profile,
     offloads,
@@ -198,18 +201,9 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
         path, revision = reward.options.get("path"), reward.options.get("revision")
         if reward.name == "reward_model" and isinstance(path, str):
             is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
-    found.run(
-        read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model)
-    )
-    even_rows = recipe.data.packing != "token_budget"
-    found.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
-    if wanted_compiling(training) is not None and is_wrong_under_autocast(
-        recipe, capability_of(None)
-    ):
-        found.warnings.append(f"`training.torch_compile`: {WRONG_UNDER_AUTOCAST}. Remove it")
-    found.run(
-        check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere
-    )
+    check_engine(recipe, profile, model, found, elsewhere=elsewhere)
+    if world_size() > 1:  # before hours of tokenizing
+        found.run(micro_batches_per_step, recipe, world_size())
     parameters = None if model is None else count_model_parameters(model).total
     found.warnings += craft_warnings(
         recipe, parameters, None if model is None else longest_row(model.config)
@@ -225,6 +219,47 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
         check_resources(recipe, model.config, profile, found, has_disk=has_disk)
     expect_results_of_other_runs(recipe, found)
     return found
+
+
+def setting_mistakes(recipe: Recipe, model: PreTrainedModel | None) -> set[str]:
+    """Return the mistakes that `cpt check` finds in the settings on any machine; files are not read.
+
+    Args:
+        model: the recipe's, on the meta device; None if it cannot be built.
+    """
+    recipe, found = with_placeholders(recipe), PreflightReport()
+    profile = found.run(check_deepspeed, recipe, recipe.training.get("deepspeed"), found)
+    zero3 = profile is not None and zero_section(profile).get("stage") == 3
+    check_names(recipe, found, profile, zero3=zero3)
+    check_engine(recipe, profile, model, found, elsewhere=True)
+    if model is not None:
+        check_architecture(recipe, model, found)
+    return set(map(str, found.mistakes))
+
+
+def check_engine(
+    recipe: Recipe,
+    profile: Profile | None,
+    model: PreTrainedModel | None,
+    found: PreflightReport,
+    *,
+    elsewhere: bool,
+) -> None:
+    """Check recomputing, compiling and shared rows; `elsewhere`: the run is for another machine."""
+    training = recipe.training
+    zero3 = profile is not None and zero_section(profile).get("stage") == 3
+    found.run(
+        read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model)
+    )
+    even_rows = recipe.data.packing != "token_budget"
+    found.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
+    if wanted_compiling(training) is not None and is_wrong_under_autocast(
+        recipe, capability_of(None)
+    ):
+        found.warnings.append(f"`training.torch_compile`: {WRONG_UNDER_AUTOCAST}. Remove it")
+    found.run(
+        check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere
+    )
 
 
 def check_gpus(training: Mapping[str, Any]) -> None:
@@ -408,7 +443,7 @@ def check_deepspeed(
         )  # DeepSpeed detects its device when it is imported
     profile = read_profile(given)
     found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
-    found.warnings += profile_warnings(given, recipe)
+    found.warnings += [*changes_in_memory(given), *profile_warnings(given, recipe)]
     reason = (
         "`training.deepspeed`: offload_optimizer compiles its optimizer"
         if offloads(profile, "optimizer")

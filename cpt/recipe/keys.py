@@ -1,5 +1,6 @@
 """Find the place of a key: the keys of the schema, and the places for keys of Hugging Face and other tools."""
 
+import math
 from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -7,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from cpt.distributed import TENSOR_PARALLEL
+from cpt.distributed import TENSOR_PARALLEL, groups_of_rows
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Recipe
 from cpt.recipe.training_keys import MOVED, MOVED_OF_TRL, by_word
@@ -174,3 +175,37 @@ def accumulation(recipe: Recipe) -> int:
     if recipe.budget.global_batch_tokens is None:
         return steps
     return max(1, recipe.budget.global_batch_tokens // (rows * recipe.data.sequence_length))
+
+
+def micro_batches_per_step(recipe: Recipe, processes: int) -> int:
+    """Return the gradient accumulation of each process; with `auto`, for micro-batches of one row.
+
+    Raises:
+        RecipeError: these processes cannot divide the global batch.
+    """
+    training, global_batch = recipe.training, recipe.budget.global_batch_tokens
+    rows = training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
+    rows = 1 if rows == AUTO else int(rows)
+    groups = groups_of_rows(training, processes)
+    if global_batch is None:
+        steps = training.get(ACCUMULATION, 1)
+        return 1 if steps == AUTO else int(steps)
+    length = recipe.data.sequence_length
+    tokens_at_once = groups * rows * length
+    steps, rest = divmod(global_batch, tokens_at_once)
+    if not rest:
+        return steps
+    who = "processes"
+    if groups < processes:
+        who = f"groups of {processes // groups} processes"
+    nearest = [n * tokens_at_once for n in (steps, steps + 1) if n]
+    remedies = [f"Write {' or '.join(map(str, nearest))}"]
+    if global_batch % (groups * length) == 0:
+        fewer_rows = math.gcd(rows, global_batch // (groups * length))
+        remedies.append(f"set `training.{MICRO_BATCH}: {fewer_rows}`")
+    if global_batch % (rows * length) == 0:
+        remedies.append(f"use a number of {who} that divides {global_batch // (rows * length)}")
+    raise RecipeError(
+        f"`budget.global_batch_tokens` is {global_batch:,}, not a multiple of {groups} {who} x {MICRO_BATCH} {rows} x"
+        f" sequence_length {length:,}: {tokens_at_once:,} tokens. {', or '.join(remedies)}."
+    )

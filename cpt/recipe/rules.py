@@ -109,6 +109,7 @@ def check_budget(budget: Budget) -> Violations:
 def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> Violations:
     """A step must be a whole number of micro-batches, at least on one GPU."""
     rows = training.get(MICRO_BATCH) or DEFAULT_MICRO_BATCH
+    rows = 1 if rows == AUTO else rows
     wanted = budget.global_batch_tokens
     if wanted is None or not isinstance(rows, int) or rows <= 0:
         return

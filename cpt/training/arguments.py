@@ -31,10 +31,11 @@ from cpt.models.layers import wanted_compiling
 from cpt.optim.adamw import automatic_dtype
 from cpt.plugins import import_user_module
 from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
+from cpt.recipe.keys import micro_batches_per_step
 from cpt.recipe.rules import OWN_LOSS, REWARDED
 from cpt.recipe.schema import Recipe
 from cpt.recipe.training_keys import why_refused
-from cpt.training.engine_profiles import Profile, zero_section
+from cpt.training.engine_profiles import Profile, changes_in_memory, read_profile, zero_section
 from cpt.training.restart import learned_micro_batch
 
 PARTS = ("CONFIG", "COLUMNS", "build_trainer")
@@ -176,7 +177,9 @@ def training_arguments(
         defaults |= {"gradient_checkpointing": False, "bf16": False}
     theirs = dict(recipe.training)
     if deepspeed:
-        theirs["deepspeed"] = str(deepspeed) if isinstance(deepspeed, Path) else deepspeed
+        theirs["deepspeed"] = read_profile(deepspeed)
+        for change in changes_in_memory(deepspeed) if is_main_process() else ():
+            log.warning(f"{change}.")
     try:
         arguments: TrainingArguments = config_class(**{**defaults, **theirs, **ours})
     except (ValueError, TypeError, ImportError) as problem:
@@ -225,18 +228,7 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
         recipe.training, world_size()
     )  # number of processes, if none share rows
     rows_at_once = micro_batch * readers
-    tokens_at_once = rows_at_once * recipe.data.sequence_length
-    if recipe.budget.global_batch_tokens is None:
-        accumulation = int(recipe.training.get("gradient_accumulation_steps", 1))
-    else:
-        accumulation, rest = divmod(recipe.budget.global_batch_tokens, tokens_at_once)
-        if rest or not accumulation:
-            who = "process(es)" if readers == world_size() else "group(s) of processes"
-            raise RecipeError(
-                f"`budget.global_batch_tokens` is {recipe.budget.global_batch_tokens:,}, which is not a multiple of"
-                f" {readers} {who} x per_device_train_batch_size {micro_batch} x sequence_length"
-                f" {recipe.data.sequence_length:,} = {tokens_at_once:,} tokens. Change one of them."
-            )
+    accumulation = micro_batches_per_step(recipe, world_size())
     trained = rows_per_step = rows_at_once * accumulation
     if recipe.stage in REWARDED:  # a row is a prompt with several completions
         rows_per_step = prompts_of_step(find_stage(recipe.stage).CONFIG, recipe.training, trained)

@@ -1,5 +1,6 @@
 """Check a DeepSpeed profile or `training.fsdp_config` against the recipe."""
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from cpt.distributed import PIPELINE, TENSOR_PARALLEL
+from cpt.distributed import PIPELINE, TENSOR_PARALLEL, groups_of_rows, read_parallelism, world_size
 from cpt.errors import RecipeError, ResourceError
+from cpt.optim.build import find_optimizer
 from cpt.plugins import did_you_mean
-from cpt.recipe.keys import DEFAULT_MICRO_BATCH, accumulation
+from cpt.recipe.keys import DEFAULT_MICRO_BATCH, accumulation, micro_batches_per_step
 from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import dotted, leaves
 
 Profile = dict[str, Any]
 Complaints = Iterable[tuple[str, str]]  # key of the profile, and the complaint
@@ -31,18 +34,12 @@ READ_BY_DEEPSPEED = """
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
 """
 DEEPSPEED_KEYS = frozenset(READ_BY_DEEPSPEED.split())
-NOT_IN_A_PROFILE = {
-    "optimizer": "the recipe has it, as `optimizer`",
-    "scheduler": "the recipe has it, as `schedule`",
+IN_THE_RECIPE = {
     "sequence_parallel_size": "the recipe has it, as `training.parallelism_config.sp_size`",
     "tensor_parallel": TENSOR_PARALLEL,
     "pipeline": PIPELINE,
-    "amp": "the recipe has it, as `training.bf16` or `fp16`",
     "elasticity": "the recipe has it, as `budget.global_batch_tokens` on any number of GPUs",
     "autotuning": "`cpt plan` chooses settings for the recipe",
-    "activation_checkpointing": (
-        "only DeepSpeed's own layers use it; for others there is `training.gradient_checkpointing`"
-    ),
     "progressive_layer_drop": "only DeepSpeed's own layers use it",
     **dict.fromkeys(
         ("curriculum_learning", "data_efficiency", "dataloader_drop_last"),
@@ -53,7 +50,17 @@ NOT_IN_A_PROFILE = {
         "it would have no effect: the recipe says how to save, in `checkpoints`",
     ),
 }
-"""Keys of DeepSpeed that a profile cannot have, and the reason."""
+# `auto` becomes the recipe's value. Without these keys DeepSpeed does not follow the recipe: it would not clip at all.
+FROM_THE_RECIPE: Profile = {
+    **dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+}
+REPLACED = ("optimizer", "scheduler", "amp", "activation_checkpointing")  # the recipe has these
+GATHERS = "stage3_gather_16bit_weights_on_model_save"
+OLD_GATHERS = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+OLD_OFFLOAD = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 DEFAULT_MAX_GRAD_NORM = 1.0  # of TrainingArguments
 KEY, CONFIG = "`training.fsdp`", "`training.fsdp_config`"
 FSDP_KEYS = (
@@ -69,6 +76,7 @@ ELSEWHERE = {
     "activation_checkpointing": "write `training.gradient_checkpointing: true`",
     "cpu_ram_efficient_loading": "only the main process loads the weights, always",
 }
+ADAM = ("adam", "adamw", "cpuadam", "fusedadam", "deepspeedcpuadam")  # types of DeepSpeed
 OF_WHOLE_PARAMETERS = ("muon", "soap", "shampoo", "adamw_8bit", "paged_adamw_8bit")
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
 
@@ -79,16 +87,21 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     Args:
         given: value of `training.deepspeed`: a path, or the profile itself.
     """
-    profile = read_profile(given)
+    written = read_mapping(given)
     unknown = (
         (
             key,
             f"`{key}` is not a key of DeepSpeed, which would ignore it.{did_you_mean(key, DEEPSPEED_KEYS)}",
         )
-        for key in profile
+        for key in written
         if key not in DEEPSPEED_KEYS
     )
-    return located(given, unknown, check_zero(profile), contradictions(profile, recipe))
+    replaced = (
+        *optimizer_contradictions(written, recipe),
+        *scheduler_contradictions(written, recipe),
+    )
+    zero = check_zero(completed(written))
+    return located(given, unknown, zero, contradictions(written, recipe), replaced)
 
 
 def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
@@ -115,6 +128,24 @@ def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     return located(given, found)
 
 
+def changes_in_memory(given: str | Path | Profile) -> list[str]:
+    """Return one line with the keys that `read_profile` adds, changes or removes; nothing without changes."""
+    before = dict(leaves(read_mapping(given)))
+    after = dict(leaves(read_profile(given)))
+    changes = [
+        f"`{dotted(key)}: {json.dumps(value)}`"
+        for key, value in after.items()
+        if before.get(key, ...) != value
+    ]
+    removed = dict.fromkeys(f"`{key[0]}`" for key in before if key[0] in REPLACED)
+    parts = [", ".join(changes)] if changes else []
+    parts += [f"the recipe's values instead of {', '.join(removed)}"] if removed else []
+    if not parts:
+        return []
+    name = "`training.deepspeed`" if isinstance(given, dict) else str(given)
+    return [f"{name} is used with {', and '.join(parts)}"]
+
+
 def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
     """Format the complaints with their place: `zero.json:12`, or `training.deepspeed` for a profile in the recipe."""
     if isinstance(given, dict):
@@ -129,7 +160,12 @@ def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
     return [f"{place(key)}: {text}" for some in complaints for key, text in some]
 
 
-def read_profile(given: str | Path | Profile, key: str = "`training.deepspeed`") -> Profile:
+def read_profile(given: str | Path | Profile) -> Profile:
+    """Return a DeepSpeed profile with the keys that runs need; RecipeError if it is not a mapping in JSON."""
+    return completed(read_mapping(given))
+
+
+def read_mapping(given: str | Path | Profile, key: str = "`training.deepspeed`") -> Profile:
     """Return the mapping in the recipe, or in a JSON file; RecipeError if it is neither."""
     content: Any = given
     if isinstance(given, str | Path):
@@ -142,6 +178,31 @@ def read_profile(given: str | Path | Profile, key: str = "`training.deepspeed`")
     return content
 
 
+def completed(written: Profile) -> Profile:
+    """Return the profile with the keys that runs need, and without the sections that the recipe has."""
+    profile = {key: value for key, value in written.items() if key not in REPLACED}
+    if "bfloat16" in profile:  # of older DeepSpeed
+        profile["bf16"] = profile.pop("bfloat16")
+    profile = FROM_THE_RECIPE | profile
+    if "train_batch_size" in profile:
+        profile["train_batch_size"] = "auto"
+    section = profile.get("zero_optimization")
+    if not isinstance(section, Mapping):
+        return profile
+    section = profile["zero_optimization"] = dict(section)
+    for old, new in OLD_OFFLOAD.items():
+        if section.pop(old, False) is True:
+            section.setdefault(new, {"device": "cpu"})
+    for old in OLD_GATHERS:
+        section.pop(old, None)
+    if section.get("stage") == 3:  # otherwise a checkpoint lacks the weights
+        section[GATHERS] = True
+    if offloads(profile, "optimizer"):
+        # otherwise any optimizer becomes Adam, and decoupled weight decay becomes L2
+        profile["zero_force_ds_cpu_optimizer"] = False
+    return profile
+
+
 def check_zero(profile: Profile) -> Complaints:
     """Validate `zero_optimization` with DeepSpeed's class, and check keys that it needs elsewhere."""
     section = profile.get("zero_optimization")
@@ -150,6 +211,10 @@ def check_zero(profile: Profile) -> Complaints:
             "zero_optimization",
             '`zero_optimization` is missing. Write one with a stage: {"stage": 2}',
         )
+        return
+    if not isinstance(section.get("stage", 0), int):
+        text = f"`zero_optimization.stage` is {json.dumps(section['stage'])}: write 0, 1, 2 or 3"
+        yield "zero_optimization.stage", text
         return
     try:
         from deepspeed.runtime.zero import config as zero
@@ -180,65 +245,89 @@ def check_zero(profile: Profile) -> Complaints:
     ):
         text = '`offload_optimizer`: checkpoints cannot hold states that are on a disk. Write "device": "cpu"'
         yield "offload_optimizer", text
-    if offloads(profile, "optimizer") and profile.get("zero_force_ds_cpu_optimizer", True):
-        # otherwise any optimizer becomes Adam, and decoupled weight decay becomes L2
-        text = '`offload_optimizer` needs "zero_force_ds_cpu_optimizer": false at the top, or accelerate uses its Adam'
-        yield "offload_optimizer", text
-    gathers = section.get(
-        "stage3_gather_16bit_weights_on_model_save",
-        section.get("gather_16bit_weights_on_model_save"),
-    )
-    if section.get("stage") == 3 and not gathers:
-        text = '"stage3_gather_16bit_weights_on_model_save": true at stage 3, for the export'
-        yield "zero_optimization", f"`zero_optimization` needs {text}"
 
 
 def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
-    """Micro-batch, accumulation, clipping and precision must be `auto` or equal to the recipe's."""
-    for key, remedy in NOT_IN_A_PROFILE.items():
+    """Batch, clipping and precision must be missing, `auto`, or equal to the recipe's."""
+    for key, remedy in IN_THE_RECIPE.items():
         if key in profile:
             yield key, f"`{key}`: {remedy}. Remove it here"
-    if profile.get("train_batch_size", "auto") != "auto":
-        text = '`train_batch_size` follows from the recipe and the number of processes. Write "auto", or remove it'
-        yield "train_batch_size", text
     training = recipe.training
+    micro_batch = training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
+    processes = max(world_size(), read_parallelism(training).sharing_rows)
+    steps = micro_batches_per_step(recipe, processes)
+    rows = groups_of_rows(training, processes) * micro_batch * steps
+    in_steps = "training.gradient_accumulation_steps"
+    if recipe.budget.global_batch_tokens is not None:
+        in_steps = "budget.global_batch_tokens"
     ours: list[tuple[str, str, object]] = [
+        ("train_micro_batch_size_per_gpu", "training.per_device_train_batch_size", micro_batch),
+        ("gradient_accumulation_steps", in_steps, steps),
+        ("train_batch_size", f"{in_steps} with {processes} process(es)", rows),
         (
-            "train_micro_batch_size_per_gpu",
-            "training.per_device_train_batch_size",
-            DEFAULT_MICRO_BATCH,
+            "gradient_clipping",
+            "training.max_grad_norm",
+            training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM),
         ),
-        ("gradient_accumulation_steps", "training.gradient_accumulation_steps", 1),
     ]
-    if recipe.budget.global_batch_tokens:
-        ours[1] = "gradient_accumulation_steps", "budget.global_batch_tokens", None
-    if training.get("max_grad_norm", DEFAULT_MAX_GRAD_NORM) or "gradient_clipping" in profile:
-        ours.append(("gradient_clipping", "training.max_grad_norm", DEFAULT_MAX_GRAD_NORM))
-    for key, name, default in ours:
-        value = training.get(name.removeprefix("training."), default)
-        if key not in profile:
-            yield (
-                key,
-                f'`{key}` is missing; DeepSpeed would not follow `{name}`. Write "{key}": "auto"',
-            )
-        elif profile[key] not in ("auto", value):
-            theirs = f"is {value} in the recipe" if value is not None else "is set in the recipe"
-            yield key, f'`{key}` is {profile[key]}, but `{name}` {theirs}. Write "auto"'
+    for key, name, value in ours:
+        if profile.get(key, "auto") not in ("auto", value):
+            text = f"`{key}` is {profile[key]}, but the recipe's `{name}` means {value}"
+            yield key, f'{text}. Write "auto"'
     for precision in ("bf16", "fp16"):
-        block, wanted = profile.get(precision), bool(training.get(precision))
+        block, wanted = profile.get(precision, "auto"), bool(training.get(precision))
         enabled = block.get("enabled", False) if isinstance(block, Mapping) else block
-        if enabled is None and wanted:
-            remedy = f'Write "{precision}": {{"enabled": "auto"}}'
-            yield (
-                precision,
-                f"`{precision}` is missing, but the recipe has `training.{precision}: true`. {remedy}",
-            )
-        elif enabled is not None and enabled not in ("auto", wanted):
+        if enabled not in ("auto", wanted):
             ours_is = f"`training.{precision}` is {json.dumps(wanted)}"
             yield (
                 precision,
                 f'`{precision}.enabled` is {json.dumps(enabled)}, but {ours_is}. Write "auto"',
             )
+    amp = profile.get("amp")
+    if isinstance(amp, Mapping) and amp.get("enabled") is True:
+        yield (
+            "amp",
+            "`amp.enabled` is true: write `training.bf16: true` in the recipe, and remove `amp` here",
+        )
+
+
+def optimizer_contradictions(profile: Profile, recipe: Recipe) -> Complaints:
+    """`optimizer` is replaced by the recipe's: its numbers must be `auto`, or equal to the recipe's."""
+    section, ours = profile.get("optimizer"), recipe.optimizer
+    if not isinstance(section, Mapping):
+        return
+    kind = str(section.get("type", ours.name))
+    if kind.lower() != ours.name and not (kind.lower() in ADAM and "adamw" in ours.name):
+        yield (
+            "optimizer",
+            f"`optimizer.type` is {kind}, but `optimizer.name` is {ours.name} in the recipe. Remove `optimizer` here",
+        )
+        return
+    parameters = inspect.signature(find_optimizer(ours.name)).parameters.items()
+    values = {name: parameter.default for name, parameter in parameters} | ours.options
+    values |= {"lr": ours.learning_rate, "adam_w_mode": True}
+    names = {"lr": "learning_rate"}
+    for key, value in (section.get("params") or {}).items():
+        theirs = list(value) if isinstance(value, list | tuple) else value
+        wanted = values.get(key, theirs)
+        wanted = list(wanted) if isinstance(wanted, list | tuple) else wanted
+        if theirs not in ("auto", wanted):
+            text = f"`optimizer.params.{key}` is {value}, but `optimizer.{names.get(key, key)}` is {wanted}"
+            yield key, f'{text} in the recipe. Write "auto", or remove `optimizer` here'
+
+
+def scheduler_contradictions(profile: Profile, recipe: Recipe) -> Complaints:
+    """`scheduler` is replaced by the recipe's `schedule`, which counts tokens: numbers of steps must be `auto`."""
+    section = profile.get("scheduler")
+    if not isinstance(section, Mapping):
+        return
+    equal = {"last_batch_iteration": -1, "warmup_min_lr": 0}
+    equal["warmup_max_lr"] = recipe.optimizer.learning_rate
+    for key, value in (section.get("params") or {}).items():
+        if not isinstance(value, int | float) or value == equal.get(key):
+            continue
+        text = f"`scheduler.params.{key}` is {value}, but the recipe's `schedule` is used"
+        yield key, f'{text}. Write the number there, and "auto" here, or remove `scheduler`'
 
 
 def offloads(profile: Profile, part: str) -> bool:
@@ -254,7 +343,7 @@ def zero_section(profile: Profile) -> Mapping[str, Any]:
 
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with Hugging Face's names without prefix."""
-    given = read_profile(training.get("fsdp_config") or {}, CONFIG)
+    given = read_mapping(training.get("fsdp_config") or {}, CONFIG)
     return {str(key).removeprefix("fsdp_"): value for key, value in given.items()}
 
 

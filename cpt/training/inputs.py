@@ -31,7 +31,6 @@ from cpt.runs.events import record_event
 from cpt.runs.folder import Content, get, get_dict
 from cpt.runs.history import read_record, recorded_inputs
 from cpt.training.arguments import weights_dtype
-from cpt.training.engine_profiles import read_profile
 
 HASHES = ".input_hashes.json"
 TEACHER = "training.teacher_model_name_or_path"
@@ -377,7 +376,7 @@ def describe_inputs(
             **{key: recipe.training[key] for key in AUTOMATIC if key in recipe.training},
             "per_device_train_batch_size": arguments.per_device_train_batch_size,
             "gradient_accumulation_steps": arguments.gradient_accumulation_steps,
-            "deepspeed": read_profile(arguments.deepspeed) if arguments.deepspeed else None,
+            "deepspeed": arguments.deepspeed or None,
         },
         **described_teacher(described),
         **described,

@@ -86,7 +86,11 @@ def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
         (["--nodes", "2", "--launcher", "slurm", "--hosts", "a,b"], "--nodelist"),
         (["--sbatch=--partition=gpu"], "--partition=gpu"),
         (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high"),
-        (["--nodes", "3", "--hosts", "a,b,c"], "1, 2, 4"),
+        (["--nodes", "3", "--hosts", "a,b,c"], "divides 32"),
+        (
+            ["--nodes", "3", "--hosts", "a,b,c", "training.per_device_train_batch_size=auto"],
+            "4032 or 4224",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(launch, tmp_path, words, cause):
@@ -94,6 +98,31 @@ def test_wrong_options_are_refused_before_anything_is_written(launch, tmp_path, 
     code, printed = launch(*words)
     assert code == 2 and cause in " ".join(printed.split()), printed
     assert sorted(tmp_path.rglob("*")) == before
+
+
+SHARED = "training.parallelism_config={sp_size: 2}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--gpus-per-node", "3"],
+        ["--gpus-per-node", "5", "training.per_device_train_batch_size=auto"],
+        ["--gpus-per-node", "32", "training.per_device_train_batch_size=4"],
+        ["--gpus-per-node", "10", SHARED],
+        ["--gpus-per-node", "200"],
+    ],
+    ids=["3", "5 auto", "32", "10 sharing rows", "more than rows"],
+)
+def test_each_remedy_for_a_global_batch_that_cannot_be_divided_works(launch, words):
+    code, printed = launch(*words)
+    text = " ".join(printed.split())
+    batches = re.search(r"Write ([\d or]+)", text)
+    assert code == 2 and batches, printed
+    remedies = [f"budget.global_batch_tokens={batch}" for batch in batches[1].split(" or ")]
+    remedies += [remedy.replace(": ", "=") for remedy in re.findall("set `(.+?)`", text)]
+    for number, remedy in enumerate(remedies):
+        assert launch(*words, remedy, "--output", f"there/{number}")[0] == 0, remedy
 
 
 # --- launch/ ------------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.training.engine_profiles import (
-    NOT_IN_A_PROFILE,
+    IN_THE_RECIPE,
+    changes_in_memory,
     check_fsdp,
     check_profile,
+    offloads,
     profile_warnings,
     read_profile,
 )
@@ -24,6 +26,7 @@ SOUND = {
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
     "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
     "zero_optimization": {"stage": 2},
 }
 
@@ -54,7 +57,7 @@ def test_a_profile_that_we_ship_follows_any_recipe_and_deepspeed_accepts_it(path
     )
 
 
-@pytest.mark.parametrize("key", NOT_IN_A_PROFILE)
+@pytest.mark.parametrize("key", IN_THE_RECIPE)
 def test_a_key_that_cpt_replaces_is_refused_at_its_line(key, tmp_path, recipe):
     path = tmp_path / "zero.json"
     path.write_text(json.dumps({**SOUND, key: {}}, indent=2))
@@ -97,14 +100,12 @@ def test_micro_batches_that_accumulate_in_bfloat16_are_a_warning(
     assert ["grad_accum_dtype" in warning for warning in found] == [True] * warned
 
 
-OFFLOADED = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
 COMPLAINTS = [
     ({"gradient_cliping": 1.0}, "`gradient_clipping`"),
     ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "`zero_optimization.overlap_com`"),
     ({"zero_optimization": {"stage": 7}}, "`zero_optimization.stage`"),
     ({"zero_optimization": None}, "`zero_optimization` is missing"),
-    ({"zero_optimization": {"stage": 3}}, "stage3_gather_16bit_weights_on_model_save"),
-    ({"zero_optimization": OFFLOADED}, "zero_force_ds_cpu_optimizer"),
+    ({"zero_optimization": {"stage": "auto"}}, "`zero_optimization.stage`"),
     (
         {
             "zero_optimization": {
@@ -115,14 +116,18 @@ COMPLAINTS = [
         "on a disk",
     ),
     ({"zero_optimization": {"stage": 2, "offload_optimizer": {"pin_memry": True}}}, "`pin_memory`"),
-    ({"optimizer": {"type": "AdamW"}}, "`optimizer`"),
-    ({"scheduler": {"type": "WarmupLR"}}, "`schedule`"),
+    ({"optimizer": {"type": "Lamb"}}, "`optimizer.type` is Lamb"),
+    ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "adam_w_mode"),
+    ({"optimizer": {"params": {"lr": 0.5}}}, "`optimizer.params.lr` is 0.5"),
+    ({"optimizer": {"params": {"betas": [0.8, 0.999]}}}, "`optimizer.betas`"),
+    ({"scheduler": {"params": {"warmup_num_steps": 100}}}, "`scheduler.params.warmup_num_steps`"),
+    ({"amp": {"enabled": True}}, "`training.bf16: true`"),
     ({"sequence_parallel_size": 2}, "`training.parallelism_config.sp_size`"),
     ({"tensor_parallel": {"autotp_size": 2}}, "transformers/pull/48569"),
-    ({"train_micro_batch_size_per_gpu": 4}, "`training.per_device_train_batch_size` is 2"),
+    ({"train_micro_batch_size_per_gpu": 4}, "`training.per_device_train_batch_size` means 2"),
     ({"gradient_accumulation_steps": 8}, "`budget.global_batch_tokens`"),
     ({"train_batch_size": 64}, "`train_batch_size`"),
-    ({"gradient_clipping": 0.5}, "`training.max_grad_norm` is 1.0"),
+    ({"gradient_clipping": 0.5}, "`training.max_grad_norm` means 1.0"),
     ({"bf16": {"enabled": True}}, "`training.bf16` is false"),
 ]
 
@@ -137,17 +142,68 @@ def test_a_profile_that_contradicts_the_recipe_is_a_complaint_with_the_key(
     assert any(complaint in line for line in found), found
 
 
+WILD = Path(__file__).parent / "wild_profiles"
+OF_THE_RECIPE = {"train_batch_size": 4, "train_micro_batch_size_per_gpu": 2}
+OF_THE_RECIPE |= {"gradient_accumulation_steps": 2, "gradient_clipping": 1.0}
+
+
+def precision_of(name):
+    return "fp16" if "fp16" in name else "bf16"
+
+
+def trained_in(precision, recipe):
+    optimizer = recipe.optimizer.model_copy(update={"learning_rate": 2e-5})
+    training = {**recipe.training, precision: True}
+    return recipe.model_copy(update={"training": training, "optimizer": optimizer})
+
+
+@pytest.mark.parametrize("path", sorted(WILD.glob("*.json")), ids=lambda path: path.stem)
+def test_a_profile_of_another_project_is_used_with_one_line_about_its_changes(path, recipe):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    precision = precision_of(path.stem)
+    assert check_profile(path, trained_in(precision, recipe)) == []
+    (line,) = changes_in_memory(path)
+    assert "\n" not in line
+    profile = read_profile(path)
+    zero = profile["zero_optimization"]
+    assert not {"optimizer", "scheduler", "amp"} & profile.keys()
+    if offloads(profile, "optimizer"):
+        assert profile["zero_force_ds_cpu_optimizer"] is False
+    assert zero["stage"] < 3 or zero["stage3_gather_16bit_weights_on_model_save"]
+    filled = {name: {**profile[name], "enabled": name == precision} for name in ("bf16", "fp16")}
+    engine = DeepSpeedConfig({**profile, **filled, **OF_THE_RECIPE})
+    assert engine.zero_optimization_stage == zero["stage"]
+
+
 @pytest.mark.parametrize(
-    ("key", "training"), [("gradient_clipping", {"max_grad_norm": 0}), ("bf16", {}), ("fp16", {})]
+    ("path", "change", "complaint"),
+    [
+        ("deepspeed_chat_fp16.json", {"train_batch_size": 64}, "`train_batch_size` is 64"),
+        ("fastchat_offload_param.json", {"bf16": {"enabled": False}}, "`training.bf16` is true"),
+        ("hf_zero3_old_fp16.json", {"gradient_clipping": 0.3}, "`training.max_grad_norm`"),
+        ("megatron_numbers.json", {"gradient_accumulation_steps": 8}, "means 2"),
+    ],
 )
-def test_a_key_may_be_missing_only_where_the_recipe_does_not_want_it(recipe, key, training):
+def test_a_number_of_another_project_that_differs_from_the_recipes_is_refused(
+    path, change, complaint, recipe
+):
+    profile = json.loads((WILD / path).read_text()) | change
+    (line,) = check_profile(profile, trained_in(precision_of(path), recipe))
+    assert complaint in line
+
+
+@pytest.mark.parametrize("key", [key for key in SOUND if key != "zero_optimization"])
+def test_a_missing_key_becomes_auto(recipe, key):
     profile = {name: value for name, value in SOUND.items() if name != key}
-    unwanted = recipe.model_copy(update={"training": {**recipe.training, **training}})
-    wanted = recipe.model_copy(
-        update={"training": {**recipe.training, "bf16": key == "bf16", "fp16": key == "fp16"}}
-    )
-    assert check_profile(SOUND, recipe) == check_profile(profile, unwanted) == []
-    assert f"`{key}` is missing" in " ".join(check_profile(profile, wanted))
+    assert check_profile(profile, recipe) == [] and read_profile(profile) == SOUND
+    (line,) = changes_in_memory(profile)
+    assert f"`{key}" in line
+
+
+def test_the_old_names_of_offloading_are_read(recipe):
+    profile = {**SOUND, "zero_optimization": {"stage": 2, "cpu_offload": True}}
+    assert check_profile(profile, recipe) == [] and offloads(read_profile(profile), "optimizer")
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
