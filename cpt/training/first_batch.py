@@ -34,6 +34,7 @@ from cpt.models.fast_parts import (
     PartDifference,
     compare_fast_parts,
 )
+from cpt.models.fused_loss import installed_loss
 from cpt.models.layers import has_experts, read_recomputing, wanted_compiling
 from cpt.optim.adamw import OneKernelAdamW, flat
 from cpt.recipe.keys import AUTO
@@ -69,7 +70,8 @@ def prove_first_batch(trainer: "CPTTrainer") -> None:
         RecipeError: a part differs that the recipe requires.
     """
     requested = trainer.recipe.safety.first_batch_proof
-    if requested is False or (requested == "auto" and trainer.args.device.type != "cuda"):
+    is_fast = trainer.args.device.type == "cuda" or installed_loss(trainer.model) is not None
+    if requested is False or (requested == "auto" and not is_fast):
         return
     folder = trainer.run_folder
     sections = trainer.recipe.model_dump(mode="json", include={"model", "training", "optimizer"})
