@@ -335,6 +335,8 @@ class FusedLoss:
         self.cap = float(next((values[name] for name in SOFT_CAPS if values.get(name)), 0))
         self.words: int | None = values.get(PADDED_VOCABULARY)
         """Number of logits that count, if the vocabulary is padded."""
+        self.masks = isinstance(self.head, PaddedVocabularyHead)
+        """Whether the head masks the other logits; otherwise the model cuts them off."""
         self.hidden: torch.Tensor | None = None
         """The head's input, until the loss is called. The forward pass may return it in another dtype, or times a
         factor of the logits, which the loss applies itself; with a cap the returned value is not used."""
@@ -432,7 +434,8 @@ class FusedLoss:
         finally:
             self.head.forward = before
         if self.is_scorable is None:
-            expected = self.capped(self.factor * probe.float())[: self.words]
+            expected = self.capped(self.factor * probe.float())
+            expected = expected if self.masks else expected[: self.words]
             returned = output.logits.float()
             self.is_scorable = returned.shape[-1] == len(expected) and torch.allclose(
                 returned, expected.expand_as(returned), rtol=0.02, atol=1e-4

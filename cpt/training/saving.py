@@ -302,6 +302,7 @@ class Checkpointer:
             exactness=self.trainer.checkpoint_loader.exactness,
             versions={name: found for name in PACKAGES if (found := installed_version(name))},
             files=files,
+            weight_decay=self.trainer.checkpoint_loader.weight_decay,
         )
 
     # --- the snapshot ------------------------------------------------------------------------------------------------

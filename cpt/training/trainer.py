@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, Trainin
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from xxhash import xxh3_64_intdigest
 
+from cpt.checkpoints.manifest import BY_ROLE
 from cpt.checkpoints.model_folder import load_data
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.loader import CPTDataLoader
@@ -265,6 +266,7 @@ class CPTTrainer(TrainerHooks, Trainer):
                 self.model if model is None else model,
                 offloaded=self.engine.offloads_optimizer,
                 partitioned=self.is_deepspeed_enabled,
+                decay_by_role=self.checkpoint_loader.weight_decay == BY_ROLE,
             )
             if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
                 print_once(

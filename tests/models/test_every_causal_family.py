@@ -19,7 +19,7 @@ from cpt.models.fused_loss import FusedLoss, fused_scores, refuse_unshifted_labe
 TABLE = Path(__file__).with_name("approved_fused_families.txt")
 IGNORED = -100
 FUSED = "fused"
-CHANGES_LOGITS = "cohere gemma2 hyperclovax inkling2_text inkling_text recurrent_gemma xlstm".split()
+CHANGES_LOGITS = "cohere gemma2 hyperclovax inkling2_text inkling_text recurrent_gemma xlstm"
 
 
 def read_table() -> dict[str, str]:
@@ -91,7 +91,7 @@ def compare_with_the_models_own(family: str) -> str:
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(family, marks=[] if family in CHANGES_LOGITS else pytest.mark.slow)
+        pytest.param(family, marks=[] if family in CHANGES_LOGITS.split() else pytest.mark.slow)
         for family in FAMILIES
     ],
 )

@@ -69,6 +69,12 @@ def test_a_proof_does_not_change_the_run(fast_run):
 
 
 @pytest.mark.heavy
+def test_a_fused_loss_is_proven_on_a_cpu_too(fast_run, broken_loss):
+    with pytest.raises(RecipeError, match="model.fused_loss"):
+        fast_run(first_batch_proof="auto").train()
+
+
+@pytest.mark.heavy
 def test_losses_are_compared_with_checkpoints_that_return_no_gradients(
     fast_run, tiny_recipe, monkeypatch
 ):
