@@ -254,7 +254,8 @@ class OwnLoss:
 
     def __init__(self, model: PreTrainedModel | PeftModel, smoothing: float = 0.0) -> None:
         whole = without_adapter(model)
-        self.model, self.plain, self.smoothing = whole, whole.loss_function, smoothing
+        self.model, self.plain = whole, whole.loss_function
+        self.smoothing = smoothing
         self.memory = CrossEntropyMemory(whole)
         whole.loss_function = self
 

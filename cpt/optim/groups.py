@@ -19,13 +19,12 @@ MATRICES, IS_EMBEDDING = (
 )  # keys of a group, for optimizers that treat them separately
 
 # Parameters that are not weights of a projection, convolution or expert, whatever their shape. Words of their names:
-ROLES = {
-    *("bias", "biases", "scale", "scales", "gamma", "beta", "alpha", "lambda", "temp", "norm"),
-    *("sink", "sinks", "time", "pos", "position", "positional", "emb", "embed", "embedding"),
-    *("embeddings", "token", "tokens"),
-}
+ROLES = re.compile(
+    r"(?<![a-z])(bias(es)?|scales?|gamma|beta|alpha|lambda|temp|norm|sinks?|time|pos|position(al)?|emb|embed"
+    r"|embeddings?|tokens?)(?![a-z])"
+)
 WHOLE_NAMES = {"A_log", "D", "query", "probe"}  # of state spaces; learned queries of attention
-MATRIX_NAMES = ("weight", "proj")  # last words: `pos_proj` is a projection
+MATRIX = re.compile(r"(?<![a-z])(weight|proj)[^a-z]*$")  # `pos_proj` is a projection
 MODULES = re.compile(r"Norm(Gated|\dd)?$|Position|RelativeLogits")
 
 
@@ -111,10 +110,9 @@ def has_another_role(module: nn.Module, name: str, parameter: nn.Parameter) -> b
     """
     if isinstance(module, nn.ParameterDict):  # adapters, whose parameters have the adapter's name
         return False
-    words = re.findall(r"[a-z]+", name.lower())
     if MODULES.search(type(module).__name__) or name in WHOLE_NAMES:
         return True
-    if words and words[-1] in MATRIX_NAMES:
+    if MATRIX.search(name):
         return False
     is_vector = sum(length > 1 for length in shape_of(parameter)) < 2
-    return is_vector or not ROLES.isdisjoint(words)
+    return is_vector or ROLES.search(name) is not None

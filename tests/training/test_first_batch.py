@@ -75,6 +75,14 @@ def test_a_fused_loss_is_proven_on_a_cpu_too(fast_run, broken_loss):
 
 
 @pytest.mark.heavy
+def test_an_unknown_cap_is_found_before_logits_are_large(fast_run, tiny_recipe, monkeypatch):
+    monkeypatch.setattr(fused_loss, "SOFT_CAPS", ())
+    tiny_recipe["model"]["config"] |= {"model_type": "gemma2", "head_dim": 8}
+    with pytest.raises(RecipeError, match="model.fused_loss: .* changes its logits"):
+        fast_run(written={"attention": "sdpa", "fused_loss": True}).train()
+
+
+@pytest.mark.heavy
 def test_losses_are_compared_with_checkpoints_that_return_no_gradients(
     fast_run, tiny_recipe, monkeypatch
 ):
