@@ -15,6 +15,9 @@ from cpt.runs.folder import EXPORT
 from cpt.runs.folder import MANIFEST as MANIFEST
 
 FORMAT = 1
+WeightDecay = Literal["by role", "by dimension"]
+BY_ROLE: WeightDecay = "by role"
+BY_DIMENSION: WeightDecay = "by dimension"
 FILES_AT_ONCE = min(8, os.cpu_count() or 1)
 READ_WHEN_LOADING = (".safetensors", ".bin", ".pt", ".pth", ".index.json", "adapter_config.json")
 FSDP_FOLDER = "fsdp"
@@ -53,6 +56,8 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, FileEntry]
     """Path relative to the checkpoint's folder -> entry; without the manifest."""
+    weight_decay: WeightDecay = BY_DIMENSION
+    """By what a parameter has it, see `cpt.optim.groups`; manifests of earlier versions do not say."""
 
 
 @dataclass(frozen=True)

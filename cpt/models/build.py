@@ -37,6 +37,7 @@ from cpt.models.attention import (
 from cpt.models.config import STATE_DICTS, load_config, read_config
 from cpt.models.families import CptGPT2Config, pad_vocabulary
 from cpt.models.freezing import freeze_others
+from cpt.models.fused_loss import balance_weight
 from cpt.models.inventory import (
     attention_heads,
     claims_to_keep_documents_apart,
@@ -129,8 +130,8 @@ def build_model(
         train_only_rows(built, learning)
     elif num_new := num_new_rows(model, needed, known):
         refuse_untrained_rows(ready, num_new)
-    values = config.to_dict()
-    if "output_router_logits" in values and values.get("router_aux_loss_coef"):
+    values = config.get_text_config().to_dict()
+    if "output_router_logits" in values and balance_weight(built):
         ready.register_forward_pre_hook(_balance_in_training, with_kwargs=True)
     return ready
 

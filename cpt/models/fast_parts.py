@@ -212,3 +212,4 @@ def passes_without_dropout(model: nn.Module) -> Iterator[None]:
         fused = installed_loss(model)
         if fused is not None:
             fused.token_losses = fused.hidden = None
+            fused.memory.take()

@@ -39,7 +39,12 @@ PADDED_TO = (
 )
 ROWS_ON_CPU = 64  # rows with fp32 copies at once, on a CPU or without Triton
 SCORED_POSITIONS = 1024  # per chunk in evaluation: 1 GiB in fp32 for a vocabulary of 256k
-SOFT_CAP = "final_logit_softcapping"  # in Gemma's configs: logits become cap * tanh(logits / cap)
+# Names in configs of: logits become cap * tanh(logits / cap)
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+PADDED_VOCABULARY = "unpadded_vocab_size"  # logits past it are cut or masked
+PENALTIES = ("router_aux_loss_coef", "aux_loss_coef", "z_loss_coefficient")
+"""Weights of what models add to the cross entropy: the balance of experts (first two), and Bamba's z-loss."""
+LARGEST_PROBE = 100.0  # no model caps its logits above it
 
 
 def tokens_at_once(vocabulary: int) -> int:
@@ -206,6 +211,88 @@ class LinearCrossEntropy(torch.autograd.Function):
         )
 
 
+class CrossEntropyMemory:
+    """The last cross entropy in training of a model that adds penalties to it, before it adds them."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.has_penalties = any(penalty_of(model, name) for name in PENALTIES)
+        self.last: torch.Tensor | None = None
+
+    def remember(self, loss: torch.Tensor) -> torch.Tensor:
+        if self.has_penalties:
+            self.last = loss.clone()  # models add in place
+        return loss
+
+    def take(self) -> torch.Tensor | None:
+        """Return it once, because it keeps the forward pass in memory."""
+        last, self.last = self.last, None
+        return last
+
+
+def penalty_of(model: PreTrainedModel, name: str) -> float:
+    """Return the weight of a penalty. DBRX has it in the model only, others in the config only."""
+    weight = model.config.get_text_config().to_dict().get(name)
+    return float((vars(model).get(name) if weight is None else weight) or 0)
+
+
+def balance_weight(model: PreTrainedModel | PeftModel) -> float:
+    """Return the weight of the loss that balances experts."""
+    whole = without_adapter(model)
+    return penalty_of(whole, PENALTIES[0]) or penalty_of(whole, PENALTIES[1])
+
+
+def without_adapter(model: nn.Module) -> Any:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+class OwnLoss:
+    """The model's own loss function, with label smoothing if requested.
+
+    transformers smooths labels outside of the model: it shifts them only for its own families without FSDP2, and
+    counts the words that a padded vocabulary masks. Here they are as the model's own loss has them.
+    """
+
+    def __init__(self, model: PreTrainedModel | PeftModel, smoothing: float = 0.0) -> None:
+        whole = without_adapter(model)
+        self.model, self.plain = whole, whole.loss_function
+        self.smoothing = smoothing
+        self.memory = CrossEntropyMemory(whole)
+        whole.loss_function = self
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        vocab_size: int,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        shift_labels: torch.Tensor | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        if not self.model.training or not self.smoothing:
+            loss: torch.Tensor = self.plain(
+                logits,
+                labels,
+                vocab_size,
+                num_items_in_batch=num_items_in_batch,
+                shift_labels=shift_labels,
+                **options,
+            )
+        else:
+            targets = next_tokens(labels) if shift_labels is None else shift_labels
+            targets = targets.reshape(-1).to(logits.device)
+            words = self.model.config.to_dict().get(PADDED_VOCABULARY)
+            summed = F.cross_entropy(
+                logits[..., :words].flatten(0, -2).float(),
+                targets,
+                ignore_index=IGNORED,
+                reduction="sum",
+                label_smoothing=self.smoothing,
+            )
+            count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+            loss = summed / count
+        return self.memory.remember(loss) if self.model.training else loss
+
+
 class FusedLoss:
     """A model's loss function, and the forward of its head, which passes hidden states to the loss.
 
@@ -219,7 +306,7 @@ class FusedLoss:
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
-        whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        whole = without_adapter(model)
         self.model = whole
         self.called: Any = whole.get_output_embeddings()
         """The module that the model calls: the head, or peft's wrapper around its trained copy."""
@@ -237,6 +324,7 @@ class FusedLoss:
         )
         self.is_scorable: bool | None = None
         """Whether the model only applies `factor` and `cap` to its logits; None before the first `score`."""
+        self.memory = CrossEntropyMemory(whole)
         config: PreTrainedConfig = whole.config.get_text_config()
         values = config.to_dict()
         # The model multiplies its logits by it after the head; names in transformers' configs differ.
@@ -245,7 +333,11 @@ class FusedLoss:
         )
         if values.get("logits_scaling") and config.model_type != "hyperclovax":
             self.factor = 1 / float(values["logits_scaling"])
-        self.cap = float(getattr(config, SOFT_CAP, None) or 0)
+        self.cap = float(next((values[name] for name in SOFT_CAPS if values.get(name)), 0))
+        self.words: int | None = values.get(PADDED_VOCABULARY)
+        """Number of logits that count, if the vocabulary is padded."""
+        self.masks = isinstance(self.head, PaddedVocabularyHead)
+        """Whether the head masks the other logits; otherwise the model cuts them off."""
         self.hidden: torch.Tensor | None = None
         """The head's input, until the loss is called. The forward pass may return it in another dtype, or times a
         factor of the logits, which the loss applies itself; with a cap the returned value is not used."""
@@ -279,14 +371,15 @@ class FusedLoss:
             return self.own_forward(hidden)
         if targets is None:
             self.hidden = hidden
-            return hidden[..., :1] if self.cap else hidden
+            return hidden[..., :1] if self.changes_values else hidden
         assert scale is not None, "passed with the targets"
         if self.is_linear:
-            weight = self.head.weight
-            if isinstance(self.head, PaddedVocabularyHead):
-                weight = weight[: self.head.num_tokens]
+            weight, bias = self.head.weight, self.head.bias
+            if self.words is not None:
+                weight = weight[: self.words]
+                bias = None if bias is None else bias[: self.words]
             fused: tuple[torch.Tensor, torch.Tensor] = LinearCrossEntropy.apply(
-                hidden, weight, self.head.bias, targets, scale, self.cap, self.tokens
+                hidden, weight, bias, targets, scale, self.cap, self.tokens
             )
             return fused
         size = self.tokens or tokens_at_once(self.head.get_parameter("weight").shape[0])
@@ -300,7 +393,7 @@ class FusedLoss:
         return losses.sum() * scale, losses.detach()
 
     def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = self.capped(self.own_forward(hidden).float())
+        logits = self.capped(self.own_forward(hidden)[..., : self.words].float())
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
     def score(
@@ -309,29 +402,32 @@ class FusedLoss:
         """Return each next token's cross entropy in nats, and whether it was the most likely, both [rows, tokens].
 
         The head is called once, in the model's forward pass, where ZeRO-3 expects it. None for a model that changes
-        its logits after the head in an unknown way.
+        its logits after the head in an unknown way: instead of logits it gets numbers from -100 to 100, one for each
+        word, and must return them times `factor` and capped, whatever the size of its real logits.
         """
         if self.is_scorable is False:
             return None
         losses: list[torch.Tensor] = []
         is_correct: list[torch.Tensor] = []
-        given = torch.empty(0)
+        probe = torch.empty(0)
 
         def score_chunks(hidden: torch.Tensor) -> torch.Tensor:
-            nonlocal given
-            given, one = hidden[..., :1], torch.ones((), device=hidden.device)
-            hidden = hidden * self.factor if self.factor != 1 else hidden
+            nonlocal probe
+            one = torch.ones((), device=hidden.device)
+            given = hidden * self.factor if self.factor != 1 else hidden
             rows, targets = (
-                hidden.reshape(-1, hidden.shape[-1]),
+                given.reshape(-1, hidden.shape[-1]),
                 next_tokens(labels).reshape(-1).to(hidden.device),
             )
             for part, wanted in zip(
                 rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True
             ):
-                logits = self.own_forward(part)
+                whole = self.own_forward(part)
+                logits = whole[..., : self.words].contiguous()
                 losses.append(cross_entropy_in_place(logits, wanted, one, self.cap, False))
                 is_correct.append(logits.argmax(-1) == wanted)
-            return given
+            probe = torch.linspace(-LARGEST_PROBE, LARGEST_PROBE, whole.shape[-1]).to(hidden)
+            return probe.repeat(*hidden[..., :1, 0].shape, 1)
 
         self.head.forward, before = score_chunks, self.head.forward
         try:
@@ -339,11 +435,25 @@ class FusedLoss:
         finally:
             self.head.forward = before
         if self.is_scorable is None:
-            expected = self.capped(self.factor * given.float())
-            self.is_scorable = torch.allclose(output.logits.float(), expected, rtol=0.02, atol=1e-4)
+            expected = self.capped(self.factor * probe.float())
+            expected = expected if self.masks else expected[: self.words]
+            returned = output.logits.float()
+            self.is_scorable = returned.shape[-1] == len(expected) and torch.allclose(
+                returned, expected.expand_as(returned), rtol=0.02, atol=1e-4
+            )
+            if not self.is_scorable:
+                print_once(
+                    f"Held-out text is scored from all logits: {type(self.model).__name__} changes them after its"
+                    " head."
+                )
         if not self.is_scorable:
             return None
         return torch.cat(losses).view(labels.shape), torch.cat(is_correct).view(labels.shape)
+
+    @property
+    def changes_values(self) -> bool:
+        """Whether the model's own operations on its logits have no meaning for hidden states."""
+        return bool(self.cap) or self.words is not None
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
         return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
@@ -371,7 +481,9 @@ class FusedLoss:
         if shift_labels is None:
             shift_labels = next_tokens(labels)
         assert self.hidden is not None, "the head is called before the loss"
-        hidden = self.hidden if self.cap else logits.to(self.hidden.dtype)
+        hidden = logits.to(self.hidden.dtype)
+        if self.changes_values:
+            hidden = self.hidden * self.factor if self.factor != 1 else self.hidden
         hidden, self.hidden = hidden.reshape(-1, hidden.shape[-1]), None
         targets = shift_labels.reshape(-1).to(hidden.device)
         count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
@@ -383,7 +495,7 @@ class FusedLoss:
         scale = 1 / count.to(hidden.device, torch.float32)
         loss, losses = self.called(hidden, targets, scale)
         self.token_losses = losses.view(shift_labels.shape)
-        return loss
+        return self.memory.remember(loss)
 
 
 @contextmanager
@@ -400,8 +512,7 @@ def whole_logits(model: nn.Module) -> Iterator[None]:
 
 def installed_loss(model: nn.Module) -> FusedLoss | None:
     inner: Any = extract_model_from_parallel(model)
-    whole = inner.get_base_model() if isinstance(inner, PeftModel) else inner
-    loss = getattr(whole, "loss_function", None)
+    loss = getattr(without_adapter(inner), "loss_function", None)
     return loss if isinstance(loss, FusedLoss) else None
 
 
@@ -409,14 +520,22 @@ def next_tokens(labels: torch.Tensor) -> torch.Tensor:
     return F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
 
 
-def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
-    """Return why the loss cannot be computed in chunks; None if it can."""
-    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    if not hasattr(whole, "get_output_embeddings") or whole.get_output_embeddings() is None:
-        return f"{type(whole).__name__} does not define its head (`get_output_embeddings`)"
+def why_not_replaced(model: PreTrainedModel | PeftModel) -> str | None:
+    """Return why the loss function cannot be replaced; None if it can."""
+    whole = without_adapter(model)
     if "loss_function" not in inspect.unwrap(type(whole).forward).__code__.co_names:
         return f"{type(whole).__name__} does not compute its loss by `self.loss_function`"
     return None
+
+
+def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
+    """Return why the loss cannot be computed in chunks; None if it can."""
+    whole = without_adapter(model)
+    if not hasattr(whole, "get_output_embeddings") or whole.get_output_embeddings() is None:
+        return f"{type(whole).__name__} does not define its head (`get_output_embeddings`)"
+    if penalty_of(whole, "z_loss_coefficient"):
+        return f"the z-loss of {type(whole).__name__} needs all logits"
+    return why_not_replaced(model)
 
 
 @contextmanager
@@ -447,22 +566,54 @@ def keep_liger_to_layers(training: TrainingArguments) -> None:
 
 def set_up_loss(
     model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments
-) -> None:
+) -> FusedLoss | OwnLoss | None:
+    """Replace the model's loss function; return the new one, or None for a model without one."""
     if not isinstance(model, PreTrainedModel | PeftModel):
-        return
+        return None
+    refuse_unshifted_labels(model)
     on_gpu = training.device.type == "cuda"
+    smoothing = training.label_smoothing_factor
     why_not = why_not_fused(model)
-    if training.label_smoothing_factor:
+    if smoothing:
+        check_smoothing(model, training)
         why_not = "`training.label_smoothing_factor` needs all logits"
     if wanted is True and why_not is not None:
         raise RecipeError(f"model.fused_loss: {why_not}. Remove the key.")
     if wanted is True or wanted == "auto" and on_gpu and why_not is None:
         # The hidden states that pass through the head are a view; no model changes them in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        FusedLoss(model)
         if on_gpu and triton_failure():
             report_fallback("model.fused_loss", "chunks by torch's operations", triton_failure())
-    elif on_gpu:
+        return FusedLoss(model)
+    if on_gpu:
         print_once(
             f"The loss is computed from all logits: {why_not or '`model.fused_loss: false`'}."
         )
+    return set_up_own_loss(model, training)
+
+
+def set_up_own_loss(model: nn.Module, training: TrainingArguments) -> OwnLoss | None:
+    """Replace the model's loss function by itself with label smoothing; None if it has no such function."""
+    if not isinstance(model, PreTrainedModel | PeftModel) or why_not_replaced(model) is not None:
+        return None
+    return OwnLoss(model, training.label_smoothing_factor)
+
+
+def refuse_unshifted_labels(model: PreTrainedModel | PeftModel) -> None:
+    """Refuse families of transformers whose loss compares logits with the labels of the same position."""
+    kind = type(without_adapter(model))
+    if kind.__module__.startswith("transformers.") and why_not_replaced(model) is not None:
+        raise RecipeError(
+            f"model: {kind.__name__} does not shift labels, so it would learn to repeat its input. Use a decoder-only"
+            " architecture, such as llama or qwen3."
+        )
+
+
+def check_smoothing(model: PreTrainedModel | PeftModel, training: TrainingArguments) -> None:
+    """Raise RecipeError if labels of the model cannot be smoothed."""
+    why_not = why_not_replaced(model)
+    liger: Mapping[str, Any] = dict(training.liger_kernel_config or {})
+    if training.use_liger_kernel and any(liger[name] for name in LIGER_WITHOUT_LOSS):
+        why_not = "`training.liger_kernel_config` replaces the loss"
+    if why_not is not None:
+        raise RecipeError(f"training.label_smoothing_factor: {why_not}. Remove the key.")

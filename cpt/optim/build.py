@@ -36,6 +36,7 @@ def build_optimizer(
     offloaded: bool = False,
     partitioned: bool = False,
     sharded: bool = False,
+    decay_by_role: bool = True,
 ) -> torch.optim.Optimizer:
     """Build the optimizer that the recipe names.
 
@@ -43,6 +44,7 @@ def build_optimizer(
         offloaded: DeepSpeed keeps the optimizer's states in host memory, where only its own AdamW works by default.
         partitioned: DeepSpeed's ZeRO gives the optimizer flat slices of parameters instead of matrices.
         sharded: FSDP gives it shards of parameters.
+        decay_by_role: see `parameter_groups`.
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
@@ -62,6 +64,7 @@ def build_optimizer(
         embedding_learning_rate=options.pop("embedding_learning_rate", None),
         matrices_apart=section.name == "muon",
         embeddings_apart=section.name in IN_LITTLE_MEMORY,
+        by_role=decay_by_role,
     )
     if section.name not in RELEASING and not partitioned and trains_half(groups):
         log.warning(

@@ -208,7 +208,8 @@ def read_setup(
         ),
         fused_loss=recipe.model.fused_loss is True
         or recipe.model.fused_loss == "auto"
-        and not on_cpu,
+        and not on_cpu
+        and not training.get("label_smoothing_factor"),
         packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window")
         or form_of_stage(recipe.stage) in MASKED_FORMS,
         attention=attention,

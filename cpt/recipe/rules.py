@@ -374,6 +374,15 @@ def check_stage_options(stage: str, training: dict[str, Any]) -> Violations:
         )
 
 
+def check_smoothing(stage: str, training: dict[str, Any]) -> Violations:
+    """Only these stages train on the model's own loss, whose labels are smoothed."""
+    key = "label_smoothing_factor"
+    if training.get(key) and stage in STAGE_CONFIGS and stage not in OWN_LOSS:
+        yield no_effect(
+            f"training.{key}", f" in stage `{stage}`: it is for {', '.join(OWN_LOSS)}", "stage"
+        )
+
+
 def check_replay_kl(stage: str, data: Data, model: Model, training: dict[str, Any]) -> Violations:
     """There must be a base with the same vocabulary, and a loss that has logits."""
     for place, source in enumerate(data.sources):
@@ -593,6 +602,7 @@ RULES: tuple[Callable[..., Violations], ...] = (
         check_start,
         check_rewards,
         check_stage_options,
+        check_smoothing,
         check_replay_kl,
         check_weights,
         check_frozen,

@@ -15,6 +15,7 @@ from transformers import TrainingArguments
 from cpt.data.rows.packing import IGNORED, Row
 from cpt.errors import RecipeError
 from cpt.models.attention import BOUNDS, LONGEST, wants_bounds
+from cpt.models.fused_loss import balance_weight
 from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer
 from cpt.stages.models import prepared
@@ -77,6 +78,8 @@ class DistillTrainer(CPTTrainer):
             self.read_by_teacher += [BOUNDS, LONGEST]
         self.teacher = prepared(teacher_model, self)
         self.taught: torch.Tensor | None = None
+        self.divergence: torch.Tensor | None = None
+        """Of the last micro-batch, before the experts' auxiliary loss is added."""
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any
@@ -105,12 +108,15 @@ class DistillTrainer(CPTTrainer):
             / number
         )
         auxiliary = outputs.get("aux_loss")
-        if auxiliary is not None:
-            loss = (
-                loss
-                + self.accelerator.unwrap_model(self.model).config.router_aux_loss_coef * auxiliary
-            )
-        return loss
+        if auxiliary is None:
+            return loss
+        self.divergence = loss
+        weight = balance_weight(self.accelerator.unwrap_model(self.model))
+        return loss + weight * auxiliary
+
+    def take_cross_entropy(self) -> torch.Tensor | None:
+        divergence, self.divergence = self.divergence, None
+        return divergence
 
 
 def summed_divergence(

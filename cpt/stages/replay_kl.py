@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 from cpt.checkpoints.sharding import FSDP, ZERO
 from cpt.data.rows.mixture import MixtureRows
 from cpt.data.rows.packing import IGNORED, Row
+from cpt.models.fused_loss import set_up_own_loss
 from cpt.recipe.schema import Recipe
 from cpt.stages.distill import summed_divergence
 from cpt.stages.models import prepared
@@ -51,6 +52,7 @@ class ReplayTrainer(CPTTrainer):
     ) -> None:
         rows = RowsWithSource(options.pop("rows"))
         super().__init__(recipe, model, arguments, rows=rows, **options)
+        self.own_loss = set_up_own_loss(model, arguments)
         self.base = None if base is None else prepared(base, self)
         self.weights = {
             place: one.replay_kl for place, one in enumerate(recipe.data.sources) if one.replay_kl

@@ -14,12 +14,14 @@ import torch.distributed as dist
 from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from cpt.checkpoints.sharding import ZERO
 from cpt.data.rows.packing import IGNORED
 from cpt.distributed import main_process_decides, print_once, world_size
 from cpt.errors import RecipeError, RestartNeeded
+from cpt.evaluation.scoring import evaluation_mode
 from cpt.hardware import find_gpus
 from cpt.hf_internals import attention_of
 from cpt.models.attention import add_document_bounds, wants_bounds
@@ -34,6 +36,7 @@ from cpt.models.fast_parts import (
     PartDifference,
     compare_fast_parts,
 )
+from cpt.models.fused_loss import installed_loss
 from cpt.models.layers import has_experts, read_recomputing, wanted_compiling
 from cpt.optim.adamw import OneKernelAdamW, flat
 from cpt.recipe.keys import AUTO
@@ -70,7 +73,8 @@ def prove_first_batch(trainer: "CPTTrainer") -> None:
         RecipeError: a part differs that the recipe requires.
     """
     requested = trainer.recipe.safety.first_batch_proof
-    if requested is False or (requested == "auto" and trainer.args.device.type != "cuda"):
+    is_fast = trainer.args.device.type == "cuda" or installed_loss(trainer.model) is not None
+    if requested is False or (requested == "auto" and not is_fast):
         return
     folder = trainer.run_folder
     sections = trainer.recipe.model_dump(mode="json", include={"model", "training", "optimizer"})
@@ -118,13 +122,24 @@ def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
         "use_reentrant"
     ):
         gradients = "none"  # hooks or reentrant checkpoints need a whole backward pass
-    return compare_fast_parts(
-        model,
-        {name: torch.as_tensor(value).to(arguments.device) for name, value in row.items()},
-        tolerance,
-        gradients=gradients,
-        everywhere=largest_of_processes,
+    batch = {name: torch.as_tensor(value).to(arguments.device) for name, value in row.items()}
+    differing = compare_fast_parts(
+        model, batch, tolerance, gradients=gradients, everywhere=largest_of_processes
     )
+    return differing or compare_large_logits(model, batch)
+
+
+def compare_large_logits(model: nn.Module, row: dict[str, Any]) -> list[PartDifference]:
+    """Compare what the model does with large logits: new weights have small ones, which a cap leaves as they are."""
+    fused, batch = installed_loss(model), dict(row)
+    if fused is None:
+        return []
+    labels = batch.pop("labels")
+    inner = model.module if isinstance(model, DistributedDataParallel) else model
+    with evaluation_mode(model):
+        scores = fused.score(inner, batch, labels)
+    reason = "the model changes its logits after the head"
+    return [] if scores is not None else [PartDifference(LOSS, error=reason)]
 
 
 def start_of_row(example: Any, longest: int, *, packed: bool) -> dict[str, Any] | None:

@@ -11,10 +11,13 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.manifest import (
+    BY_DIMENSION,
+    BY_ROLE,
     MANIFEST,
     POSITION,
     TRAINING_POINT,
     Manifest,
+    WeightDecay,
     read_manifest,
 )
 from cpt.checkpoints.model_folder import Tensors, kind_of, know_indexed_cpu, load_data, only_data
@@ -127,6 +130,13 @@ class CheckpointLoader:
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
         self.point = ResumePoint()  # the point to resume from
+
+    @property
+    def weight_decay(self) -> WeightDecay:
+        """By what a parameter has weight decay, as at the begin of the run."""
+        if self.point.checkpoint is None:
+            return BY_ROLE
+        return BY_DIMENSION if self.point.manifest is None else self.point.manifest.weight_decay
 
     @property
     def exactness(self) -> str:

@@ -304,6 +304,7 @@ class Checkpointer:
 
     def describe(self, kind: Kind, step: int, files: dict[str, FileEntry]) -> Manifest:
         zero = self.trainer.engine.zero_section
+        loader = self.trainer.checkpoint_loader
         return Manifest(
             format=FORMAT,
             kind="full" if kind == "full" else "weights",
@@ -311,9 +312,10 @@ class Checkpointer:
             tokens=step * self.trainer.length.tokens_per_step,
             world_size=self.trainer.args.world_size,
             zero_stage=None if zero is None else int(zero.get("stage", 0)),
-            exactness=self.trainer.checkpoint_loader.exactness,
+            exactness=loader.exactness,
             versions={name: found for name in PACKAGES if (found := installed_version(name))},
             files=files,
+            weight_decay=loader.weight_decay,
         )
 
     # --- the snapshot ------------------------------------------------------------------------------------------------

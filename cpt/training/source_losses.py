@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from peft import PeftModel
 from torch import nn
 from torch.nn import functional as F
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -15,7 +14,7 @@ from transformers.trainer_utils import IntervalStrategy
 from cpt.data.rows.build import PreparedData
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.data.rows.packing import IGNORED
-from cpt.models.fused_loss import FusedLoss
+from cpt.models.fused_loss import FusedLoss, OwnLoss, without_adapter
 
 BYTES_AT_ONCE = 2**27  # of logits in fp32 and of their gradients
 
@@ -105,13 +104,10 @@ class SourceLosses(TrainerCallback):
     ) -> None:
         """Add a micro-batch's losses; `targets` are the next tokens, [rows, tokens]."""
         sources = [self.data.rows.turn(row)[0] for row in self.rows_under_way()]
-        if (
-            len(set(sources)) == 1
-            and output.get("aux_loss") is None
-            and output.get("loss") is not None
-        ):
+        mean = mean_cross_entropy(model, output)
+        if len(set(sources)) == 1 and mean is not None:
             tokens = (targets != IGNORED).sum()
-            loss = output["loss"].detach().float() * (tokens if num_items is None else num_items)
+            loss = mean.detach().float() * (tokens if num_items is None else num_items)
             self.take(sources[0], loss, tokens)
             return
         row_loss = loss_of_rows(model, output.get("logits"), targets)
@@ -138,14 +134,23 @@ class SourceLosses(TrainerCallback):
         return range(first, first + size)
 
 
+def mean_cross_entropy(model: nn.Module, output: dict[str, Any]) -> torch.Tensor | None:
+    """Return the micro-batch's loss without penalties; None if it contains smoothed labels or a penalty."""
+    own = getattr(without_adapter(model), "loss_function", None)
+    if isinstance(own, OwnLoss) and own.smoothing:
+        return None
+    if isinstance(own, OwnLoss | FusedLoss) and own.memory.last is not None:
+        return own.memory.last
+    return output.get("loss") if output.get("aux_loss") is None else None
+
+
 def loss_of_rows(
     model: nn.Module, logits: torch.Tensor | None, targets: torch.Tensor
 ) -> Callable[[int], torch.Tensor] | None:
     """Return a function: row -> its summed loss; None without logits [rows, tokens, vocabulary]."""
     if logits is None or logits.shape[:2] != targets.shape:
         return None
-    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    fused = whole.loss_function
+    fused = without_adapter(model).loss_function
     if isinstance(fused, FusedLoss):
         losses = fused.token_losses
         return None if losses is None else lambda row: losses[row].sum()

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, Trainin
 from transformers.trainer_utils import IntervalStrategy, TrainOutput
 from xxhash import xxh3_64_intdigest
 
+from cpt.checkpoints.manifest import BY_ROLE
 from cpt.checkpoints.model_folder import load_data
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.loader import CPTDataLoader
@@ -25,7 +26,7 @@ from cpt.errors import Interrupted, RecipeError
 from cpt.evaluation.scoring import measure_and_keep, read_evaluations
 from cpt.hf_internals import TrainerHooks
 from cpt.models.attention import add_document_bounds, leave_out_cudnn, wants_bounds
-from cpt.models.fused_loss import keep_liger_to_layers, set_up_loss
+from cpt.models.fused_loss import FusedLoss, OwnLoss, keep_liger_to_layers, set_up_loss
 from cpt.models.layers import compile_layers, set_up_recomputing, take_compiling
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.optim.build import build_optimizer
@@ -88,8 +89,9 @@ class CPTTrainer(TrainerHooks, Trainer):
                 name.endswith("running_mean") for name, _ in model.named_buffers()
             )
         keep_liger_to_layers(arguments)
+        self.own_loss: FusedLoss | OwnLoss | None = None
         if self.trains_on_model_loss:
-            set_up_loss(model, recipe.model.fused_loss, arguments)
+            self.own_loss = set_up_loss(model, recipe.model.fused_loss, arguments)
         elif recipe.model.fused_loss is True:
             raise RecipeError(
                 f"model.fused_loss: stage `{recipe.stage}` uses another loss. Remove the key."
@@ -121,6 +123,7 @@ class CPTTrainer(TrainerHooks, Trainer):
             **options,
         )
         self.train_dataset = self.eval_dataset = rows
+        self.label_smoother = None  # `OwnLoss` smooths labels
         self.set_up_precision(model)
         leave_out_cudnn(has_masks=self.collate_examples() is not None or not wants_bounds(model))
         if compiling is not None:
@@ -265,6 +268,7 @@ class CPTTrainer(TrainerHooks, Trainer):
                 offloaded=self.engine.offloads_optimizer,
                 partitioned=self.is_deepspeed_enabled,
                 sharded=self.is_fsdp_enabled,
+                decay_by_role=self.checkpoint_loader.weight_decay == BY_ROLE,
             )
             if isinstance(self.optimizer, OneKernelAdamW) and self.optimizer.has_master:
                 print_once(
@@ -362,11 +366,10 @@ class CPTTrainer(TrainerHooks, Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """The Trainer's loss, with the experts' auxiliary loss averaged over the step instead of summed.
+        """The Trainer's loss, with penalties (balance of experts, z-loss) averaged over the step instead of summed.
 
-        A model adds its whole auxiliary loss to each micro-batch, while its cross entropy is already divided by the
-        tokens of the whole step. Otherwise accumulating n micro-batches on w processes would weight the auxiliary
-        loss n x w times.
+        A model adds its whole penalty to each micro-batch, while its cross entropy is already divided by the tokens
+        of the whole step. Otherwise accumulating n micro-batches on w processes would weight the penalty n x w times.
         """
         if self.shared_rows.parts > 1 and model.training:
             loss, outputs = self.shared_rows.compute_loss(model, inputs, num_items_in_batch)
@@ -374,14 +377,16 @@ class CPTTrainer(TrainerHooks, Trainer):
             loss, outputs = super().compute_loss(
                 model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
             )
-        auxiliary = outputs.get("aux_loss") if isinstance(outputs, dict) else None
-        if auxiliary is not None and num_items_in_batch is not None and model.training:
-            weight = self.accelerator.unwrap_model(model).config.router_aux_loss_coef
+        alone = self.take_cross_entropy()
+        if alone is not None and num_items_in_batch is not None and model.training:
             added = self.args.world_size if self.args.average_tokens_across_devices else 1
-            loss = loss - weight * auxiliary * (
-                added - 1 / self.current_gradient_accumulation_steps
-            )
+            penalty = loss / added - alone
+            loss = loss - penalty * (added - 1 / self.current_gradient_accumulation_steps)
         return (loss, outputs) if return_outputs else loss
+
+    def take_cross_entropy(self) -> torch.Tensor | None:
+        """Return the micro-batch's loss without the model's penalties; None if it has none."""
+        return None if self.own_loss is None else self.own_loss.memory.take()
 
     def clip_or_measure(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> Any:
         """Replace accelerate's clipping: the gradient norm is checked before it is used, on the device."""

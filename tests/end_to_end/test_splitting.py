@@ -144,6 +144,12 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
     }
     capped = {"from_scratch": True, "config": capped}
     fused |= {"safety": {"first_batch_proof": True}}
+    bamba = {**TINY_LLAMA, "model_type": "bamba", "mamba_n_heads": 8, "mamba_d_head": 8}
+    bamba |= {"mamba_d_state": 8, "attn_layer_indices": [1], "z_loss_coefficient": 0.1}
+    penalized = {
+        "model": {"from_scratch": True, "config": bamba},
+        "label_smoothing_factor": 0.1,
+    }
     halves = {
         "model": {**LLAMA, "dtype": "bfloat16"},
         "bf16": True,
@@ -188,6 +194,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         plan("fused", **fused),
         *(plan(f"fused-{way}", way, **fused) for way in ADAPTED),
         plan("capped", "fsdp", model={**capped, "fused_loss": True}, evaluation=evaluation),
+        *(plan(f"penalized-{way}", way, **penalized) for way in WAYS),
         plan("halves", **halves),
         plan("varlen-zero3", "zero3", model={**LLAMA, "attention": "varlen"}),
         plan("evaluated-zero3", "zero3", evaluation=evaluation),
@@ -204,6 +211,7 @@ def runs(corpus, tokenizer_folder, tmp_path_factory):
         plan("upper", every=4, **upper),
         plan("upper-again", begins_as="upper", **upper),
         plan("capped-alone", model=capped, evaluation=evaluation),
+        plan("penalized-alone", **penalized),
         plan("halves-alone", **halves),
         plan("adapted-alone", **adapted),
         plan("evaluated-alone", evaluation=evaluation),
@@ -238,6 +246,14 @@ def test_all_processes_stop_early_at_the_same_step(runs, way):
         "checkpoint-4",
     )
     assert status["stopped"].startswith("stopped early at step 4: `held_out`")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_smoothed_labels_and_a_z_loss_count_the_same_however_a_step_is_split(runs, way):
+    alone = runs.losses("penalized-alone")
+    assert len(alone) == STEPS
+    assert runs.losses(f"penalized-{way}") == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.mark.slow

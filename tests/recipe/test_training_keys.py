@@ -83,7 +83,7 @@ def test_a_mistake_has_its_line_and_its_remedy(mistakes, entry, named):
 def test_a_number_out_of_its_bounds_is_refused(mistakes, entry):
     """Also one of a key that only the stage's class has."""
     key, _, value = entry.partition(": ")
-    (line,) = mistakes(f"stage: grpo\nrewards: [exact_match]\ntraining:\n  {entry}\n")
+    line = mistakes(f"stage: grpo\nrewards: [exact_match]\ntraining:\n  {entry}\n")[-1]
     assert line.startswith(f"r.yaml:8: `training.{key}`: ") and line.endswith(f"got {value}")
 
 

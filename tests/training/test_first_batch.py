@@ -28,10 +28,10 @@ FAST = {"attention": "varlen", "fused_loss": True}
 def fast_run(tiny_recipe, tmp_path):
     """A trainer of one step, as on a GPU; `written` is the part of `model:` that the user wrote."""
 
-    def make(written=FAST, **safety):
+    def make(written=FAST, fast=FAST, **safety):
         tiny_recipe["safety"] = {"first_batch_proof": True, **safety}
         model = tiny_recipe["model"]
-        trainer = trainer_of(tiny_recipe, tmp_path, steps=1, model={**model, **FAST})
+        trainer = trainer_of(tiny_recipe, tmp_path, steps=1, model={**model, **fast})
         trainer.run_folder.mkdir(parents=True, exist_ok=True)
         write_recipe(
             {**tiny_recipe, "model": {**model, **written}}, trainer.run_folder / "recipe.yaml"
@@ -66,6 +66,22 @@ def test_a_proof_does_not_change_the_run(fast_run):
         runs.append(losses(trainer))
     assert runs[0] == runs[1]
     assert learned(trainer)["first_batch"]["model"]["attention"] == "varlen"
+
+
+@pytest.mark.heavy
+def test_a_fused_loss_is_proven_on_a_cpu_too(fast_run, broken_loss):
+    with pytest.raises(RecipeError, match="model.fused_loss"):
+        fast_run(first_batch_proof="auto").train()
+
+
+@pytest.mark.heavy
+def test_an_unknown_cap_is_found_before_logits_are_large(fast_run, tiny_recipe, monkeypatch):
+    monkeypatch.setattr(fused_loss, "SOFT_CAPS", ())
+    config = {**tiny_recipe["model"]["config"], "model_type": "gemma2", "head_dim": 8}
+    config["final_logit_softcapping"] = 200.0
+    fused = {"fused_loss": True, "config": config}
+    with pytest.raises(RecipeError, match="model.fused_loss: .* changes its logits"):
+        fast_run(written=fused, fast=fused).train()
 
 
 @pytest.mark.heavy
