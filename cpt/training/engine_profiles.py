@@ -85,7 +85,10 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
         for key in written
         if key not in DEEPSPEED_KEYS
     )
-    replaced = (*optimizer_contradictions(written, recipe), *scheduler_contradictions(written, recipe))
+    replaced = (
+        *optimizer_contradictions(written, recipe),
+        *scheduler_contradictions(written, recipe),
+    )
     zero = check_zero(completed(written))
     return located(given, unknown, zero, contradictions(written, recipe), replaced)
 
@@ -271,7 +274,10 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
             )
     amp = profile.get("amp")
     if isinstance(amp, Mapping) and amp.get("enabled") is True:
-        yield "amp", "`amp.enabled` is true: write `training.bf16: true` in the recipe, and remove `amp` here"
+        yield (
+            "amp",
+            "`amp.enabled` is true: write `training.bf16: true` in the recipe, and remove `amp` here",
+        )
 
 
 def optimizer_contradictions(profile: Profile, recipe: Recipe) -> Complaints:

@@ -87,7 +87,10 @@ def test_existing_files_are_overwritten_with_force_only(launch, tmp_path):
         (["--sbatch=--partition=gpu"], "--partition=gpu"),
         (["--launcher", "slurm", "--sbatch", "qos=high"], "--sbatch qos=high"),
         (["--nodes", "3", "--hosts", "a,b,c"], "divides 32"),
-        (["--nodes", "3", "--hosts", "a,b,c", "training.per_device_train_batch_size=auto"], "4032 or 4224"),
+        (
+            ["--nodes", "3", "--hosts", "a,b,c", "training.per_device_train_batch_size=auto"],
+            "4032 or 4224",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_written(launch, tmp_path, words, cause):
