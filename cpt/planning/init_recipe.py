@@ -29,7 +29,13 @@ from cpt.models.inventory import (
     vocabulary_size,
 )
 from cpt.models.known_bases import KnownBase, known_base
-from cpt.planning.fitting import BUSY_TOKENS, choose_batch, fits, shipped_profiles
+from cpt.planning.fitting import (
+    BUSY_TOKENS,
+    USABLE_OF_HOST,
+    choose_batch,
+    fits,
+    shipped_profiles,
+)
 from cpt.planning.memory import plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
 from cpt.recipe.keys import AUTO, CHECKPOINTING, MICRO_BATCH
@@ -483,7 +489,8 @@ def first_method_that_fits(
         plan = plan_memory(facts, setup, activations)
         # with an unknown host, only count memory that stays in use
         needs_host = setup.zero is not None and setup.zero.offload_optimizer
-        has_host = not needs_host or plan.host.size / GIB <= target.host_memory_gib
+        usable = USABLE_OF_HOST if target.host_is_known else 1.0
+        has_host = not needs_host or plan.host.size / GIB <= usable * target.host_memory_gib
         if fits(plan, target) and has_host:
             shares = (assumed_mfu(setup), MFU_RANGE[1], MFU_RANGE[0])
             expected, least, most = (

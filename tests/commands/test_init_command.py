@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,19 @@ def test_the_recipe_is_as_approved(run):
 def test_the_recipe_has_no_mistakes_and_no_warnings(run, gpu, gpus):
     found = check_reality(run(gpu=gpu, gpus=gpus))
     assert found.mistakes == found.warnings == [], found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gpu", "gpus"), [("RTX 4090", 1), ("RTX 4090", 3), ("A100-80GB", 6)])
+def test_the_recipe_for_a_large_base_has_no_mistakes(run, gpu, gpus):
+    shutil.copytree("base", "large", ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads(Path("large/config.json").read_text())
+    shape = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    Path("large/config.json").write_text(json.dumps(config | shape | heads))
+    recipe = run(model="./large", gpu=gpu, gpus=gpus, host_memory=128.0)
+    mistakes = list(map(str, check_reality(recipe).mistakes))
+    assert all("large" in mistake for mistake in mistakes), mistakes  # it has no weights
 
 
 @pytest.mark.slow

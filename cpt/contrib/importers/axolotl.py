@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from cpt.contrib.importers.translation import (
-    MULTIMODAL,
     Translation,
     is_on,
     is_on_the_hub,
@@ -42,7 +41,6 @@ DEFAULTS = {
 }
 STAGES = {"dpo": "dpo", "kto": "kto", "orpo": "orpo", "grpo": "grpo", "gdpo": "grpo"}
 REFUSED = {
-    "processor_type": MULTIMODAL,
     "process_reward_model": "cpt does not train rewards of single steps; it has stage `reward` for whole answers",
     **dict.fromkeys(
         ("diffusion", "diffusion_lm", "diffusion_decision"), "cpt does not train diffusion models"
@@ -115,9 +113,10 @@ def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
         found = {"path": found}
     found = [found] if isinstance(found, dict) else found
     if not isinstance(found, list) or not all(
-        isinstance(entry, dict) and entry.get("path") for entry in found
+        isinstance(entry, dict) and (entry.get("path") or entry.get("data_files"))
+        for entry in found
     ):
-        raise config.error(key, "expected a list of datasets, each with a `path`")
+        raise config.error(key, "expected a list of datasets, each with a `path` or `data_files`")
     config.values[key] = found
     return found
 
@@ -146,8 +145,9 @@ def translate_data(config: Translation, stage: str) -> None:
 
 def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
     """Return a dataset's sources; keys that remain in it are not translated."""
-    path, kind = str(dataset.pop("path")), dataset.pop("type", None)
-    dataset.pop("ds_type", None)
+    path, kind = str(dataset.pop("path", None) or ""), dataset.pop("type", None)
+    for key in ("ds_type", "ds_tool"):  # the format of the files, which cpt reads from their names
+        dataset.pop(key, None)
     files = dataset.pop("data_files", None) or []
     files = [str(name) for name in (files if isinstance(files, list) else [files])]
     form: dict[str, Any] = {}
@@ -163,7 +163,9 @@ def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
         form["chat"] = chat
     else:
         dataset["type"] = kind
-    inside = Path(path) if Path(path).is_dir() else Path()  # `path: json` names a kind of files
+    inside = (
+        Path(path) if path and Path(path).is_dir() else Path()
+    )  # `path: json` names a kind of files
     return [{"path": str(inside / name), **form} for name in files] or [{"path": path, **form}]
 
 

@@ -77,6 +77,7 @@ def translated(path: Path, gpus: int = 1) -> Translation:
         raise RecipeError(
             f"{path}: `{keys[0]}` is missing: the model to start from.{did_you_mean(keys[0], lines)}"
         )
+    found.refuse_multimodal()
     try:
         translate(found)
     except (

@@ -59,12 +59,7 @@ V1_DEFAULTS = {
 LORA_DEFAULTS = {"r": 8, "target_modules": "all"}
 STAGES = {"pt": "cpt", "sft": "sft", "rm": "reward", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
 PREFERENCES = ("dpo", "reward", "orpo", "cpo")
-VISION = (
-    "image_max_pixels",
-    "video_max_pixels",
-    "freeze_vision_tower",
-    "freeze_multi_modal_projector",
-)
+VISION = ("freeze_vision_tower", "freeze_multi_modal_projector")
 INFO = "dataset_info.json"
 Info = tuple[dict[str, Any], Path]  # name -> dataset, and the folder of their files
 

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cpt.errors import RecipeError
@@ -19,6 +19,16 @@ from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, write_yaml
 
 MULTIMODAL = "cpt trains on text only; this config is for images, audio or video"
+MULTIMODAL_KEY = re.compile(
+    r"(?:image|video|audio|vision|vit|mm|multimodal)_|media_dir$|processor_type$"
+)
+# in the last part of a name: Qwen2-VL, InternVL3, llava_next, Llama-3.2-11B-Vision
+MULTIMODAL_NAME = re.compile(
+    r"(?<![a-z])(?:[a-z]*vlm?\d*|llava|bakllava|pixtral|mllama|vision|paligemma\d*|idefics\d*|omni|audio)(?![a-z])",
+    re.IGNORECASE,
+)
+NAMES = ("base_model", "model_name_or_path", "model", "model_type", "template", "chat_template")
+MERGE = "merge it first, cpt merge --method lora BASE ADAPTER --output FOLDER, and set model.path to FOLDER"
 OWN_TEMPLATE = "the tokenizer's template is used; for another one, save a tokenizer with it and set tokenizer.path"
 PARALLEL = (
     "sequence_parallel_size",
@@ -40,6 +50,7 @@ HINTS = {  # common key that is not translated -> replacement
     **dict.fromkeys(
         ("unfrozen_parameters", "freeze_trainable_layers"), "all are trained; see model.train_only"
     ),
+    **dict.fromkeys(("adapter_name_or_path", "lora_model_dir", "adapters", "peft_model_id"), MERGE),
     **dict.fromkeys(PARALLEL, "see docs/explanation/planning.md"),
 }
 MODEL = {
@@ -79,7 +90,9 @@ ATTENTION = {
 }
 # ZeRO stage -> profile without and with offload. ZeRO-2 without offload uses ZeRO-1's.
 PROFILES = {"1": ("zero1", "zero1"), "2": ("zero1", "prototype"), "3": ("production", "8b_24gb")}
-STAGE_IN_NAME = re.compile(r"z(?:ero)?([123])")
+STAGE_IN_NAME = re.compile(
+    r"(?<![a-z])(?:ds_?)?z(?:ero)?[_-]?(?:stage[_-]?)?([123])(?!\d)|stage[_-]?([123])(?!\d)"
+)
 
 Sources = list[dict[str, Any]]
 
@@ -142,6 +155,14 @@ class Translation:
         for key, reason in reasons.items():
             if self.values.get(key) not in (None, False, "", "false"):
                 raise self.error(key, reason)
+
+    def refuse_multimodal(self) -> None:
+        """Raise an error for the keys, models and templates of images, audio and video."""
+        self.refuse({key: MULTIMODAL for key in self.values if MULTIMODAL_KEY.match(key)})
+        for key in NAMES:
+            name = PurePosixPath(str(self.values.get(key, ""))).name
+            if MULTIMODAL_NAME.search(name):
+                raise self.error(key, MULTIMODAL)
 
     def put(self, location: str, value: Any, comment: str = "") -> None:
         """Write `put("optimizer.learning_rate", 1e-5, "lr")`; the comment is the original key, or a reason."""
@@ -440,11 +461,12 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
 def translate_engine(config: Translation) -> None:
     """Translate DeepSpeed by an existing file, or by the stage in the name of the tool's file; FSDP becomes FSDP2."""
     given = config.take("deepspeed")
-    stage = STAGE_IN_NAME.search(str(given).lower())
+    name = PurePosixPath(str(given)).name.lower()  # not the folders: one may be a user's name
+    stage = STAGE_IN_NAME.search(name)
     if isinstance(given, dict) or given and Path(str(given)).is_file():
         config.put("training.deepspeed", given)
     elif given and stage:
-        profile = PROFILES[stage[1]]["offload" in str(given)]
+        profile = PROFILES[stage[1] or stage[2]]["offload" in name]
         config.put(
             "training.deepspeed",
             f"deepspeed_configs/ds_config_{profile}.json",

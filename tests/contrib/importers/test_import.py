@@ -175,6 +175,47 @@ def test_what_goes_to_training(translate, values, written):
     assert written.items() <= training.items()
 
 
+@pytest.mark.parametrize(
+    ("given", "profile"),
+    [
+        ("/home/zero3/configs/zero1.json", "zero1"),
+        ("/home/z2/offload/ds_z3_config.json", "production"),
+        ("examples/deepspeed/ds_z3_offload_config.json", "8b_24gb"),
+        ("zero2", "zero1"),
+        ("configs/zero3_bf16_cpuoffload_all.json", "8b_24gb"),
+        ("stage-3.json", "production"),
+    ],
+)
+def test_the_zero_stage_is_read_from_the_name_of_a_file_only(translate, given, profile):
+    training = translate(AXOLOTL, deepspeed=given).recipe["training"]
+    assert training["deepspeed"] == f"deepspeed_configs/ds_config_{profile}.json"
+
+
+@pytest.mark.parametrize("given", ["/home/zero3/ds.json", "z2/config.json", "fizz3.json"])
+def test_a_name_without_a_stage_is_not_translated(translate, given):
+    found = translate(AXOLOTL, deepspeed=given)
+    assert "deepspeed" not in found.recipe["training"]
+    assert keys_not_translated(found) == {"deepspeed"}
+
+
+@pytest.mark.parametrize(
+    ("smallest", "key"),
+    [
+        (LLAMAFACTORY, "adapter_name_or_path"),
+        (AXOLOTL, "lora_model_dir"),
+        (SWIFT, "adapters"),
+    ],
+)
+def test_an_adapter_to_continue_has_a_hint(translate, smallest, key):
+    lines = translate(smallest, **{key: "saves/lora"}).not_translated()
+    assert any(line.startswith(f"{key}: saves/lora") and "merge" in line for line in lines)
+
+
+@pytest.mark.parametrize("model", ["google/gemma-3-4b-pt", "vl/revision-7b", "tele/television"])
+def test_a_text_model_with_a_similar_name_is_translated(translate, model):
+    assert translate(AXOLOTL, base_model=model).recipe["model"]["path"] == model
+
+
 def test_a_deepspeed_file_that_is_here_is_kept(translate, tmp_path):
     (tmp_path / "mine.json").write_text('{"zero_optimization": {"stage": 2}}')
     training = translate(AXOLOTL, deepspeed=str(tmp_path / "mine.json")).recipe["training"]
@@ -207,6 +248,16 @@ def test_local_files_of_axolotl_are_sources_of_their_own(translate):
         data["sources"] == [{"path": "one.jsonl"}, {"path": "two.jsonl"}]
         and data["temperature"] == 1
     )
+
+
+@pytest.mark.parametrize("key", ["ds_type", "ds_tool"])
+@pytest.mark.parametrize(("kind", "files"), [("json", ["d/a.jsonl"]), ("parquet", "a.parquet")])
+def test_files_of_axolotl_need_no_path(translate, key, kind, files):
+    entry = {key: kind, "data_files": files, "type": "completion"}
+    found = translate(AXOLOTL, datasets=[entry])
+    names = [files] if isinstance(files, str) else files
+    assert found.recipe["data"]["sources"] == [{"path": name} for name in names]
+    assert not keys_not_translated(found)
 
 
 @pytest.mark.parametrize(
@@ -377,6 +428,19 @@ def test_a_stage_of_ms_swift(translate, values, stage):
     ("config", "key"),
     [
         ({**AXOLOTL, "processor_type": "AutoProcessor"}, "processor_type"),
+        ({**AXOLOTL, "base_model": "Qwen/Qwen2-VL-7B-Instruct"}, "base_model"),
+        ({**AXOLOTL, "base_model": "meta-llama/Llama-3.2-11B-Vision"}, "base_model"),
+        ({**AXOLOTL, "image_size": 512}, "image_size"),
+        ({**AXOLOTL, "chat_template": "llava"}, "chat_template"),
+        (
+            {**LLAMAFACTORY, "model_name_or_path": "mistral-community/pixtral-12b"},
+            "model_name_or_path",
+        ),
+        ({**LLAMAFACTORY, "template": "qwen2_vl"}, "template"),
+        ({**LLAMAFACTORY, "media_dir": "data"}, "media_dir"),
+        ({**LLAMAFACTORY, "image_max_pixels": 262144}, "image_max_pixels"),
+        ({**SWIFT, "model": "OpenGVLab/InternVL3-8B"}, "model"),
+        ({**SWIFT, "model_type": "mllama"}, "model_type"),
         ({**AXOLOTL, "rl": "ebft"}, "rl"),
         ({**AXOLOTL, "diffusion": {"eps": 0.1}}, "diffusion"),
         ({**SWIFT, "freeze_vit": False, "vit_lr": 1e-5}, "vit_lr"),
