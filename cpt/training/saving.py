@@ -71,6 +71,7 @@ from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
 from cpt.evaluation.scoring import StopEarly
 from cpt.files import make_durable
+from cpt.formatting import format_bytes
 from cpt.optim.evaluation_point import (
     copy_of_weights,
     evaluation_point,
@@ -363,7 +364,7 @@ class Checkpointer:
             self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)
         ):
             if not self.copies_are_too_large:
-                size = f"{needed / 2**30:.1f} GiB"
+                size = format_bytes(needed)
                 message = (
                     f"Copies for a save need {size} of free host memory: training waits for saves."
                 )
