@@ -295,7 +295,8 @@ class Checkpointer:
             )
         except SaveFailed as failure:
             self.save_failure = failure
-            self.failed_saves += kind == "full"
+            if kind == "full":
+                self.failed_saves += 1
             self.record(
                 "save_failed", f"{name} was not saved: {failure}.", step=step, reason=failure.reason
             )
