@@ -9,6 +9,12 @@ from pathlib import Path
 if not __package__:  # started as a file: import from the repository root, not from cpt/
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from cpt.interrupts import end_on_signals
+
+if __name__ == "__main__":
+    end_on_signals()  # also while the others are imported
+
+# isort: split
 from cpt.command_line import run_command  # first: it silences libraries that the others import
 
 # isort: split
@@ -93,8 +99,8 @@ def train(
         )
         return run.export_folder
     with (
-        run.reporting(),
-        Preemption() as preemption,
+        run.reporting() as record_end,
+        Preemption(record_end) as preemption,
         Heartbeat(run.folder) as heartbeat,
         lost_ranks_named(run),
     ):

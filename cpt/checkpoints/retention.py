@@ -199,6 +199,12 @@ class Archive:
                     return
 
 
+def local_archive(place: str) -> Path | None:
+    """The folder of an archive; None for other storage."""
+    files, root = fsspec.core.url_to_fs(place)
+    return Path(root) if isinstance(files, LocalFileSystem) else None
+
+
 def put(files: Any, source: Path, target: str, size: int) -> None:
     files.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
     files.put_file(str(source), target)

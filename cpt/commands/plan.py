@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from cpt.command_line import Force, Gpu, Overrides, RecipePath, refuse_ignored
 from cpt.distributed import print_once
 from cpt.errors import RecipeError, ResourceError
+from cpt.formatting import format_bytes
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
 from cpt.models.inventory import build_on_meta
@@ -144,10 +145,10 @@ def command(
         )
     needs = disk_needs(planned.recipe, facts, setup)
     checkpoints = (
-        f"{needs.checkpoints_at_once} checkpoints of {needs.checkpoint / GIB:.1f} GiB at once"
+        f"{needs.checkpoints_at_once} checkpoints of {format_bytes(needs.checkpoint)} at once"
     )
     print_once(
-        f"Disk: {needs.total / GIB:,.0f} GiB: {checkpoints}, and the model of {needs.export / GIB:.1f}.\n"
+        f"Disk: {format_bytes(needs.total)}: {checkpoints}, and the model of {format_bytes(needs.export)}.\n"
     )
     where = f"{target.name} x {setup.gpus}"
     if fits(planned.memory, target, share):

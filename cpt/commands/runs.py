@@ -9,7 +9,7 @@ from rich.table import Table
 
 from cpt.command_line import AsJson, print_json
 from cpt.errors import CheckpointError
-from cpt.formatting import GIB, format_count, format_duration, open_console
+from cpt.formatting import format_bytes, format_count, format_duration, open_console
 from cpt.runs.folder import Values, is_bits_per_byte, list_runs, set_name
 
 STYLES = {
@@ -111,7 +111,7 @@ def verify_command(
     for one in verified:
         if not one.found:
             typer.echo(
-                f"{one.folder}: intact (step {one.step}, {one.num_bytes / GIB:.2f} GiB read)"
+                f"{one.folder}: intact (step {one.step}, {format_bytes(one.num_bytes)} read)"
             )
     if damaged:
         listing = "\n".join(

@@ -56,6 +56,7 @@ from cpt.evaluation.tasks import (
     tasks_of_recipe,
 )
 from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
+from cpt.formatting import format_bytes
 from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model
 from cpt.models.config import load_config, value_of
@@ -420,9 +421,7 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
     )
     size = sum(file.size for of_source in files for file in of_source)
     if size > MOST_BYTES_SEARCHED:
-        raise DataError(
-            f"the sources have {size / 2**30:.1f} GiB, too much to search automatically"
-        )
+        raise DataError(f"the sources have {format_bytes(size)}, too much to search automatically")
     questions = (
         EvaluationDocument(*question)
         for choice in choices

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +27,7 @@ from cpt.evaluation.scoring import read_course
 from cpt.export.generation import end_at_turns
 from cpt.export.older_readers import write_older_keys
 from cpt.export.proof_of_final import check_final, trained_logits
-from cpt.files import move_files, write_atomic
+from cpt.files import locked, move_files, write_atomic
 from cpt.hf_internals import without_zero3
 from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model, scoring_model
@@ -103,18 +103,24 @@ def unfinished_name(folder: Path) -> Path:
 
 @contextmanager
 def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) -> Iterator[Path]:
-    """A hidden folder, renamed to `folder` at the end or removed on an error; CheckpointError if it is not writable.
+    """A hidden folder, renamed to `folder` at the end or removed on an error; CheckpointError if it is not writable,
+    LaunchError if another process is writing it.
 
     Args:
         of_run: the error message also names the checkpoint with the trained weights.
         is_begun: keep the existing content of the hidden folder.
     """
     unfinished = unfinished_name(folder)
-    if not is_begun:
-        shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        yield unfinished
-        rename_over(unfinished, folder)
+        # A run has its own lock.
+        with nullcontext() if of_run else output_folder_locked(folder):
+            if not is_begun:
+                shutil.rmtree(unfinished, ignore_errors=True)
+            try:
+                yield unfinished
+                rename_over(unfinished, folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
     except (OSError, SafetensorError) as failure:
         if not of_run and (
             reason_of(failure) != "storage"
@@ -128,8 +134,18 @@ def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) ->
         raise CheckpointError(
             f"{folder} could not be written: {in_words(failure)}. {remedy}"
         ) from failure
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@contextmanager
+def output_folder_locked(folder: Path) -> Iterator[None]:
+    lock = folder.with_name(f".{folder.name}.lock")
+    with locked(
+        lock, f"{folder}: another command is writing it. Wait for it, or use another folder."
+    ):
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
 
 
 def complete(

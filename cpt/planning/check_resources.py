@@ -12,6 +12,7 @@ from cpt.cache import size_of
 from cpt.data.readers.account import Account
 from cpt.distributed import world_size
 from cpt.errors import CptError, RecipeError, ResourceError
+from cpt.formatting import format_bytes
 from cpt.hardware import GIB, find_gpus, free_disk_gib, free_host_memory_gib
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits, nodes_here, this_machine
@@ -133,14 +134,14 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
     there = sum(
         size_of(path) for pattern in ("checkpoint-*", "final") for path in folder.glob(pattern)
     )
-    free = free_disk_gib(folder) + (there + freed) / GIB
-    if needs.total / GIB <= free:
+    free = free_disk_gib(folder) * GIB + there + freed
+    if needs.total <= free:
         return
     count = needs.checkpoints_at_once
     raise ResourceError(
-        f"`output_dir`: {recipe.output_dir} has {free:.0f} GiB free, but the run needs about"
-        f" {needs.total / GIB:.0f} GiB: {count} checkpoint{'s' if count > 1 else ''} of"
-        f" {needs.checkpoint / GIB:.1f} GiB, one of them being written, and the model. Free some, or choose another"
+        f"`output_dir`: {recipe.output_dir} has {format_bytes(free)} free, but the run needs about"
+        f" {format_bytes(needs.total)}: {count} checkpoint{'s' if count > 1 else ''} of"
+        f" {format_bytes(needs.checkpoint)}, one of them being written, and the model. Free some, or choose another"
         f" disk{', or lower `checkpoints.keep`' if count > 2 else ''}."
     )
 

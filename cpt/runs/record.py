@@ -9,11 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -186,28 +186,16 @@ class Run:
         self.write_or_warn(RESOLVED, dump_recipe(resolved))
 
     @contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Update status.json while the run runs, fails or finishes."""
+    def reporting(self) -> Iterator[Callable[[BaseException], None]]:
+        """Update status.json while the run runs, fails or finishes; yields the function that records an error."""
         started, before = time.time(), self.status()
+        record_end = partial(self.record_end, before)
         self.write_status("running")
         try:
             with self.lock or nullcontext(), logged_events(self.folder):
-                yield
+                yield record_end
         except BaseException as problem:
-            code = 130 if isinstance(problem, KeyboardInterrupt) else 1
-            if isinstance(problem, CptError):
-                code = problem.exit_code
-            state = "interrupted" if isinstance(problem, Interrupted) else "failed"
-            # Possibly only the process that is out of memory knows; the others wait for it until they are killed.
-            write = self.put_status if isinstance(problem, RestartNeeded) else self.write_status
-            if before.get("state") == "finished" and self.status().get("step") == before.get(
-                "step"
-            ):
-                # Such as a wrong `--resume`: nothing was trained, and the finished model is unchanged.
-                if is_main_process():
-                    self.write_or_warn(STATUS, before)
-                raise
-            write(state, error=type(problem).__name__, message=str(problem), exit_code=code)
+            record_end(problem)
             raise
         else:
             self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
@@ -216,6 +204,21 @@ class Run:
                 log.warning(
                     "%d event(s) could not be written to %s; this log has them.", lost, self.folder
                 )
+
+    def record_end(self, before: Mapping[str, Any], problem: BaseException) -> None:
+        """Record in the status how this start ended; `before` is the status at its beginning."""
+        code = 130 if isinstance(problem, KeyboardInterrupt) else 1
+        if isinstance(problem, CptError):
+            code = problem.exit_code
+        state = "interrupted" if isinstance(problem, Interrupted) else "failed"
+        # Possibly only the process that is out of memory knows; the others wait for it until they are killed.
+        write = self.put_status if isinstance(problem, RestartNeeded) else self.write_status
+        if before.get("state") == "finished" and self.status().get("step") == before.get("step"):
+            # Such as a wrong `--resume`: nothing was trained, and the finished model is unchanged.
+            if is_main_process():
+                self.write_or_warn(STATUS, dict(before))
+            return
+        write(state, error=type(problem).__name__, message=str(problem), exit_code=code)
 
 
 def start_run(

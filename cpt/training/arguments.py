@@ -35,6 +35,7 @@ from cpt.recipe.keys import micro_batches_per_step
 from cpt.recipe.rules import OWN_LOSS, REWARDED
 from cpt.recipe.schema import Recipe
 from cpt.recipe.training_keys import why_refused
+from cpt.training.callbacks import usable_trackers
 from cpt.training.engine_profiles import Profile, changes_in_memory, read_profile, zero_section
 from cpt.training.restart import learned_micro_batch
 
@@ -136,7 +137,7 @@ def training_arguments(
         "per_device_train_batch_size": length.micro_batch,
         "gradient_accumulation_steps": length.gradient_accumulation_steps,
         "learning_rate": recipe.optimizer.learning_rate,
-        "report_to": recipe.monitoring.trackers or "none",
+        "report_to": usable_trackers(recipe.monitoring.trackers) or "none",
         "disable_tqdm": True,  # our console callback has the bar
         "logging_nan_inf_filter": False,  # True logs 0 for NaN, and waits for the GPU at each micro-batch
         "ignore_data_skip": True,  # our loader starts at the checkpoint's row

@@ -5,7 +5,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, update_wrapper
 from pathlib import Path
@@ -35,6 +35,8 @@ EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 LOGGED = (int, float, str)  # types that a callback may add to a log
 
 log = logging.getLogger("cpt")
+SECONDS_BETWEEN_TRIES = 60.0  # of a tracker that failed
+SHARE_OF_TRIES = 0.05  # of the time, at most, for trackers that wait for a server
 SECONDS_BETWEEN_WRITES = 1.0  # for a status that only changes its step
 FORMATS = {
     "loss": "loss {:.4f}",
@@ -283,6 +285,7 @@ class GuardedCallback(TrainerCallback):
             return None
         logs: dict[str, Any] = kwargs.get("logs") or {}
         before = dict(logs)
+        started = time.monotonic()
         try:
             answer: TrainerControl | None = getattr(self.callback, event)(
                 args, state, control, **kwargs
@@ -297,19 +300,22 @@ class GuardedCallback(TrainerCallback):
         except self.errors as problem:
             logs.clear()
             logs.update(before)
-            self.pause(event, problem, state.global_step)
+            self.pause(event, problem, state.global_step, time.monotonic() - started)
             return None
         self.has_failed = self.has_failed and event != "on_log"
         return answer
 
-    def pause(self, event: str, problem: Exception, step: int) -> None:
+    def pause(self, event: str, problem: Exception, step: int, seconds: float) -> None:
+        """Pause after a call that took so many seconds and failed."""
         self.paused_until = time.monotonic() + self.pause_seconds
         if not self.has_failed:
-            text = (
-                f"`{self.name}` failed in {event} and pauses: {type(problem).__name__}: {problem}."
-            )
+            text = f"`{self.name}` failed in {event} and pauses: {one_line(problem)}."
             record_event(self.run, self.kind, text, step=step)
         self.has_failed = True
+
+
+def one_line(problem: Exception) -> str:
+    return " ".join(f"{type(problem).__name__}: {problem}".split())
 
 
 class StatefulCallback(GuardedCallback, ExportableState):
@@ -342,16 +348,33 @@ def put_trackers_last(trainer: Trainer, run: Path) -> None:
     ]
 
 
+def usable_trackers(names: Sequence[str]) -> list[str]:
+    """The trackers whose packages can be imported; an event for each of the others, without which the run trains."""
+    usable = []
+    for name in names:
+        try:
+            INTEGRATION_TO_CALLBACK[name]()
+        except Exception as problem:  # whatever importing it raises
+            text = f"The run trains without `{name}`: {one_line(problem)}."
+            log.warning(text, extra={"event": Tracker.kind})
+        else:
+            usable.append(name)
+    return usable
+
+
 class Tracker(GuardedCallback):
-    """A tracker that pauses for a minute after errors, such as a full disk or a lost network, and then retries."""
+    """A tracker that pauses for a minute after errors, such as a full disk or a lost network, and then retries.
+
+    A call that waits long for its server is followed by a longer pause.
+    """
 
     kind = "tracker_failed"
-    errors = OSError
-    pause_seconds = 60.0
+    pause_seconds = SECONDS_BETWEEN_TRIES
 
-    def pause(self, event: str, problem: Exception, step: int) -> None:
+    def pause(self, event: str, problem: Exception, step: int, seconds: float) -> None:
         """TensorBoard's writer thread dies on an error; the next log creates another."""
-        super().pause(event, problem, step)
+        super().pause(event, problem, step, seconds)
+        self.paused_until = max(self.paused_until, time.monotonic() + seconds / SHARE_OF_TRIES)
         if isinstance(self.callback, TensorBoardCallback):
             self.callback.tb_writer = None
 

@@ -5,6 +5,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -16,8 +17,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.distributed import same_command, world_size
 from cpt.errors import Interrupted
 from cpt.hf_internals import exit_now
+from cpt.interrupts import SIGNALS, EndAtOnce
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_BETWEEN_AGREEMENTS = 0.1
 MOST_CALLS_BETWEEN = 50
 SECONDS_BETWEEN_LOOKS = 1.0  # checks of the launcher
@@ -39,14 +40,17 @@ class Preemption(TrainerCallback):
 
     A signal to one process is enough. All processes agree on it, over gloo and not over the GPUs, at the end of a step
     or after an evaluation batch; the next start repeats that evaluation. Before and after training the signal raises
-    Interrupted immediately, as there is nothing to save. A second SIGINT, at least a second later, ends the process
-    immediately. A lost launcher counts as a signal too: torchrun leaves its processes running when SIGUSR1 kills it. A
-    SIGHUP that was ignored from the start (nohup) stays ignored.
+    Interrupted immediately, as there is nothing to save. Before it, a command ends immediately instead, as libraries
+    may catch the error. A second SIGINT, at least a second later, ends the process immediately. A lost launcher counts
+    as a signal too: torchrun leaves its processes running when SIGUSR1 kills it. A SIGHUP that was ignored from the
+    start (nohup) stays ignored.
 
     A thread reads the signals from a pipe: Python's own handlers wait for the main thread, which may hang in a call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, record_end: Callable[[Interrupted], None] = lambda problem: None) -> None:
+        self.record_end = record_end  # called before a command ends in `at_signal`
+        self.is_building = True  # before the training
         self.received: int = 0  # number of the first signal that this process got
         self.stopped_by: str | None = None  # the signal that stopped the training on all processes
         self.is_training = False
@@ -64,10 +68,11 @@ class Preemption(TrainerCallback):
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)
         self.previous_descriptor = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        for number in SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue
-            self.previous[number] = signal.signal(number, self.at_signal)
+        self.previous = {number: signal.getsignal(number) for number in SIGNALS}
+        if self.previous[signal.SIGHUP] == signal.SIG_IGN:
+            del self.previous[signal.SIGHUP]
+        for number in self.previous:
+            signal.signal(number, self.at_signal)
         os.register_at_fork(after_in_child=self.leave_child_alone)
         self.is_watching = True
         self.launcher = os.getppid() if "RANK" in os.environ else None
@@ -88,12 +93,18 @@ class Preemption(TrainerCallback):
         os.close(self.reading)
         os.close(self.writing)
 
-    def at_signal(self, number: int, _: FrameType | None) -> None:
+    def at_signal(self, number: int, frame: FrameType | None) -> None:
         """Called by Python in the main thread; the watching thread records the signal."""
-        if not self.is_training and self.stopped_by is None:
-            raise Interrupted(
-                f"{signal.Signals(number).name} arrived outside of training. {same_command()} continues."
-            )
+        if self.is_training or self.stopped_by is not None:
+            return
+        problem = Interrupted(
+            f"{signal.Signals(number).name} arrived outside of training. {same_command()} continues."
+        )
+        command = self.previous[number]
+        if self.is_building and isinstance(command, EndAtOnce):
+            self.record_end(problem)
+            command(number, frame)
+        raise problem
 
     def leave_child_alone(self) -> None:
         """Restore the default in forked workers: SIGTERM ends them; on Ctrl-C the main process ends them."""
@@ -131,7 +142,7 @@ class Preemption(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self.is_training = True
+        self.is_building, self.is_training = False, True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
             dist.barrier(group=self.group)  # connects the processes while the launcher exists

@@ -38,7 +38,13 @@ from cpt.checkpoints.manifest import (
     write_manifest,
 )
 from cpt.checkpoints.resume import published_checkpoints, step_of
-from cpt.checkpoints.retention import Archive, published_in, rotate
+from cpt.checkpoints.retention import (
+    Archive,
+    archive_record,
+    local_archive,
+    published_in,
+    rotate,
+)
 from cpt.checkpoints.sharding import (
     LATEST,
     capture_states,
@@ -71,6 +77,7 @@ from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError, TrainingError
 from cpt.evaluation.scoring import StopEarly
 from cpt.files import make_durable
+from cpt.formatting import format_bytes
 from cpt.optim.evaluation_point import (
     copy_of_weights,
     evaluation_point,
@@ -118,6 +125,7 @@ class Checkpointer:
         self.copies_are_too_large = False
         self.kinds_read_back: set[Kind] = set()  # each process verifies one checkpoint of each kind
         self.save_failure: SaveFailed | None = None  # failure of the last save
+        self.failed_saves = 0  # of full checkpoints, in a row
         self.best: set[Path] = (
             set()
         )  # the best checkpoint of `evaluation.stop`, which is not removed
@@ -194,11 +202,16 @@ class Checkpointer:
         return self.in_flight is not None and not self.in_flight.done()
 
     def save(self) -> None:
-        """Publish `checkpoint-N`. The last save of a run is retried, and must succeed."""
+        """Publish `checkpoint-N`. The last save of a run is retried, and must succeed; so must one that follows
+        `checkpoints.max_failed_saves - 1` failed ones."""
         trainer, state = self.trainer, self.trainer.state
         trainer.store_flos()
+        self.wait_for_saves()  # from here on, all processes have counted the same failures
+        limit = trainer.recipe.checkpoints.max_failed_saves
+        is_last = trainer.control.should_training_stop or state.global_step >= state.max_steps
+        must_succeed = is_last or (limit is not None and self.failed_saves + 1 >= limit)
         self.save_once("full")
-        if not trainer.control.should_training_stop and state.global_step < state.max_steps:
+        if not must_succeed:
             return
         self.wait_for_saves()
         for seconds in SECONDS_BEFORE_RETRIES:
@@ -207,18 +220,40 @@ class Checkpointer:
             time.sleep(seconds)
             self.save_once("full")
             self.wait_for_saves()
-        if self.save_failure is not None:
-            newest = published_in(trainer.run_folder)[-1:]
-            where = (
-                f"The newest checkpoint is {newest[0].folder}."
-                if newest
-                else "No checkpoint exists."
-            )
-            kind = TrainingError if self.save_failure.reason == "not finite" else CheckpointError
-            raise kind(
-                f"step {state.global_step} could not be saved ({self.save_failure}). {where} Fix this, then start"
-                " the run again."
-            )
+        if self.save_failure is None:
+            return
+        kind, where = CheckpointError, self.newest_checkpoint()
+        if self.save_failure.reason == "not finite":
+            kind = TrainingError
+        elif archived := self.save_to_archive():
+            where = f"It is saved in the archive: move {archived} to {trainer.run_folder}."
+        raise kind(
+            f"step {state.global_step} could not be saved ({self.save_failure}). {where} Fix this, then start"
+            " the run again."
+        )
+
+    def newest_checkpoint(self) -> str:
+        if newest := published_in(self.trainer.run_folder)[-1:]:
+            return f"The newest checkpoint is {newest[0].folder}."
+        return "No checkpoint exists."
+
+    def save_to_archive(self) -> Path | None:
+        """Publish this step in the archive instead, if that is a folder; return the checkpoint, None if this fails."""
+        run, step = self.trainer.run_folder, self.trainer.state.global_step
+        place = self.trainer.recipe.checkpoints.archive
+        root = None if place is None else local_archive(place)
+        if root is None:
+            return None
+        name = f"{PREFIXES['full']}{step}"
+        describe = partial(self.describe, "full", step)
+        contents = self.take_snapshot(full=True)
+        try:
+            publish(root / run.name, name, contents, describe, self.agreement)
+        except SaveFailed as failure:
+            self.record("archive_failed", f"{name} was not saved in {root}: {failure}.", step=step)
+            return None
+        archive_record(run, place)
+        return root / run.name / name
 
     # --- one save ----------------------------------------------------------------------------------------------------
 
@@ -262,6 +297,8 @@ class Checkpointer:
             )
         except SaveFailed as failure:
             self.save_failure = failure
+            if kind == "full":
+                self.failed_saves += 1
             self.record(
                 "save_failed", f"{name} was not saved: {failure}.", step=step, reason=failure.reason
             )
@@ -271,6 +308,8 @@ class Checkpointer:
         finally:
             self.host_copies.release()
         before, self.save_failure = self.save_failure, None
+        if kind == "full":
+            self.failed_saves = 0
         self.kinds_read_back.add(kind)
         if before is not None:  # a full disk may have refused the failure's event
             self.record(
@@ -368,7 +407,7 @@ class Checkpointer:
             self.agreement.gather(needed <= MOST_OF_THE_MEMORY * psutil.virtual_memory().available)
         ):
             if not self.copies_are_too_large:
-                size = f"{needed / 2**30:.1f} GiB"
+                size = format_bytes(needed)
                 message = (
                     f"Copies for a save need {size} of free host memory: training waits for saves."
                 )

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from cpt.data.rows.build import build_data
 from cpt.data.rows.loader import CPTDataLoader
@@ -45,6 +45,26 @@ def test_batches_are_the_rows_completed_where_they_are_made(rows, options):
     assert same([stack_rows([rows[n], rows[n + 1]]) for n in range(0, 48, 2)], completed)
     assert all(batch["first"].tolist() == [0, 0] for batch in completed)
     assert torch.equal(torch.get_rng_state(), state), "reading leaves the global random state alone"
+
+
+class SmallSharedMemory:
+    """Fails as torch does in a worker whose third batch does not fit into /dev/shm."""
+
+    made = 0
+
+    def __call__(self, batch):
+        self.made += 1
+        if get_worker_info() is not None and self.made == 3:
+            raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>")
+        return batch
+
+
+@pytest.mark.heavy
+def test_without_shared_memory_for_workers_the_process_itself_goes_on(rows, caplog):
+    loaded = batches(rows, complete=SmallSharedMemory(), num_workers=2)
+    assert same(batches(rows), loaded)
+    (warning,) = caplog.messages
+    assert "dataloader_num_workers falls back to 0" in warning and "--shm-size" in warning
 
 
 @pytest.mark.gpu

@@ -7,7 +7,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typed_export import export
 
-from cpt.errors import CheckpointError, RecipeError
+from cpt.errors import CheckpointError, LaunchError, RecipeError
+from cpt.export.export import new_folder
 from cpt.plugins import import_user_module
 
 LSTM = "examples.lstm.lstm_language_model"
@@ -55,6 +56,15 @@ def test_a_model_of_a_users_own_family_is_exported_with_its_module(tokenizer_fol
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
+
+
+def test_two_exports_into_one_folder_do_not_mix(base_folder, tmp_path):
+    with new_folder(tmp_path / "out") as unfinished:
+        unfinished.mkdir()
+        (unfinished / "config.json").write_text("{}")
+        with pytest.raises(LaunchError, match="another command is writing"):
+            export(base_folder, "-o", tmp_path / "out")
+    assert [path.name for path in tmp_path.glob("**/*")] == ["out", "config.json"]
 
 
 def test_a_base_whose_weights_changed_since_is_refused(adapter_folder, tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -228,6 +229,55 @@ def test_the_newest_checkpoints_are_kept_and_those_that_the_recipe_names(recipe,
 
 
 # Signals
+
+
+def handles_signals(pid: int) -> bool:
+    """Whether the process has a handler of SIGTERM."""
+    caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.fixture
+def interrupt(start, corpus, tokenizer_folder, tmp_path):
+    """Start a run with an empty token store, and signal its group so many seconds after its handlers are there."""
+
+    def begin(seconds: float, number: int) -> bool:
+        folder = tmp_path / f"{seconds:.4f}"
+        folder.mkdir()
+        file = written(folder / "recipe.yaml", tiny_recipe(corpus, tokenizer_folder, folder))
+        typed = start("train", file, environment={"CPT_CACHE": str(folder / "store")})
+        typed.wait_until(lambda: handles_signals(typed.pid))
+        time.sleep(seconds)
+        typed.signal(number)
+        if typed.wait(60).returncode == 0:
+            return False
+        assert typed.returncode == 75, (seconds, number, typed.output)
+        assert "Interrupted: " in typed.stderr and "Traceback" not in typed.output, typed.output
+        if (folder / "runs/run/status.json").exists():
+            assert status(folder / "runs/run")["state"] == "interrupted", (seconds, typed.output)
+        shutil.rmtree(folder)
+        return True
+
+    return begin
+
+
+@pytest.mark.parametrize("seconds", [0, 0.4, 0.8])
+def test_a_signal_before_the_first_step_ends_the_run_in_a_sentence(interrupt, seconds):
+    assert interrupt(seconds, signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_a_signal_at_any_moment_ends_the_run_in_a_sentence(interrupt):
+    """As many moments as fit into three minutes, from the start until the run ends."""
+    ends, span, count, moment = time.monotonic() + 180, 4.0, 0, 0.0
+    while time.monotonic() < ends:
+        number = (signal.SIGINT, signal.SIGTERM)[count % 2]
+        if not interrupt(moment, number):
+            span = moment  # the run had ended
+        count += 1
+        moment = count * 0.618 % 1 * span  # spaced evenly, however many there are
+    assert count > 30
+    print(f"{count} moments in {span:.1f} s")
 
 
 @pytest.mark.parametrize("kind", ["term", pytest.param("hup", marks=pytest.mark.slow)])

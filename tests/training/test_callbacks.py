@@ -24,6 +24,7 @@ from cpt.training.callbacks import (
     Tracker,
     check_callbacks,
     check_profiled_steps,
+    usable_trackers,
 )
 
 
@@ -262,9 +263,10 @@ def test_trackers_get_what_other_callbacks_add_to_the_logs(tiny_recipe, tmp_path
     assert {"on_train_begin", "on_log", "on_train_end"} <= {*recorder.calls}
 
 
-def test_a_tracker_that_fails_costs_one_event_and_is_tried_again_after_a_pause(tmp_path):
+@pytest.mark.parametrize("problem", [ConnectionError, RuntimeError, ImportError])
+def test_a_tracker_that_fails_costs_one_event_and_is_tried_again_after_a_pause(tmp_path, problem):
     recorder, state = Recorder(), TrainerState(global_step=1)
-    recorder.problem = ConnectionError("the service is away")
+    recorder.problem = problem("the service is away")
     tracker = Tracker(recorder, "tensorboard", tmp_path)
     for call in (tracker.on_train_begin, tracker.on_log, tracker.on_train_end):
         call(None, state, TrainerControl(), logs={"loss": 1.0})
@@ -274,6 +276,12 @@ def test_a_tracker_that_fails_costs_one_event_and_is_tried_again_after_a_pause(t
     recorder.problem, tracker.paused_until = None, 0.0
     tracker.on_log(None, state, TrainerControl(), logs={"loss": 2.0})
     assert recorder.logged == {1: {"loss": 2.0}}
+
+
+def test_a_tracker_that_cannot_be_imported_is_left_out_with_a_warning(caplog):
+    assert usable_trackers(["tensorboard", "comet_ml"]) == ["tensorboard"]
+    (record,) = caplog.records
+    assert record.event == "tracker_failed" and "comet_ml" in record.message
 
 
 # --- files of the run, and the console ---

@@ -267,6 +267,31 @@ def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
     assert published(trainer) == ["checkpoint-1", "checkpoint-2"]
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("has_archive", [False, True])
+def test_failed_saves_in_a_row_end_the_run_after_a_last_try_in_the_archive(
+    tiny_recipe, tmp_path, monkeypatch, in_background, has_archive
+):
+    monkeypatch.setattr(saving, "SECONDS_BEFORE_RETRIES", ())
+    archive = {"archive": str(tmp_path / "archive")} if has_archive else {}
+    trainer = saved_run(
+        tiny_recipe, tmp_path, in_background=in_background, max_failed_saves=2, **archive
+    )
+    full, disk_usage = shutil._ntuple_diskusage(1, 1, 0), shutil.disk_usage
+
+    def free(path):
+        return full if trainer.run_folder in Path(path).parents else disk_usage(path)
+
+    trainer.add_callback(At(2, lambda: monkeypatch.setattr(shutil, "disk_usage", free)))
+    with pytest.raises(CheckpointError, match="step 3 could not be saved") as problem:
+        trainer.train()
+    assert published(trainer) == ["checkpoint-1"]
+    archived = tmp_path / "archive/tiny/checkpoint-3"
+    assert archived.exists() is has_archive and (str(archived) in str(problem.value)) is has_archive
+    if has_archive:
+        assert damages(archived) == []
+
+
 def test_a_users_rule_of_what_to_keep_that_fails_costs_an_event(tiny_recipe, tmp_path, monkeypatch):
     (tmp_path / "broken_keep.py").write_text(
         "def none(checkpoints):\n    return checkpoints[0].nothing\n"

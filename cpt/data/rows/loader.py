@@ -1,6 +1,7 @@
 """The data loader of a run: micro-batches by row number, prepared ahead of the step, and chunks ahead of the rows."""
 
 import atexit
+import errno
 import logging
 import signal
 import threading
@@ -15,17 +16,22 @@ from typing import Any
 
 import torch
 from accelerate.utils.operations import recursively_apply
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from cpt.data.rows.chunks import ChunkedRows
 from cpt.data.rows.mixture import MixtureRows, RowRange, shift_past_skipped
 from cpt.data.rows.packing import Row, stack_rows
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.tokenized import Wanted, made
+from cpt.distributed import report_fallback
 from cpt.errors import CptError
 
 log = logging.getLogger("cpt")
 MOST_REPLACEMENTS = 20  # replacements of dead worker processes before giving up
+FULL_SHARED_MEMORY = (
+    "/dev/shm is too small for the batches of worker processes."
+    " In a container: docker run --shm-size=8g, or --ipc=host"
+)
 MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches prepared in advance
 
 
@@ -91,6 +97,8 @@ class CPTDataLoader(DataLoader[Row]):
         self.collates_plainly = options["collate_fn"] is stack_rows
         if complete is not None:
             options["collate_fn"] = partial(completed, options["collate_fn"], complete)
+        if options.get("num_workers"):
+            options["collate_fn"] = partial(shared, options["collate_fn"])
         self.complete: Callable[[Row], Row] = complete or (lambda batch: batch)
         super().__init__(rows, batch_size=micro_batch, sampler=sampler, **options)
         self.rank_sampler = sampler
@@ -113,7 +121,8 @@ class CPTDataLoader(DataLoader[Row]):
             yield batch
 
     def by_workers(self) -> Iterator[Row]:
-        """Load with torch's workers. Workers that die (usually out of memory) are replaced."""
+        """Load with torch's workers. Workers that die (usually out of memory) are replaced; without enough shared
+        memory for their batches, this process loads the others."""
         taken = replaced = 0
         batches: Iterator[Row] | None = None
         while True:
@@ -127,6 +136,8 @@ class CPTDataLoader(DataLoader[Row]):
                         signal.signal(signal.SIGCHLD, before)
                 batch = next(batches, None)
             except (RuntimeError, OSError, EOFError) as problem:
+                if is_out_of_shared_memory(problem):
+                    break
                 is_lost = not str(problem).startswith("Caught ")  # "Caught" marks an error in a row
                 if isinstance(problem, RuntimeError):
                     is_lost = str(problem).startswith("DataLoader worker (pid")
@@ -145,6 +156,12 @@ class CPTDataLoader(DataLoader[Row]):
                 return
             taken += 1
             yield batch
+        report_fallback("training.dataloader_num_workers", 0, FULL_SHARED_MEMORY)
+        self.num_workers = 0
+        self.rank_sampler.begin_at = taken
+        batches = self._iterator = None
+        yield from self.made_ahead()
+        self.rank_sampler.begin_at = 0
 
     def made_ahead(self) -> Iterator[Row]:
         """Prepare micro-batches in one thread; several would compete for the interpreter."""
@@ -181,6 +198,20 @@ class CPTDataLoader(DataLoader[Row]):
                     yield waiting.popleft().result()
             finally:
                 pool.shutdown(cancel_futures=True)
+
+
+def is_out_of_shared_memory(problem: Exception) -> bool:
+    is_full = isinstance(problem, OSError) and problem.errno == errno.ENOSPC
+    return is_full or "shared memory" in str(problem)
+
+
+def shared(collate: Callable[[Any], Row], rows: Any) -> Row:
+    """Move a worker's batch to shared memory here: torch would do so in a thread, whose error only the worker sees,
+    while the run waits for the batch."""
+    batch = collate(rows)
+    if get_worker_info() is None:
+        return batch
+    return recursively_apply(torch.Tensor.share_memory_, batch)  # type: ignore[no-any-return]
 
 
 def completed(collate: Callable[[Any], Row], complete: Callable[[Row], Row], rows: Any) -> Row:

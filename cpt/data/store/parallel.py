@@ -6,6 +6,7 @@ Uses loky: spawned workers of the standard library would import the user's `__ma
 import atexit
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections import deque
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from loky.process_executor import ProcessPoolExecutor
 
 POOL_BYTES = 32 * 2**20  # of files; below this, starting processes takes longer than the work
+# An option of loky's own process, which warns if a signal ended this one; it frees what is left.
+NO_LEAKS = "ignore:resource_tracker:UserWarning"
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -59,7 +62,8 @@ def map_in_order(
     workers = take_workers(num_workers, imports)
     waiting: deque[Future[Result]] = deque()
     try:
-        workers.submit(int)  # starts the workers
+        with interrupts_blocked():
+            workers.submit(int)  # starts the workers
         function = pickle.dumps(prepare())
         for argument in arguments:
             waiting.append(workers.submit(call, function, argument))
@@ -109,11 +113,23 @@ def take_workers(num_workers: int, imports: Sequence[str]) -> "ProcessPoolExecut
         if number >= num_workers:
             idle.remove((number, workers))
             return workers
+    if NO_LEAKS not in sys.warnoptions:
+        sys.warnoptions.append(NO_LEAKS)
     path = os.pathsep.join(filter(None, sys.path))
     variables = {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
     return ProcessPoolExecutor(
         num_workers, initializer=begin, initargs=(list(imports),), env=variables
     )
+
+
+@contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Processes that are started inherit the mask: on Ctrl-C, this process ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def begin(imports: Sequence[str]) -> None:
