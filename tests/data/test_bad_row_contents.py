@@ -53,12 +53,9 @@ def test_each_format_keeps_its_bad_rows(tmp_path, bad, name, content, kept):
 
 
 def test_a_long_row_is_cut_between_characters():
-    fields = content_fields(
-        ("\u00f6" * LONGEST_CONTENT + "\n").encode()[1:].replace(b"\xb6", b"x", 1)
-    )
-    assert fields["content_is_cut"] is True
-    whole = content_fields(b"x" + "\u00f6".encode() * LONGEST_CONTENT)
-    assert len(whole["content"].encode()) == LONGEST_CONTENT - 1
+    fields = content_fields(b"x" + "\u00f6".encode() * LONGEST_CONTENT)
+    assert fields["content_is_cut"]
+    assert len(fields["content"].encode()) == LONGEST_CONTENT - 1
 
 
 def test_many_bad_rows_do_not_fill_the_memory():
