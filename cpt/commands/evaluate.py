@@ -1,5 +1,6 @@
 """`cpt evaluate MODEL [--against BASE]`: evaluate a model on held-out text, questions and tasks, and compare it."""
 
+import logging
 import re
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -21,10 +22,13 @@ from cpt.evaluation.evaluate import (
     model_at,
 )
 from cpt.evaluation.paired import EvaluationReport
+from cpt.evaluation.sets import has_held_out
 from cpt.evaluation.tasks import task_choices
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.runs.folder import RECIPE
+
+log = logging.getLogger("cpt")
 
 
 def command(
@@ -90,7 +94,11 @@ def command(
         if path is not None
     ]
     run = saved.parent if recipe is None else None
-    evaluated = held_out_sets(own, text or [], sequence_length, models, run)
+    if task and not (text or domain_test) and own is not None and not has_held_out(own):
+        evaluated = None
+        log.info(f"The recipe `{own.name}` has no held-out documents: only tasks are evaluated.")
+    else:
+        evaluated = held_out_sets(own, text or [], sequence_length, models, run)
     if evaluated is None and not task:
         raise RecipeError(
             f"nothing to evaluate {model} on. Add --text name=held_out.jsonl, --recipe or --task."

@@ -50,6 +50,9 @@ def command(
     adapter_only: Annotated[
         bool, typer.Option("--adapter-only", help="Export the adapter, not merged.")
     ] = False,
+    pth: Annotated[
+        bool, typer.Option("--pth", help="Also write model.pth, a state dict for torch.load.")
+    ] = False,
     text: Annotated[
         Path | None, typer.Option(help="File to compare logits on; default: held-out text.")
     ] = None,
@@ -77,12 +80,14 @@ def command(
     of_push = {"--private": private, "--yes": yes}
     refuse_ignored(of_push if push_to_hub is None else {}, "without --push-to-hub")
     refuse_ignored({"--max-rise": max_rise != MAX_RISE and quantize is None}, "without --quantize")
+    refuse_ignored({"--pth": pth and quantize is not None}, "with --quantize")
     if output is None and push_to_hub is None:
         raise RecipeError("--output is missing: cpt export RUN --output FOLDER")
     of_models = {
         "--dtype": dtype != DTYPE,
         "--tolerance": tolerance is not None,
         "--quantize": quantize is not None,
+        "--pth": pth,
     }
     refuse_ignored(of_models if adapter_only else {}, "with --adapter-only")
     of_export = {
@@ -94,7 +99,7 @@ def command(
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:
-        wish = ExportOptions(DTYPES[dtype], text, tolerance)
+        wish = ExportOptions(DTYPES[dtype], text, tolerance, pth)
         check_output(output)
         if quantize is not None:
             import_named(f"{QUANTIZE}:check_quantising")(quantize, wish.dtype)

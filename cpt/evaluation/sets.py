@@ -57,10 +57,14 @@ class EvaluationSet:
                 yield HeldOutText(text, document.where)
 
 
+def has_held_out(recipe: Recipe) -> bool:
+    return recipe.evaluation.held_out_share is not None or bool(recipe.evaluation.perplexity)
+
+
 def data_of_recipe(recipe: Recipe, run: Path | None = None) -> EvaluationData:
     """The held-out sets of a recipe, or of a run with this recipe; raises DataError if there are none."""
     evaluation = recipe.evaluation
-    if evaluation.held_out_share is None and not evaluation.perplexity:
+    if not has_held_out(recipe):
         raise DataError(
             f"the recipe `{recipe.name}` has no held-out documents. Set `evaluation.held_out_share` or"
             " `evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"

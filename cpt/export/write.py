@@ -16,7 +16,13 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cpt.checkpoints.model_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LARGEST_FILE, weight_files
+from cpt.checkpoints.model_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    LARGEST_FILE,
+    Tensors,
+    weight_files,
+)
 from cpt.data.readers.hub import broken
 from cpt.errors import CheckpointError, RecipeError, ResourceError
 from cpt.export.export import (
@@ -46,7 +52,7 @@ from cpt.export.trained import Trained, load_whole, saved_config, tokenizer_of, 
 from cpt.hf_internals import modules_kept_in_fp32
 from cpt.models.adapters import check_mergeable, merge_lora
 from cpt.models.config import hash_weights, load_config
-from cpt.models.inventory import vocabulary_size
+from cpt.models.inventory import build_on_meta, vocabulary_size
 from cpt.models.new_rows import carry_extension
 
 DtypeName = Literal["bfloat16", "float16", "float32"]
@@ -59,6 +65,7 @@ class ExportOptions:
     dtype: torch.dtype = torch.bfloat16
     text: Path | None = None  # text to compare logits on
     tolerance: float | None = None  # allowed share of the largest logit
+    pth: bool = False  # also write the state dict for torch.load
 
 
 @dataclass(frozen=True)
@@ -129,10 +136,30 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         shards = weight_files(unfinished)
         size = f"{sum(file.stat().st_size for file in shards) / 1e6:,.1f} MB of {name_of(dtype)}"
         architecture = json.loads((unfinished / "config.json").read_text())["architectures"][0]
+        pickled = write_pth(unfinished) if options.pth else 0
     yield from notes
     files = f"{len(shards)} safetensors file{'s' if len(shards) > 1 else ''}"
     yield f"Wrote {output}: {architecture}, {size} in {files}, with README.md."
+    if options.pth:
+        yield f"Wrote {output / PTH}: {pickled / 1e6:,.1f} MB, for torch.load(..., weights_only=True)."
     yield f"Serve it: cpt serve {output}"
+
+
+PTH = "model.pth"
+
+
+def write_pth(folder: Path) -> int:
+    """Write an export's weights as one state dict for torch.load, and return its size in bytes.
+
+    It has the names of the safetensors, and those of tied weights too, which share the memory of the first.
+    """
+    tensors = Tensors(folder)
+    state = {name: tensors.read(name) for name in tensors.files}
+    for tied, name in build_on_meta(saved_config(folder)).all_tied_weights_keys.items():
+        if name in state:
+            state.setdefault(tied, state[name])
+    torch.save(state, folder / PTH)
+    return (folder / PTH).stat().st_size
 
 
 def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:

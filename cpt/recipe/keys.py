@@ -75,38 +75,86 @@ def all_keys(annotation: Any = Recipe, above: Location = ()) -> Iterator[Locatio
         yield from all_keys(field.annotation, (*here, key))
 
 
-OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts
-    "model.path": "base_model model_name model_id",
-    "tokenizer.path": "tokenizer_name tokenizer_path",
-    "data.sources": "dataset datasets dataset_name sources",
-    "data.sources[0].text_column": "dataset_text_field",
-    "data.sequence_length": "sequence_len seq_length seq_len max_seq_len cutoff_len model_max_length",
+OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts, Lightning, accelerate, nanoGPT
+    "name": "experiment_name exp_name job_name",
+    "output_dir": "output out_dir save_dir save_path checkpoint_dir checkpoints.dir checkpoints.path",
+    "model.path": (
+        "base_model model_name model_id pretrained pretrained_model checkpoint init_from load_from"
+        " model.name model.checkpoint pretrained_model_name_or_path"
+    ),
+    "model.config.model_type": "model.type model_type model.architecture architecture",
+    "model.config.hidden_size": "hidden_size hidden_dim d_model n_embd",
+    "model.config.intermediate_size": "intermediate_size ffn_dim d_ff",
+    "model.config.num_hidden_layers": "num_hidden_layers num_layers n_layer n_layers",
+    "model.config.num_attention_heads": "num_attention_heads num_heads n_head n_heads",
+    "model.config.vocab_size": "vocab_size",
+    "model.config.max_position_embeddings": "max_position_embeddings",
+    "tokenizer.path": "tokenizer_name tokenizer_path tokenizer.name",
+    "data.sources": (
+        "dataset datasets dataset_name dataset_path sources train_data train_dataset train_file train_files"
+        " data_path data_dir data_files data.path data.name data.files data.train"
+    ),
+    "data.sources[0].text_column": "dataset_text_field text_field text_key",
+    "data.sequence_length": (
+        "sequence_len seq_length seq_len max_seq_len cutoff_len model_max_length context_length context_len"
+        " context_window"
+    ),
     "data.packing": "sample_packing",
-    "training.per_device_train_batch_size": "micro_batch_size train_batch_size",
-    "training.per_device_eval_batch_size": "eval_batch_size",
-    "training.gradient_accumulation_steps": "gradient_accumulation",
-    "budget.global_batch_tokens": "global_batch_size",
-    "budget.epochs": "num_epochs",
-    "budget.tokens": "max_tokens max_train_steps",
-    "schedule.name": "lr_scheduler",
-    "schedule.warmup_tokens": "warmup num_warmup_steps",
+    "training": "trainer train training_args training_arguments",
+    "training.bf16": "mixed_precision precision amp use_amp",
+    "training.deepspeed": "strategy zero_stage deepspeed_config",
+    "training.per_device_train_batch_size": "micro_batch_size train_batch_size device_batch_size",
+    "training.per_device_eval_batch_size": "eval_batch_size evaluation.batch_size",
+    "training.gradient_accumulation_steps": (
+        "gradient_accumulation grad_accum grad_accum_steps accumulate_grad_batches"
+    ),
+    "training.gradient_checkpointing": "activation_checkpoint use_gradient_checkpointing grad_checkpointing",
+    "training.torch_compile": "compile",
+    "training.logging_steps": "log_interval log_every log_every_n_steps",
+    "budget.global_batch_tokens": "global_batch_size total_batch_size",
+    "budget.epochs": "num_epochs max_epochs",
+    "budget.tokens": "max_tokens max_train_steps max_iters num_steps train_steps total_steps",
+    "optimizer.name": "optimizer.type optimizer_name",
+    "optimizer.learning_rate": "max_lr peak_lr base_lr",
+    "optimizer.betas": "betas beta1 beta2",
+    "optimizer.eps": "epsilon optimizer.epsilon",
+    "schedule.name": "scheduler lr_scheduler lr_schedule schedule.type",
+    "schedule.warmup_tokens": "warmup num_warmup_steps warmup_iters",
     "schedule.floor": "min_lr_ratio",
-    "training.max_grad_norm": "grad_clip",
-    "model.lora": "adapter peft_config use_lora finetuning_type",
+    "training.max_grad_norm": "grad_clip clip_grad_norm gradient_clip_val",
+    "model.lora": "adapter peft peft_config use_lora use_peft finetuning_type",
     "model.lora.r": "lora_r lora_rank rank",
     "model.lora.lora_alpha": "lora_alpha alpha",
     "model.lora.lora_dropout": "lora_dropout",
     "model.lora.target_modules": "lora_target lora_target_modules target_modules",
     "model.lora.quantize": "load_in_4bit load_in_8bit quantization_bit",
+    "checkpoints.every_steps": "save_interval save_every checkpoint_interval save_freq",
     "evaluation.held_out_share": "val_set_size",
-    "evaluation.perplexity": "eval_dataset test_datasets",
+    "evaluation.perplexity": (
+        "eval_dataset eval_data eval_file test_datasets val_data validation_file evaluation.datasets"
+        " evaluation.dataset evaluation.data evaluation.sets"
+    ),
+    "evaluation.every_steps": "eval_interval eval_every val_check_interval",
     "evaluation.stop": "early_stopping_patience early_stopping_steps early_stopping_threshold",
-    "model.attention": "flash_attention flash_attn",
+    "model.attention": "flash_attention flash_attn use_flash_attention use_flash_attn",
+    "monitoring.trackers": "wandb use_wandb logger trackers tensorboard",
     "training.project": "wandb_project",
     "training.dataloader_num_workers": "num_workers",
+    "training.dataloader_prefetch_factor": "io_queue_size prefetch_factor prefetch",
 }
 PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED_OF_TRL | MOVED
-"""Another program's key -> its key in a recipe."""
+"""Another program's key -> its key in a recipe; `model.type` is only `type` in the section `model`."""
+NOT_NEEDED = by_word(
+    {
+        "several processes are always data parallel. Start them with `cpt train RECIPE --processes 8`, or torchrun": (
+            "use_ddp ddp distributed devices gpus num_gpus n_gpus num_devices num_processes nproc_per_node"
+        ),
+        "a run resumes from its newest intact checkpoint. For another: `cpt train RECIPE --resume CHECKPOINT`": (
+            "resume resume_from resume_checkpoint auto_resume"
+        ),
+    }
+)
+"""Keys of other programs that a recipe does without, and the reason."""
 NOT_SUPPORTED = by_word(
     {
         TENSOR_PARALLEL: "tp_size tp_plan tensor_parallel tensor_parallel_size tensor_model_parallel_size",
@@ -122,9 +170,34 @@ NOT_SUPPORTED = by_word(
 
 NOTES = by_word(
     {
-        "in tokens: steps x tokens per step": "max_steps warmup_steps max_train_steps warmup num_warmup_steps",
-        "a list of both: [0.9, 0.95]": "adam_beta1 adam_beta2",
-        "in tokens: rows x data.sequence_length": "global_batch_size",
+        "in tokens: steps x tokens per step": (
+            "max_steps warmup_steps max_train_steps max_iters num_steps train_steps total_steps"
+            " warmup num_warmup_steps warmup_iters"
+        ),
+        "a list of both: [0.9, 0.95]": "adam_beta1 adam_beta2 beta1 beta2",
+        "in tokens: rows x data.sequence_length": "global_batch_size total_batch_size",
+        "a list: [{path: FILE_OR_HUB_ID}]": (
+            "dataset datasets dataset_name dataset_path train_data train_dataset train_file train_files data_path"
+            " data_dir data_files data.path data.name data.files data.train"
+        ),
+        "a list: [{name: NAME, path: FILE}]": (
+            "eval_dataset eval_data eval_file test_datasets val_data validation_file evaluation.datasets"
+            " evaluation.dataset evaluation.data"
+        ),
+        "true or false": "mixed_precision precision",
+        "a list: [wandb]": "report_to wandb use_wandb logger tensorboard",
+        "`{}` for our defaults": "use_lora use_peft adapter finetuning_type",
+        "a file, such as deepspeed_configs/ds_config_zero1.json; for data parallelism, no key": (
+            "strategy zero_stage"
+        ),
+        "a name, such as flash_attention_2; `auto` is the default": (
+            "flash_attention flash_attn use_flash_attention use_flash_attn"
+        ),
+        "with `model.config.model_type`, such as llama": (
+            "hidden_size hidden_dim d_model n_embd intermediate_size ffn_dim d_ff num_hidden_layers num_layers n_layer"
+            " n_layers num_attention_heads num_heads n_head n_heads vocab_size max_position_embeddings"
+        ),
+        "where to start from; when to save is in `checkpoints`": "checkpoint",
         "{set: NAME, patience: 3}, with the name of a held-out set": (
             "early_stopping_patience early_stopping_steps early_stopping_threshold"
         ),
@@ -132,6 +205,14 @@ NOTES = by_word(
     }
 )
 """Notes on converting a value to the new key."""
+
+
+def key_of_others(name: str, above: Location) -> str | None:
+    """The entry of `PLACES` for a key in a section, if there is one."""
+    in_section = dotted((*above, name))
+    if in_section in PLACES:
+        return in_section
+    return name if name in PLACES else None
 
 
 def format_new_key(key: str) -> str:

@@ -20,6 +20,7 @@ from cpt.recipe.keys import (
     MICRO_BATCH,
     PLACES,
     format_new_key,
+    key_of_others,
 )
 from cpt.recipe.paths import (
     COMPRESSED_FILES,
@@ -583,11 +584,12 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
     sections: dict[str, Component] = {"optimizer": optimizer, "schedule": schedule}
     for key, section in sections.items():
         for option in section.options:
-            if ":" in section.name or option not in PLACES:
+            known = key_of_others(option, (key,))
+            if ":" in section.name or known is None:
                 continue
-            written, place = f"{key}.{option}", PLACES[option]
+            written, place = f"{key}.{option}", PLACES[known]
             if place[0] == key and place != (key, option):
-                yield Violation(written, f"write it as {format_new_key(option)}", dotted(place))
+                yield Violation(written, f"write it as {format_new_key(known)}", dotted(place))
 
 
 def check_training(training: dict[str, Any]) -> Violations:

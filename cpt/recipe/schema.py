@@ -186,8 +186,8 @@ class Data(Section):
     """Drop documents whose text occurred before in the same source (exact), or nearly the same text (near, by MinHash;
     needs the extra `dedup`). Across sources: of equal documents, the one of the first source is kept."""
     on_bad_row: Free[Literal["error", "skip"]] = "error"
-    """A malformed row stops the run (error), or is skipped and listed by file and line in bad_rows.jsonl, next to the
-    stored tokens (skip)."""
+    """A malformed row stops the run (error), or is skipped and kept, with file and line, in bad_rows.jsonl, next to
+    the stored tokens (skip)."""
     max_bad_share: Free[float] = Field(default=0.001, ge=0, le=1)
     """With `on_bad_row: skip`, a larger share of malformed rows in a source is an error."""
     max_text_loss: Free[float] = Field(default=0.02, ge=0, le=1)

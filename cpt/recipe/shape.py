@@ -20,13 +20,14 @@ from cpt.recipe.huggingface_keys import (
 from cpt.recipe.keys import (
     AUTO,
     AUTOMATIC,
+    NOT_NEEDED,
     NOT_SUPPORTED,
-    PLACES,
     all_keys,
     annotation_at,
     child_annotation,
     format_new_key,
     item_in,
+    key_of_others,
     keys_of,
     section_in,
 )
@@ -183,8 +184,11 @@ def suggestion(name: str, beside: Collection[str], above: Location) -> str:
     """Suggest a key: a similar one in the same section, else the same name elsewhere, else a similar one elsewhere."""
     if simplified(name) in beside:
         return did_you_mean(name, beside)
-    if name in PLACES:
-        return f" Write it as {format_new_key(name)}."
+    known = key_of_others(name, above)
+    if known is not None:
+        return f" Write it as {format_new_key(known)}."
+    if name in NOT_NEEDED:
+        return f" Remove it: {NOT_NEEDED[name]}."
     if name in NOT_SUPPORTED:
         return f" Not supported: {NOT_SUPPORTED[name]}."
     near = closest(name, [*beside, *MOVED])

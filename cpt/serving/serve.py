@@ -27,6 +27,7 @@ from transformers.utils.import_utils import is_serve_available
 from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
+from cpt.command_line import refuse_ignored
 from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError, install_line
 from cpt.export.proof import brings_its_code
 from cpt.export.trained import NAME_IT, TOKENIZER_FILES, import_own_code
@@ -36,6 +37,12 @@ from cpt.models.families import FAMILIES
 from cpt.process import ReceivedSignals, free_port
 from cpt.recipe.schema import Model
 from cpt.runs.record import EXPORT, RECIPE, Run
+from cpt.serving.remote_chat import (
+    chat_in_terminal,
+    first_model,
+    open_client,
+    parse_options,
+)
 
 WAIT_SECONDS = 0.05
 SECONDS_TO_FINISH = 20
@@ -240,9 +247,15 @@ def wait_for_signal(received: ReceivedSignals) -> None:
 
 
 def chat(
-    model: ModelName,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Exported model, finished run or Hub id; with --url, its name there."),
+    ] = None,
     flags: Annotated[
         list[str] | None, typer.Argument(help="Options: max_new_tokens=200 temperature=0.7")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A running server with OpenAI's API: http://host:port.")
     ] = None,
     browser: Annotated[
         bool, typer.Option("--browser", help="Open a page for the browser.")
@@ -263,6 +276,12 @@ def chat(
     Example: cpt chat runs/my-run
     """
     disable_progress_bar()
+    if url is None and model is None:
+        raise LaunchError(
+            "the model is missing: cpt chat MODEL, or cpt chat --url http://HOST:PORT"
+        )
+    if url is not None and model is not None and "=" in model:
+        model, flags = None, [model, *(flags or [])]
     if browser and (
         flags or system_prompt is not None
     ):  # Gradio 6.31 sends a system message in the first turn only
@@ -275,6 +294,16 @@ def chat(
         raise ResourceError(f"the page needs Gradio. Install it: {install_line('chat')}")
     if unknown := next((word for word in flags or () if "=" not in word), None):
         raise LaunchError(f"`{unknown}`: expected name=value, such as max_new_tokens=200.")
+    if url is not None:
+        loading = {
+            "--dtype": dtype != "auto",
+            "--device": device != "auto",
+            "--import": module is not None,
+        }
+        refuse_ignored(loading, "with --url")
+        chat_with_server(url, model, flags or [], system_prompt, (host, port) if browser else None)
+        return
+    assert model is not None
     servable = check_servable(model, module)
     if browser:
         check_port(host, port)
@@ -285,9 +314,9 @@ def chat(
             " --method task_arithmetic"
         )
     typer.echo(f"Loading {servable.name} ...")
-    with serving(*servable, host=HOST, port=free_port(), dtype=dtype, device=device) as url:
+    with serving(*servable, host=HOST, port=free_port(), dtype=dtype, device=device) as served:
         if browser:
-            show_page(servable, url, host, port)
+            show_page(servable, served, host, port)
             return
         # In a separate process: with HF_HUB_OFFLINE, `transformers chat` refuses local connections, too.
         environment = {
@@ -301,12 +330,33 @@ def chat(
             "transformers.cli.transformers",
             "chat",
             servable.name,
-            url,
+            served,
             *(flags or []),
             *options,
         ]
         ended = subprocess.run([sys.executable, "-m", *words], env=environment)
     raise typer.Exit(ended.returncode)
+
+
+def chat_with_server(
+    url: str,
+    model: str | None,
+    flags: list[str],
+    system_prompt: str | None,
+    page: tuple[str, int] | None,
+) -> None:
+    """Chat with a server in the terminal, or on a `page` with this address and port."""
+    if find_spec("openai") is None:
+        raise ResourceError(f"--url needs openai. Install it: {install_line('serving')}")
+    client = open_client(url)
+    name = model or first_model(client, url)
+    if page is None:
+        chat_in_terminal(client, url, name, parse_options(flags), system_prompt)
+    else:
+        check_port(*page)
+        show_page(
+            Servable(name, has_chat_template=True), str(client.base_url).removesuffix("/v1/"), *page
+        )
 
 
 def show_page(model: Servable, url: str, host: str, port: int) -> None:

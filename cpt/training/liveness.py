@@ -1,6 +1,7 @@
 """Heartbeats of all processes, and the lost ranks when a collective fails."""
 
 import faulthandler
+import logging
 import math
 import os
 import signal
@@ -21,7 +22,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.distributed import is_main_process, rank, same_command, world_size
-from cpt.errors import CptError, Interrupted, LaunchError
+from cpt.errors import (
+    CheckpointError,
+    CptError,
+    Interrupted,
+    LaunchError,
+    RestartNeeded,
+    TrainingError,
+)
 from cpt.hardware import GIB
 from cpt.runs.events import (
     LastHeartbeat,
@@ -37,6 +45,7 @@ from cpt.runs.record import Run
 from cpt.torch_internals import set_group_timeouts
 from cpt.training.trainer import CPTTrainer
 
+log = logging.getLogger("cpt")
 STACKS = "stacks"
 SECONDS_BETWEEN_WRITES = 1.0
 SECONDS_BETWEEN_PULSES = 2.0
@@ -185,21 +194,21 @@ def own_words(problem: BaseException | None) -> str:
 
 @contextmanager
 def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
-    """Save the trained steps on an exception between two steps; on any other exception, name the checkpoint to resume
-    from, since weights and position are inconsistent within a step.
-
-    With several processes nothing is saved: the others do not know about the failure, and wait for this process in the
-    next step.
-    """
+    """Save the last finished step on an exception, as far as possible, and name the checkpoint to resume from."""
     try:
         yield
-    except CptError:
-        raise
+    except (RestartNeeded, Interrupted, TrainingError, CheckpointError, LaunchError):
+        raise  # these have saved what is good, or could not
     except Exception as problem:
         step, folder = trainer.state.global_step, trainer.run_folder
-        if world_size() == 1 and trainer.begun_step <= step and trainer.checkpointer.is_unsaved:
-            trainer.checkpointer.save_once("full")
-            trainer.checkpointer.wait_for_saves()
+        try:
+            trainer.checkpointer.save_last_step()
+        except (
+            Exception
+        ) as failure:  # a full disk, or a GPU after an error: report the first problem
+            log.warning(f"step {step} could not be saved: {failure}")
+        if isinstance(problem, CptError):
+            raise
         if is_main_process() and not lost_others(problem):
             what = f"The run failed after step {step}: {type(problem).__name__}: {problem}."
             record_event(folder, "failed", f"{what} {resumes_from(folder)}", step=step)

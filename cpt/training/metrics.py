@@ -38,6 +38,7 @@ LAST_STEPS = 100
 ACCEPTABLE_WAIT = 0.01  # share of a step's time
 DECAY = 0.9  # weight of a log relative to the next one: the last ten have two thirds of the weight
 COST = "cost"
+MIB = 2**20
 ROWS_MEASURED = 32
 TOKENS_PER_SECOND = "tokens_per_second"
 SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats, which take some milliseconds each
@@ -290,20 +291,23 @@ class MachineUse(TrainerCallback):
     """Adds GPU memory to each log of the training loss, and the other metrics every 30 seconds.
 
     `gpu_memory_allocated_gib` and `gpu_memory_reserved_gib` are the main process's current values; the peak is the
-    maximum over all processes, from their heartbeats. `cpu_percent` is the machine's mean since the last call. NVML
-    provides the GPU's temperature, power and utilization.
+    maximum over all processes, from their heartbeats. `cpu_percent` and the traffic of disks
+    and network are the machine's means since the last call. NVML provides the GPU's temperature, power and
+    utilization.
     """
 
     def __init__(self, run: Path) -> None:
         self.run = run
         self.next_look = -math.inf
         self.largest_peak = 0.0
+        self.traffic, self.counted_at = dict[str, int](), 0.0  # bytes since the machine's start
         self.has_nvml = importlib.util.find_spec("pynvml") is not None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         psutil.cpu_percent()  # the next call returns the mean since this one
+        self.traffic, self.counted_at = count_traffic(), time.monotonic()
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -322,6 +326,7 @@ class MachineUse(TrainerCallback):
             logs.update(
                 {"host_memory_gib": round(memory / GIB, 3), "cpu_percent": psutil.cpu_percent()}
             )
+            logs.update(self.traffic_per_second())
             if has_gpu:
                 logs.update(self.gpu_state())
                 # higher ranks are from an earlier start
@@ -339,6 +344,16 @@ class MachineUse(TrainerCallback):
                 round(stats.get("allocated_bytes.all.peak", 0) / GIB, 3), self.largest_peak
             )
 
+    def traffic_per_second(self) -> dict[str, float]:
+        """MiB per second of the machine's disks and network since the last call."""
+        before, seconds = self.traffic, time.monotonic() - self.counted_at
+        self.traffic, self.counted_at = count_traffic(), time.monotonic()
+        return {
+            f"{name}_mib_per_second": round((number - before[name]) / MIB / seconds, 3)
+            for name, number in self.traffic.items()
+            if name in before and seconds > 0
+        }
+
     def gpu_state(self) -> dict[str, float]:
         """Empty if NVML does not answer, as in some containers and on GPU slices; do not retry then."""
         if not self.has_nvml:
@@ -354,3 +369,16 @@ class MachineUse(TrainerCallback):
         except (NVMLError, RuntimeError):
             self.has_nvml = False
             return {}
+
+
+def count_traffic() -> dict[str, int]:
+    """Bytes read, written, received and sent since the machine's start, as far as the system counts them."""
+    traffic = {}
+    disks = psutil.disk_io_counters()  # None in some containers
+    if disks is not None:
+        traffic |= {"disk_read": disks.read_bytes, "disk_written": disks.write_bytes}
+    links = [link for name, link in psutil.net_io_counters(pernic=True).items() if name != "lo"]
+    if links:
+        traffic["network_received"] = sum(link.bytes_recv for link in links)
+        traffic["network_sent"] = sum(link.bytes_sent for link in links)
+    return traffic

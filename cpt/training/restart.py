@@ -118,19 +118,11 @@ def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], Non
             ) from problem
     if needed is None:
         return
-    # Outside of `except`: no error keeps the tensors of its frames alive any more. Only a single process can save the
-    # steps since the last checkpoint: others would wait in a collective.
-    is_alone = (
-        arguments.world_size == 1
-        and not trainer.is_deepspeed_enabled
-        and not trainer.is_fsdp_enabled
-    )
-    if is_alone and not trainer.guard.is_updating and trainer.checkpointer.is_unsaved:
-        trainer.model.zero_grad()
-        gc.collect()
-        clear_device_cache()
-        trainer.checkpointer.save_once("full")
-        trainer.checkpointer.wait_for_saves()
+    # Outside of `except`: no error keeps the tensors of its frames alive any more.
+    trainer.model.zero_grad()
+    gc.collect()
+    clear_device_cache()
+    trainer.checkpointer.save_last_step()
     raise needed
 
 

@@ -255,6 +255,24 @@ class Checkpointer:
         archive_record(run, place)
         return root / run.name / name
 
+    def save_last_step(self) -> None:
+        """After an error save the last finished step, if its weights are still there.
+
+        Within a step they are until its update begins, in a single process without DeepSpeed or FSDP. With several
+        processes the others do not know about the error, and would wait in a collective.
+        """
+        trainer = self.trainer
+        is_within = trainer.begun_step > trainer.state.global_step
+        is_changed = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
+        is_changed |= trainer.guard.is_updating
+        if trainer.args.world_size > 1 or not self.is_unsaved or (is_within and is_changed):
+            return
+        step, states = trainer.random_states_before
+        if step == trainer.state.global_step:  # the unfinished step may have drawn random numbers
+            set_random_states(trainer, states)
+        self.save_once("full")
+        self.wait_for_saves()
+
     # --- one save ----------------------------------------------------------------------------------------------------
 
     def save_once(self, kind: Kind) -> None:

@@ -39,7 +39,12 @@ from cpt.training.first_batch import prove_first_batch
 from cpt.training.guards import StepGuard
 from cpt.training.restart import refuse_evaluation, run_until_out_of_memory
 from cpt.training.resuming import CheckpointLoader, written_for
-from cpt.training.saving import Checkpointer, random_states_file, set_random_states
+from cpt.training.saving import (
+    Checkpointer,
+    random_states,
+    random_states_file,
+    set_random_states,
+)
 from cpt.training.sharded import Engine, Gradients, SharedRows
 from cpt.training.tasks import TaskEvaluations
 
@@ -102,6 +107,7 @@ class CPTTrainer(TrainerHooks, Trainer):
         self.rows_of_steps = RowsOfSteps(length.rows_per_step)
         self.held_out = held_out or {}
         self.first_step = self.begun_step = 0
+        self.random_states_before: tuple[int, dict[str, Any]] = (-1, {})  # with the finished steps
         self.engine, self.shared_rows, self.gradients = (
             Engine(self),
             SharedRows(self),
@@ -313,6 +319,8 @@ class CPTTrainer(TrainerHooks, Trainer):
         Batches are copied to the GPU without waiting for it: the loader's memory is pinned, and the host runs ahead.
         """
         self.guard.begin_step()
+        if self.args.world_size == 1:  # several processes do not save after an error
+            self.random_states_before = self.state.global_step, random_states(self)
         self.gradients.begin_step()
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self.begun_step = self.state.global_step + 1

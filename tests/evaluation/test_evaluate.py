@@ -183,6 +183,20 @@ def test_the_sets_of_a_recipe_are_taken(models, corpus, tiny_recipe, tmp_path, c
     assert code == 0 and "mine: " in said
 
 
+def test_tasks_need_no_held_out_text(models, tiny_recipe, tmp_path, monkeypatch, cpt):
+    (tmp_path / "my_exam.py").write_text(
+        "def board(model, tokenizer):\n    return {'even': [1, 0]}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    tiny_recipe["evaluation"] = {}
+    recipe = write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+    options = ("--recipe", recipe, "--task", "my_exam:board")
+    code, said = cpt("evaluate", models / "one", *options)
+    assert code == 0 and "even" in said
+    code, said = cpt("evaluate", models / "one", *options, "--domain-test", "a")
+    assert code == 2 and "evaluation.held_out_share" in said
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

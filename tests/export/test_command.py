@@ -4,6 +4,8 @@ import json
 import shutil
 
 import pytest
+import torch
+from tiny_checkpoints import save_llama
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from typed_export import export
 
@@ -55,6 +57,22 @@ def test_a_model_of_a_users_own_family_is_exported_with_its_module(tokenizer_fol
     assert (tmp_path / "out" / "lstm_language_model.py").is_file()
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_pth_is_a_state_dict_that_torch_loads_into_the_model(tied, tokenizer_folder, tmp_path):
+    folder = save_llama(tmp_path / "model", tokenizer_folder, seed=1, tie_word_embeddings=tied)
+    report = export(folder, "-o", tmp_path / "out", "--pth")
+    assert "model.pth" in report
+    state = torch.load(tmp_path / "out" / "model.pth", weights_only=True)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "out"))
+    model.load_state_dict(state)
+    assert model.state_dict().keys() == exported.state_dict().keys()
+    assert all(torch.equal(exported.state_dict()[name], state[name]) for name in state)
+    weights = tmp_path / "out" / "model.safetensors"
+    assert (tmp_path / "out" / "model.pth").stat().st_size < 1.5 * weights.stat().st_size
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -92,6 +110,8 @@ def test_more_tokens_than_rows_are_refused(base_folder, tmp_path):
         ("-o taken/file/inside", CheckpointError, "--output"),
         ("-o new --adapter-only", CheckpointError, "--adapter-only"),
         ("-o new --max-rise 0.1", RecipeError, "--quantize"),
+        ("-o new --pth --quantize int8", RecipeError, "--pth"),
+        ("--push-to-hub me/x --private --pth", RecipeError, "--pth"),
         ("-o new --private", RecipeError, "--push-to-hub"),
         ("--push-to-hub me/x --private --quantize int8", RecipeError, "--quantize"),
         ("", RecipeError, "--output"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from full_disk import disk_of_its_own, fill
-from tiny_trainers import trainer_of
+from tiny_trainers import same, trainer_of, weights
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from cpt.checkpoints.resume import published_checkpoints
@@ -283,18 +283,43 @@ def test_groups_that_exist_after_the_first_step_have_the_recipes_timeout(tmp_pat
 
 
 class Fails(TrainerCallback):
-    """At step 3: within it, or between it and the next."""
+    """At step 3: before its update, in the middle of it, after it, or between it and the next."""
 
     def __init__(self, moment):
         self.moment = moment
 
-    def on_pre_optimizer_step(self, args, state, control, **_):
-        if self.moment == "within" and state.global_step == 2:
+    def fail(self, moment, is_now):
+        if self.moment == moment and is_now:
             raise ValueError("a bug")
 
+    def on_pre_optimizer_step(self, args, state, control, **more):
+        self.fail("callback before the update", state.global_step == 2)
+        if self.moment == "optimizer" and state.global_step == 2:
+            first = next(more["model"].parameters())
+
+            def half_a_step(*_):
+                first.data += 1
+                raise ValueError("a bug")
+
+            more["optimizer"].optimizer.register_step_pre_hook(half_a_step)
+
+    def on_optimizer_step(self, args, state, control, **_):
+        self.fail("after the update", state.global_step == 2)
+
     def on_log(self, args, state, control, **_):
-        if self.moment == "between" and state.global_step == 3:
+        self.fail("between", state.global_step == 3)
+
+
+def fails_in(moment):
+    """A loss function that fails at step 3, and has drawn random numbers before."""
+
+    def faults(trainer, inputs, loss):
+        if trainer.state.global_step == 2 and moment == "loss" and loss is not None:
+            torch.rand(5)
             raise ValueError("a bug")
+        return loss
+
+    return faults
 
 
 @pytest.mark.heavy
@@ -302,16 +327,49 @@ class Fails(TrainerCallback):
     ("moment", "checkpoints", "saved", "resumes"),
     [
         ("between", {"every_steps": 2}, ["checkpoint-2", "checkpoint-3"], "checkpoint-3"),
-        ("within", {"every_steps": 2}, ["checkpoint-2"], "checkpoint-2"),
-        ("within", {}, [], "Nothing was saved yet"),
+        ("loss", {}, ["checkpoint-2"], "checkpoint-2"),
+        ("callback before the update", {}, ["checkpoint-2"], "checkpoint-2"),
+        ("optimizer", {"every_steps": 1}, ["checkpoint-1", "checkpoint-2"], "checkpoint-2"),
+        ("optimizer", {}, [], "Nothing was saved yet"),
+        ("after the update", {}, [], "Nothing was saved yet"),
     ],
 )
 def test_an_error_saves_the_last_whole_step_and_names_what_the_run_resumes_from(
     moment, checkpoints, saved, resumes, tiny_recipe, tmp_path
 ):
-    trainer = trainer_of(tiny_recipe, tmp_path, callbacks=[Fails(moment)], checkpoints=checkpoints)
+    trainer = trainer_of(
+        tiny_recipe,
+        tmp_path,
+        callbacks=[Fails(moment)],
+        faults=fails_in(moment),
+        checkpoints=checkpoints,
+    )
     with pytest.raises(ValueError, match="a bug"), saved_on_errors(trainer):
         trainer.train()
     assert [checkpoint.name for checkpoint in published_checkpoints(trainer.run_folder)] == saved
     message = read_events(trainer.run_folder)[-1]["message"]
     assert "ValueError: a bug" in message and resumes in message
+
+
+@pytest.mark.heavy
+def test_the_step_saved_after_an_error_continues_as_without_it(tiny_recipe, tmp_path):
+    config = {**tiny_recipe["model"]["config"], "attention_dropout": 0.3}
+    recipe = {**tiny_recipe, "model": {**tiny_recipe["model"], "config": config}}
+    whole = trainer_of(recipe, tmp_path / "whole")
+    whole.train()
+    failing = trainer_of(recipe, tmp_path / "failed", faults=fails_in("loss"))
+    with pytest.raises(ValueError, match="a bug"), saved_on_errors(failing):
+        failing.train()
+    resumed = trainer_of(recipe, tmp_path / "failed")
+    resumed.train(resume_from_checkpoint=str(resumed.run_folder / "checkpoint-2"))
+    assert same(weights(resumed), weights(whole))
+
+
+@pytest.mark.heavy
+def test_a_save_that_fails_too_does_not_hide_the_first_error(tiny_recipe, tmp_path, monkeypatch):
+    trainer = trainer_of(tiny_recipe, tmp_path, faults=fails_in("loss"))
+    broken = OSError(28, "No space left on device")
+    monkeypatch.setattr(torch, "save", lambda *_, **__: (_ for _ in ()).throw(broken))
+    with pytest.raises(ValueError, match="a bug"), saved_on_errors(trainer):
+        trainer.train()
+    assert not published_checkpoints(trainer.run_folder)

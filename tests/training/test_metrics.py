@@ -2,9 +2,11 @@
 
 import json
 import random
+import time
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from tiny_trainers import metrics, trainer_of
@@ -147,6 +149,29 @@ def test_the_main_process_adds_the_machines_use_to_logs_of_the_training_loss(mac
     assert logged(machine, CPU, eval_loss=1.0) == {"eval_loss": 1.0}
     figures = logged(machine, CPU)
     assert 0 <= figures["cpu_percent"] <= 100 and figures["host_memory_gib"] > 0.01
+
+
+@pytest.mark.parametrize("has_disks", [True, False])
+def test_traffic_is_per_second_and_without_loopback(machine, monkeypatch, has_disks):
+    def count(seconds):
+        moved = 2**20 * seconds
+        disks = SimpleNamespace(read_bytes=moved, write_bytes=2 * moved)
+        link = SimpleNamespace(bytes_recv=3 * moved, bytes_sent=4 * moved)
+        links = {"lo": SimpleNamespace(bytes_recv=9**9 * moved, bytes_sent=0), "eth0": link}
+        monkeypatch.setattr(psutil, "disk_io_counters", lambda: disks if has_disks else None)
+        monkeypatch.setattr(psutil, "net_io_counters", lambda pernic: links)
+        monkeypatch.setattr(time, "monotonic", lambda: float(seconds))
+
+    count(10)
+    machine.on_train_begin(None, TrainerState(), TrainerControl())
+    count(20)
+    traffic = {
+        name.removesuffix("_mib_per_second"): value
+        for name, value in logged(machine, CPU).items()
+        if name.endswith("_mib_per_second")
+    }
+    disks = {"disk_read": 1.0, "disk_written": 2.0} if has_disks else {}
+    assert traffic == disks | {"network_received": 3.0, "network_sent": 4.0}
 
 
 def test_the_peak_of_gpu_memory_is_the_largest_of_all_processes(machine, tmp_path, gpu):

@@ -17,6 +17,8 @@ REMOVED, ADDED = (
 NOT_LEARNED = "prompts, not learned"  # of conversations
 NO_BYTES = "bytes not counted: the tokens were stored by an earlier version"
 
+MOST_CONTENT = 4 * 2**20  # bytes of bad rows that are kept of each part of a source
+
 
 @dataclass
 class Losses:
@@ -26,6 +28,7 @@ class Losses:
     documents: Counter[str] = field(default_factory=Counter)  # by reason
     num_bytes: Counter[str] = field(default_factory=Counter)  # of their texts in UTF-8, by reason
     counts_lost_files: bool = False  # instead of ending at them
+    content_bytes: int = 0  # of all bad rows
 
     def drop(self, text: str, reason: str) -> None:
         self.documents[reason] += 1
@@ -35,6 +38,9 @@ class Losses:
         """Count a skipped row; DataError if a whole file is lost with it, or the rest of one."""
         if bad.loses_file and not self.counts_lost_files:
             raise DataError(complaint(bad, key))
+        self.content_bytes += len(bad.content or b"")
+        if self.content_bytes > MOST_CONTENT:
+            bad = replace(bad, content=None)
         self.bad_rows.append(listed(bad))
         self.num_bytes[bad.reason] += bad.num_bytes
 

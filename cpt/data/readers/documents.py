@@ -2,7 +2,8 @@
 
 import json
 import re
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from base64 import b64encode
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class BadRow:
     num_rows: int = 1  # lost rows; above 1 for a file, or the rest of one
     num_bytes: int = 0  # of the row in its file; 0 if unknown
     loses_file: bool = False  # the file, or the rest of it: always an error in a run
+    content: bytes | None = None  # of the row in its file, or its columns as JSON; None if unknown
 
     @property
     def where(self) -> str:
@@ -107,11 +109,15 @@ class BadRow:
 class BadValue(Exception):  # noqa: N818 -- always caught and turned into a BadRow
     """Why a row is bad; readers turn it into a BadRow."""
 
-    def __init__(self, reason: str, detail: str = "", byte: int | None = None) -> None:
+    def __init__(
+        self, reason: str, detail: str = "", byte: int | None = None, content: bytes | None = None
+    ) -> None:
         super().__init__(detail or reason)
-        self.reason, self.detail, self.byte = reason, detail or reason, byte
+        self.reason, self.detail, self.byte, self.content = reason, detail or reason, byte, content
 
-    def at(self, origin: Origin, number: int, byte: int | None = None) -> BadRow:
+    def at(
+        self, origin: Origin, number: int, byte: int | None = None, content: bytes | None = None
+    ) -> BadRow:
         """The bad row that begins at `byte`, or at this error's own byte, which may be later in the row."""
         return BadRow(
             self.reason,
@@ -119,6 +125,8 @@ class BadValue(Exception):  # noqa: N818 -- always caught and turned into a BadR
             origin,
             number,
             byte if byte is None else byte + (self.byte or 0),
+            num_bytes=0 if byte is None or content is None else len(content),
+            content=self.content if content is None else content,
         )
 
 
@@ -131,6 +139,7 @@ def hub_address(path: str) -> str:
 OnBadRow = Literal["error", "skip"]
 Listed = dict[str, Any]  # a bad row as a line of bad_rows.jsonl
 FILE_NAME = "bad_rows.jsonl"
+LONGEST_CONTENT = 64 * 2**10  # bytes of a row in that file
 SHOWN = 5
 ABSURD_SHARE = 0.2  # of a source's tokens in one document
 REMEDY = "Fix or remove it, or set `data.on_bad_row: skip` ({key}.path)."
@@ -180,6 +189,27 @@ def remedy_for(reason: str, key: str, *, loses_file: bool) -> str:
     return REMEDIES.get(reason, usual).format(key=key)
 
 
+def row_as_json(row: object) -> bytes:
+    """A row of a table, an array or a function as one line of JSON."""
+    plain = dict(row) if isinstance(row, Mapping) else row
+    text = json.dumps(plain, ensure_ascii=False, skipkeys=True, default=str)
+    return text.encode(errors="backslashreplace")  # a lone surrogate becomes an escape of JSON
+
+
+def content_fields(content: bytes | None) -> Listed:
+    """What can be mended of a bad row: `content`, or `content_base64` if it is not UTF-8."""
+    if content is None:
+        return {}
+    kept = content[:LONGEST_CONTENT]
+    is_cut = len(kept) < len(content)
+    fields: Listed = {"content_is_cut": True} if is_cut else {}
+    try:  # a character that is cut at the end is left out
+        text = getincrementaldecoder("utf-8")().decode(kept, final=not is_cut)
+    except UnicodeDecodeError:
+        return {"content_base64": b64encode(kept).decode("ascii"), **fields}
+    return {"content": text.rstrip("\r\n"), **fields}
+
+
 def listed(bad: BadRow) -> Listed:
     return {
         "where": bad.where,
@@ -188,6 +218,7 @@ def listed(bad: BadRow) -> Listed:
         "detail": bad.detail,
         "rows": bad.num_rows,
         "lost_file": bad.loses_file,
+        **content_fields(bad.content),
     }
 
 

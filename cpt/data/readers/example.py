@@ -25,7 +25,15 @@ from cpt.data.readers.columns import (
     value_of,
     value_or_none,
 )
-from cpt.data.readers.documents import BadRow, BadValue, Document, Origin, clean, kind_of_value
+from cpt.data.readers.documents import (
+    BadRow,
+    BadValue,
+    Document,
+    Origin,
+    clean,
+    kind_of_value,
+    row_as_json,
+)
 from cpt.recipe.schema import DocumentSource
 
 
@@ -35,7 +43,7 @@ def item_of(
     try:
         return document_of(row, source, origin, number)
     except BadValue as bad:
-        return bad.at(origin, number)
+        return bad.at(origin, number, content=row_as_json(row))
 
 
 def document_of(

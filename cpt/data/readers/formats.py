@@ -23,6 +23,7 @@ from cpt.data.readers.documents import (
     decode,
     first_line,
     kind_of_value,
+    row_as_json,
 )
 from cpt.data.readers.example import document_of, item_of
 from cpt.data.readers.opening import (
@@ -101,7 +102,12 @@ def read_text(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
             refuse_long(raw)
             yield Document(decode(raw), origin, number)
         except BadValue as bad:
-            yield replace(bad.at(origin, number, byte), num_bytes=len(raw))
+            yield bad.at(origin, number, byte, content_of(raw))
+
+
+def content_of(raw: bytes) -> bytes | None:
+    """The content of a bad row; None for a longer one, which was not read."""
+    return None if raw is TOO_LONG else raw
 
 
 def read_whole(path: str) -> bytes:
@@ -190,11 +196,10 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
                     raise not_an_object(row, source)
                 yield document_of(row, source, origin, number)
             except orjson.JSONDecodeError as problem:
-                bad_row = why_not_json(line, problem).at(origin, number, byte)
-                is_cut = CUT in bad_row.detail
-                yield replace(bad_row, loses_file=is_cut, num_bytes=len(line))
+                bad_row = why_not_json(line, problem).at(origin, number, byte, line)
+                yield replace(bad_row, loses_file=CUT in bad_row.detail)
             except BadValue as bad:
-                yield replace(bad.at(origin, number, byte), num_bytes=len(line))
+                yield bad.at(origin, number, byte, content_of(line))
 
 
 def loads(raw: bytes) -> Any:
@@ -306,7 +311,7 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         if isinstance(row, dict):
             yield item_of(row, source, origin, number)
         else:
-            yield not_an_object(row, source).at(origin, number)
+            yield not_an_object(row, source).at(origin, number, content=row_as_json(row))
 
 
 def is_json_lines(raw: bytes) -> bool:
@@ -340,6 +345,7 @@ class Records:
         self.number, self.byte, self.num_lines = 1, 0, 0
         self.is_ended = True  # the last line that was read
         self.problem: BadValue | None = None
+        self.raw: list[bytes] = []  # the lines of this record
         csv.field_size_limit(sys.maxsize)  # Python's default limit is 128 KiB per field
         self._dialect: dict[str, Any] = {"delimiter": ","}
         if format_of(piece.path) == ".tsv":
@@ -352,6 +358,7 @@ class Records:
             if not self.num_lines:
                 self.number, self.byte = number, byte
             self.num_lines += 1
+            self.raw.append(line)
             self.is_ended = line.endswith((b"\n", b"\r"))
             if byte + len(line) - self.byte > LONGEST_RECORD:
                 what = (
@@ -370,7 +377,7 @@ class Records:
                 )
 
     def next(self) -> list[str] | None:
-        self.num_lines, self.problem = 0, None
+        self.num_lines, self.problem, self.raw = 0, None, []
         self._reader = self._reader or csv.reader(self._text(), strict=True, **self._dialect)
         try:
             record = next(self._reader, None)
@@ -395,6 +402,7 @@ class Records:
             byte,
             num_rows,
             loses_file=NO_MORE in bad.detail or CUT in bad.detail,  # the former inside quotes
+            content=None if TOO_LONG in self.raw else b"".join(self.raw),
         )
 
 
@@ -462,7 +470,8 @@ def as_python(value: pa.Scalar) -> object:
     try:
         return value.as_py()
     except UnicodeDecodeError as problem:
-        return BadValue("invalid UTF-8", f"invalid UTF-8 at byte {problem.start} of the text")
+        detail = f"invalid UTF-8 at byte {problem.start} of the text"
+        return BadValue("invalid UTF-8", detail, content=problem.object)
 
 
 def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:

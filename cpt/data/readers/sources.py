@@ -30,6 +30,7 @@ from cpt.data.readers.documents import (
     documents_of,
     first_line,
     kind_of_value,
+    row_as_json,
 )
 from cpt.data.readers.example import document_of
 from cpt.data.readers.formats import (
@@ -247,7 +248,10 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
                 what = f"{kind_of_value(row)}, expected a text or a row with the key `{source.text_column}`"
                 raise BadValue("wrong type", what)
         except BadValue as bad:
-            yield bad.at(origin, number)
+            content = (
+                row.encode(errors="surrogatepass") if isinstance(row, str) else row_as_json(row)
+            )
+            yield bad.at(origin, number, content=content)
 
 
 def kind_of(path: str) -> Literal["local", "url", "function", "hub"]:
