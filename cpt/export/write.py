@@ -110,9 +110,12 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         check_vocabulary(vocabulary_size(config), tokenizer)
         model = load_whole(trained, tokenizer)
         if model.dtype != dtype:
-            before, stored = logits_of(model, text.ids), model.dtype
+            stored = model.dtype
             rounding = difference(
-                before, logits_of(rounded_to(model, dtype), text.ids), dtype, options.tolerance
+                logits_of(model, text.ids),
+                logits_of(rounded_to(model, dtype), text.ids),
+                dtype,
+                options.tolerance,
             )
             yield f"Rounded from {name_of(stored)} to {name_of(dtype)}: largest logit difference {rounding}."
             if not rounding.is_allowed:

@@ -135,8 +135,8 @@ def refuse_tied_ends(model: PreTrainedModel, chosen: Mapping[str, Any]) -> None:
     """Refuse adapters that train only one of two tied layers: an exported model has one matrix for both."""
     if not model.config.get_text_config().tie_word_embeddings or chosen.get("ensure_weight_tying"):
         return
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    paths = [name for name, module in model.named_modules() if any(module is end for end in ends)]
+    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    paths = [name for name, module in model.named_modules() if id(module) in ends]
     for key in ("target_modules", "modules_to_save"):
         for word, pattern in patterns_of(chosen.get(key)):
             if any(re.fullmatch(pattern, path) for path in paths):

@@ -44,7 +44,10 @@ class UnscoredBatches:
     """Ends a run in which no reward applies to any completion: it would learn nothing."""
 
     def __init__(self, rewards: Sequence["NamedReward"]) -> None:
-        self.rewards, self.has_scored, self.in_a_row, self.scored = rewards, False, 0, 0
+        self.rewards = rewards
+        self.has_scored = False  # in this batch
+        self.scored = 0  # batches
+        self.in_a_row = 0  # batches without a reward
 
     def note(self, reward: "NamedReward", scores: bool) -> None:
         """Called after each reward of a batch, in order; TrainingError after MOST_UNSCORED batches without any."""

@@ -179,8 +179,9 @@ def training_arguments(
     theirs = dict(recipe.training)
     if deepspeed:
         theirs["deepspeed"] = read_profile(deepspeed)
-        for change in changes_in_memory(deepspeed) if is_main_process() else ():
-            log.warning(f"{change}.")
+        if is_main_process():
+            for change in changes_in_memory(deepspeed):
+                log.warning(f"{change}.")
     try:
         arguments: TrainingArguments = config_class(**{**defaults, **theirs, **ours})
     except (ValueError, TypeError, ImportError) as problem:

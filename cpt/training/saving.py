@@ -222,7 +222,8 @@ class Checkpointer:
             self.wait_for_saves()
         if self.save_failure is None:
             return
-        kind, where = CheckpointError, self.newest_checkpoint()
+        kind: type[CheckpointError | TrainingError] = CheckpointError
+        where = self.newest_checkpoint()
         if self.save_failure.reason == "not finite":
             kind = TrainingError
         elif archived := self.save_to_archive():

@@ -160,7 +160,9 @@ def contradicted(
 ) -> set[str]:
     """The files among these of stored shards that were made from other content."""
     different = set[str]()
-    for shard in shards if names else ():
+    if not names:
+        return different
+    for shard in shards:
         suspects = {piece.path for piece in shard}.intersection(names)
         stored = stored_description(folder / shard_name(shard, states)) if suspects else None
         if stored is not None and stored.contents not in (None, hash_of_pieces(shard)):
