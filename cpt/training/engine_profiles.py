@@ -310,7 +310,7 @@ def scheduler_contradictions(profile: Profile, recipe: Recipe) -> Complaints:
     section = profile.get("scheduler")
     if not isinstance(section, Mapping):
         return
-    equal = {"last_batch_iteration": -1, "warmup_min_lr": 0}
+    equal: dict[str, float] = {"last_batch_iteration": -1, "warmup_min_lr": 0}
     equal["warmup_max_lr"] = recipe.optimizer.learning_rate
     for key, value in (section.get("params") or {}).items():
         if not isinstance(value, int | float) or value == equal.get(key):
