@@ -17,7 +17,7 @@ from cpt.recipe.load import load_recipe
 
 pytestmark = pytest.mark.heavy
 CARD = ("--gpu", "a card", "--peak-tflops", "100", "--host-memory", "64")
-SAMPLE = {"gemma3_1b_24gb": 1, "gemma3_4b_16gb_qlora": 1, "gemma3_4b_4xa100": 2}  # GPUs
+SAMPLE = {"gemma3_1b_24gb": 1, "gemma3_4b_16gb_qlora": 1}  # GPUs
 
 
 def cases():

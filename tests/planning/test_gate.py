@@ -13,6 +13,7 @@ from cpt.recipe.schema import Recipe
 MICRO_BATCH = {"per_device_train_batch_size": 2}
 QLORA = {"quantize": "nf4"}
 ZERO_2 = {"zero_optimization": {"stage": 2}}
+CLIPS = {"gradient_clipping": 0.5}
 ZERO_3 = {"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}
 OFFLOADING = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
 
@@ -64,7 +65,7 @@ def mistakes(recipe: Recipe) -> list[str]:
             "model.attention",
         ),
         ({"output_dir": "/proc/runs"}, "`output_dir`"),
-        ({"training": {**MICRO_BATCH, "deepspeed": ZERO_2}}, "`gradient_clipping`"),
+        ({"training": {**MICRO_BATCH, "deepspeed": ZERO_2 | CLIPS}}, "`gradient_clipping`"),
         ({"training": {**MICRO_BATCH, "parallelism_config": {"sp_size": 2}}}, "parallelism_config"),
         ({"checkpoints": {"every_steps": 1, "keep": {"lasst": 2}}}, "`checkpoints.keep.lasst`"),
         ({"safety": {"on_spike": "abrot"}}, "`safety.on_spike.name`"),
