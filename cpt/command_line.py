@@ -54,6 +54,11 @@ ERRORS_OF_PATHS = (
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),  # typos
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),  # not writable
 )
+ERRORS_OF_LOADING = (  # of libraries that do not fit into memory
+    "failed to map segment from shared object",
+    "cannot allocate memory",
+    "Cannot allocate memory",
+)
 NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 
 # Arguments of several commands.
@@ -97,7 +102,7 @@ def run_app(
     `outlives_readers`, otherwise exit quietly with the reader, as in `| head`."""
     make_output_safe(outlives_readers)
     try:
-        with path_errors_reported():
+        with path_errors_reported(), memory_errors_reported():
             try:
                 app(list(arguments) if arguments is not None else None, prog_name=name)
             finally:
@@ -141,6 +146,20 @@ def path_errors_reported() -> Iterator[None]:
             f"{path}: {problem.strerror}. Use another path, change its permissions, or free space."
         )
         raise ResourceError(text) from problem
+
+
+@contextmanager
+def memory_errors_reported() -> Iterator[None]:
+    """Convert the errors of a limit such as `ulimit -v`, also while modules are imported, to a `ResourceError`."""
+    try:
+        yield
+    except (MemoryError, ImportError) as problem:
+        if isinstance(problem, ImportError) and not str(problem).endswith(ERRORS_OF_LOADING):
+            raise
+        text = " ".join(str(problem).split())
+        raise ResourceError(
+            f"out of host memory{f' ({text})' if text else ''}. Free some, or raise the limit: `ulimit -v` shows it."
+        ) from problem
 
 
 def print_json(content: object) -> None:

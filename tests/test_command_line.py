@@ -39,6 +39,23 @@ def test_a_path_that_cannot_exist_is_reported_without_a_traceback(
     assert ended.value.code == 2 and f"ResourceError: {path}:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [MemoryError(), ImportError("libtorch_cpu.so: failed to map segment from shared object")],
+    ids=["MemoryError", "ImportError"],
+)
+def test_too_little_memory_for_the_imports_is_reported_in_a_line(capsys, problem):
+    def command() -> None:
+        raise problem
+
+    app = typer.Typer()
+    app.command()(command)
+    with pytest.raises(SystemExit) as ended:
+        run_app(app, [])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.startswith("ResourceError") and error.count("\n") == 1
+
+
 @heavy
 def test_an_output_on_a_full_disk_is_reported_in_a_line():
     with open("/dev/full", "w") as full:

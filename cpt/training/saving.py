@@ -222,12 +222,12 @@ class Checkpointer:
             self.wait_for_saves()
         if self.save_failure is None:
             return
-        kind: type[CheckpointError | TrainingError] = CheckpointError
+        is_finite = self.save_failure.reason != "not finite"
+        archived = self.save_to_archive() if is_finite else None
         where = self.newest_checkpoint()
-        if self.save_failure.reason == "not finite":
-            kind = TrainingError
-        elif archived := self.save_to_archive():
+        if archived is not None:
             where = f"It is saved in the archive: move {archived} to {trainer.run_folder}."
+        kind = CheckpointError if is_finite else TrainingError
         raise kind(
             f"step {state.global_step} could not be saved ({self.save_failure}). {where} Fix this, then start"
             " the run again."
