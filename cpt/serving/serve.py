@@ -281,7 +281,8 @@ def chat(
             "the model is missing: cpt chat MODEL, or cpt chat --url http://HOST:PORT"
         )
     if url is not None and model is not None and "=" in model:
-        model, flags = None, [model, *(flags or [])]
+        flags = [model, *(flags or [])]
+        model = None
     if browser and (
         flags or system_prompt is not None
     ):  # Gradio 6.31 sends a system message in the first turn only
