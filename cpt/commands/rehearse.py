@@ -45,7 +45,7 @@ from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
-from cpt.recipe.schema import Checkpoints, Recipe
+from cpt.recipe.schema import Checkpoints, Component, Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, LOCK, Run
@@ -113,7 +113,7 @@ class Rehearsal:
             "checkpoints": recipe.checkpoints.model_copy(update=saves),
             "evaluation": recipe.evaluation.model_copy(update=evaluation),
             "monitoring": recipe.monitoring.model_copy(update={"trackers": []}),
-            "safety": recipe.safety.model_copy(update={"on_oom": "abort"}),
+            "safety": recipe.safety.model_copy(update={"on_oom": Component(name="abort")}),
             "training": {**training, "logging_steps": 1},
         }
         # model, data, batch, budget and schedule of the run; the rehearsal saves and evaluates

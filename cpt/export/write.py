@@ -139,20 +139,19 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         shards = weight_files(unfinished)
         size = f"{sum(file.stat().st_size for file in shards) / 1e6:,.1f} MB of {name_of(dtype)}"
         architecture = json.loads((unfinished / "config.json").read_text())["architectures"][0]
-        pickled = write_pth(unfinished) if options.pth else 0
+        if options.pth:
+            notes.append(write_pth(unfinished))
     yield from notes
     files = f"{len(shards)} safetensors file{'s' if len(shards) > 1 else ''}"
     yield f"Wrote {output}: {architecture}, {size} in {files}, with README.md."
-    if options.pth:
-        yield f"Wrote {output / PTH}: {pickled / 1e6:,.1f} MB, for torch.load(..., weights_only=True)."
     yield f"Serve it: cpt serve {output}"
 
 
 PTH = "model.pth"
 
 
-def write_pth(folder: Path) -> int:
-    """Write an export's weights as one state dict for torch.load, and return its size in bytes.
+def write_pth(folder: Path) -> str:
+    """Write an export's weights as one state dict for torch.load, and return a line about it.
 
     It has the names of the safetensors, and those of tied weights too, which share the memory of the first.
     """
@@ -162,7 +161,8 @@ def write_pth(folder: Path) -> int:
         if name in state:
             state.setdefault(tied, state[name])
     torch.save(state, folder / PTH)
-    return (folder / PTH).stat().st_size
+    size = (folder / PTH).stat().st_size
+    return f"{PTH}: {size / 1e6:,.1f} MB, a state dict for torch.load(..., weights_only=True)."
 
 
 def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:

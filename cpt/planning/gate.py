@@ -83,6 +83,7 @@ from cpt.training.engine_profiles import (
     zero_section,
 )
 from cpt.training.loss_guard import check_loss_guard, find_handler
+from cpt.training.restart import find_oom_handler
 
 HIDDEN_GPUS = ("", "-1")  # by CUDA_VISIBLE_DEVICES
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")
@@ -351,6 +352,7 @@ def check_names(
     found.run(check_loss_guard, recipe.safety.loss_guard)
     if recipe.safety.on_spike is not None:
         found.run(find_handler, recipe.safety.on_spike)
+    found.run(find_oom_handler, recipe.safety.on_oom)
     if recipe.checkpoints.kept is not None:
         found.run(find_rule, recipe.checkpoints.kept)
     if recipe.checkpoints.archive is not None:

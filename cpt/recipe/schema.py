@@ -453,9 +453,10 @@ class Safety(Section):
     on_spike: FromStep[Component | None] = None
     """What follows a skipped step, instead of `skips`: skip, roll_back, abort; or your `package.module:function`,
     which returns one of these, or None for the loss guard's rule."""
-    on_oom: FromStep[Literal["split_batch", "abort"]] = "split_batch"
-    """split_batch: after an out-of-memory error the run restarts with half the micro-batch and twice the accumulation.
-    abort: the run ends."""
+    on_oom: FromStep[Component] = Component(name="split_batch")
+    """split_batch, the default: after an out-of-memory error the run restarts with half the micro-batch and twice the
+    accumulation. abort: the run ends. Or your `package.module:function`, which returns one of these, or None for
+    split_batch."""
     max_gpu_memory: Free[Annotated[float, Field(gt=0, le=1)] | None] = None
     """Share of each GPU's memory that torch may allocate in a process, and for which the run is planned, on a GPU that
     other programs use too: `0.8`. A run that needs more is out of memory."""

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -282,28 +282,32 @@ class Spike:
 RecoveryHandler = Callable[[Spike], str | None]
 
 
-def always(action: str) -> RecoveryHandler:
-    def handler(spike: Spike) -> str:
+def always(action: str) -> Callable[[object], str]:
+    def handler(event: object) -> str:
         return action
 
     return handler
 
 
-HANDLERS = {action: always(action) for action in ("skip", "roll_back", "abort")}
-
-
 def find_handler(section: Component) -> RecoveryHandler:
     """Return the recovery handler with its options; it raises TrainingError instead of returning an unknown action."""
-    function = with_key(
-        "safety.on_spike.name", partial(find, "recovery handler", section.name, HANDLERS)
-    )
-    check_options(function, section.options, "safety.on_spike")
+    actions = ("skip", "roll_back", "abort")
+    return handler_of(section, "safety.on_spike", actions, default="the loss guard's rule")
 
-    def handler(spike: Spike) -> str | None:
-        action: str | None = function(spike, **section.options)
-        if action is None or action in [*HANDLERS]:
+
+def handler_of(
+    section: Component, key: str, actions: Sequence[str], *, default: str
+) -> Callable[[Any], str | None]:
+    """Return a function that is called with an event and returns an action, or None for the default."""
+    built_in = {action: always(action) for action in actions}
+    function = with_key(f"{key}.name", partial(find, "recovery handler", section.name, built_in))
+    check_options(function, section.options, key)
+
+    def handler(event: Any) -> str | None:
+        action: str | None = function(event, **section.options)
+        if action is None or action in actions:
             return action
-        known = f"expected {', '.join(HANDLERS)}, or None for the loss guard's rule"
+        known = f"expected {', '.join(actions)}, or None for {default}"
         raise TrainingError(f"the recovery handler `{section.name}` returned {action!r}: {known}.")
 
     return handler

@@ -373,7 +373,7 @@ class MachineUse(TrainerCallback):
 
 def count_traffic() -> dict[str, int]:
     """Bytes read, written, received and sent since the machine's start, as far as the system counts them."""
-    traffic: dict[str, int] = {}
+    traffic = dict[str, int]()
     disks = psutil.disk_io_counters()  # None in some containers
     if disks is not None:
         traffic |= {"disk_read": disks.read_bytes, "disk_written": disks.write_bytes}

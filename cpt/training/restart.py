@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,9 +19,12 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from cpt.distributed import print_once, rank, same_command, world_size
 from cpt.errors import ResourceError, RestartNeeded
 from cpt.files import sealed, write_atomic
+from cpt.hardware import GIB
+from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
 from cpt.runs.folder import LEARNED
 from cpt.runs.history import read_learned
+from cpt.training.loss_guard import handler_of
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
@@ -139,6 +143,26 @@ def refuse_evaluation(trainer: "CPTTrainer", problem: RuntimeError) -> None:
     ) from problem
 
 
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A step that ran out of memory, as a handler (`safety.on_oom`) gets it."""
+
+    step: int
+    micro_batch: int  # rows
+    peak_memory_gib: float | None  # of this process's GPU; None on a CPU
+    run_folder: Path
+
+
+def peak_memory_gib(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
+
+
+def find_oom_handler(section: Component) -> Callable[[OutOfMemory], str | None]:
+    """Return the handler with its options; it raises TrainingError instead of returning an unknown action."""
+    actions = ("split_batch", "abort")
+    return handler_of(section, "safety.on_oom", actions, default="split_batch")
+
+
 def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> RestartNeeded:
     """Halve the micro-batch and double accumulation at the next start: the rows per step do not change.
 
@@ -147,7 +171,10 @@ def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> Restart
     """
     arguments, step = trainer.args, trainer.state.global_step + 1
     before, length = arguments.per_device_train_batch_size, trainer.recipe.data.sequence_length
-    size = smaller_micro_batch(before) if trainer.recipe.safety.on_oom == "split_batch" else None
+    section, size = trainer.recipe.safety.on_oom, None
+    event = OutOfMemory(step, before, peak_memory_gib(arguments.device), trainer.run_folder)
+    if find_oom_handler(section)(event) != "abort":
+        size = smaller_micro_batch(before)
     if size is not None and trainer.guard.released is None:
         remember_micro_batch(trainer.run_folder, arguments.world_size, size)
         message = (
@@ -172,7 +199,7 @@ def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> Restart
     if trainer.guard.released is not None:
         other = "`optimizer.release_gradients: false`, which allows splitting a step"
     elif before > 1:
-        other = "`safety.on_oom: split_batch`"
+        other = f"`safety.on_oom: split_batch` instead of `{section.name}`"
     where = (
         f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
     )

@@ -69,6 +69,7 @@ def mistakes(recipe: Recipe) -> list[str]:
         ({"training": {**MICRO_BATCH, "parallelism_config": {"sp_size": 2}}}, "parallelism_config"),
         ({"checkpoints": {"every_steps": 1, "keep": {"lasst": 2}}}, "`checkpoints.keep.lasst`"),
         ({"safety": {"on_spike": "abrot"}}, "`safety.on_spike.name`"),
+        ({"safety": {"on_oom": "abrot"}}, "`safety.on_oom.name`"),
         ({"checkpoints": {"archive": "nowhere://x"}}, "RecipeError: `checkpoints.archive`"),
         ({"checkpoints": {"archive": "adl://x/y"}}, "ResourceError: `checkpoints.archive`"),
         (

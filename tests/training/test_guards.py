@@ -282,7 +282,11 @@ def in_micro_batches(sections, size):
 
 @pytest.mark.parametrize(
     ("size", "safety", "remedy"),
-    [(1, {}, "gradient_checkpointing"), (4, {"on_oom": "abort"}, "safety.on_oom: split_batch")],
+    [
+        (1, {}, "gradient_checkpointing"),
+        (4, {"on_oom": "abort"}, "safety.on_oom: split_batch"),
+        (4, {"on_oom": {"name": f"{__name__}:ends_at", "step": 2}}, "safety.on_oom: split_batch"),
+    ],
 )
 def test_where_a_step_cannot_be_split_the_run_ends_with_what_helps(
     tiny_recipe, tmp_path, size, safety, remedy
@@ -296,6 +300,35 @@ def test_where_a_step_cannot_be_split_the_run_ends_with_what_helps(
     with pytest.raises(ResourceError, match=f"step 2 .*{remedy}"):
         trainer.train()
     assert not (trainer.run_folder / "learned.json").exists()
+
+
+def ends_at(event, *, step):
+    assert (event.micro_batch, event.peak_memory_gib) == (4, None) and event.run_folder.is_dir()
+    return "abort" if event.step == step else None
+
+
+def unsure(event):
+    return "maybe"
+
+
+@pytest.mark.parametrize(
+    ("handler", "error", "named"),
+    [
+        ({"name": f"{__name__}:ends_at", "step": 9}, RestartNeeded, "micro-batches of 2"),
+        ({"name": f"{__name__}:unsure"}, TrainingError, "split_batch, abort"),
+    ],
+)
+def test_a_handler_of_out_of_memory_may_decide_nothing_and_must_know_its_words(
+    tiny_recipe, tmp_path, handler, error, named
+):
+    trainer = trainer_of(
+        in_micro_batches(tiny_recipe, 4),
+        tmp_path,
+        faults=too_large_above({2: 3}),
+        safety={"on_oom": handler},
+    )
+    with pytest.raises(error, match=named):
+        trainer.train()
 
 
 # --- updates in the backward pass ---
