@@ -25,6 +25,9 @@ def square(number):
     time.sleep(0.05 * (number == 0))
     return number * number, os.getpid()
 
+def ignores_ctrl_c(number):
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
 def fail_from_two_on(number):
     time.sleep(0.3 * (number == 2))
     if number >= 2:
@@ -81,6 +84,11 @@ def test_an_exception_that_cannot_be_pickled_and_a_killed_worker_are_errors(
 ):
     with pytest.raises(error, match=words):
         list(map_in_order(lambda: getattr(work, function), [1], 1))
+
+
+@pytest.mark.heavy
+def test_workers_leave_ctrl_c_to_the_process_that_started_them(work):
+    assert list(map_in_order(lambda: work.ignores_ctrl_c, [1], 1)) == [True]
 
 
 @pytest.mark.heavy
