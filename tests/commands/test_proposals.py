@@ -17,7 +17,7 @@ from cpt.recipe.load import load_recipe
 
 pytestmark = pytest.mark.heavy
 CARD = ("--gpu", "a card", "--peak-tflops", "100", "--host-memory", "64")
-SAMPLE = {"gemma3_1b_24gb": 1, "gemma3_4b_16gb_qlora": 1}  # GPUs
+SAMPLE = {"gemma3_1b_24gb": 1}  # GPUs
 
 
 def cases():
@@ -62,14 +62,25 @@ def plan(*words):
 
 @pytest.mark.parametrize(("path", "gpus"), CASES)
 def test_a_proposed_change_is_accepted_and_fits(words_for, path, gpus):
-    words = words_for(path)
+    type_proposals(path, words_for(path), gpus, share=0.6 if gpus == 1 else 0.8)
+
+
+def test_embeddings_trained_beside_a_quantized_base_are_proposed_no_zero3(words_for):
+    path = next(path for path in shipped_recipes() if path.stem == "gemma3_4b_16gb_qlora")
+    lora = "model.lora={preset: cpt, quantize: nf4, r: 64}"
+    assert type_proposals(path, [*words_for(path), lora], gpus=1, share=0.8)
+
+
+def type_proposals(path, words, gpus, *, share):
+    """Type each change proposed for cards with this share of the needed memory, and return them."""
     recipe = load_recipe(path, words)
     planned = plan_recipe(recipe, find_target("H200", gpus, 64), gpus, 1)
     mistakes = {str(mistake) for mistake in check_reality(recipe).mistakes}
-    gib = (0.6 if gpus == 1 else 0.8) * planned.memory.peak.size / GIB
+    gib = share * planned.memory.peak.size / GIB
     machine = [*CARD, "--gpus", gpus, "--memory-gib", gib]
-    _, printed = plan(path, *words, *machine)
-    for changes in proposals_in(printed):
+    proposals = proposals_in(plan(path, *words, *machine)[1])
+    for changes in proposals:
         changed = load_recipe(path, [*words, *changes])
         assert {str(mistake) for mistake in check_reality(changed).mistakes} <= mistakes
         assert plan(path, *words, *changes, *machine)[0] == 0
+    return proposals
