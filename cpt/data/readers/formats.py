@@ -377,7 +377,9 @@ class Records:
                 )
 
     def next(self) -> list[str] | None:
-        self.num_lines, self.problem, self.raw = 0, None, []
+        self.num_lines = 0
+        self.problem = None
+        self.raw = []
         self._reader = self._reader or csv.reader(self._text(), strict=True, **self._dialect)
         try:
             record = next(self._reader, None)
