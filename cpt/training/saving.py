@@ -260,7 +260,8 @@ class Checkpointer:
         """After an error save the last finished step, if its weights are still there.
 
         Within a step they are until its update begins, in a single process without DeepSpeed or FSDP. With several
-        processes the others do not know about the error, and would wait in a collective.
+        processes the others do not know about the error, and would wait in a collective. A GPU's random generator
+        stays where the unfinished step left it: to read it at each step could make the host wait.
         """
         trainer = self.trainer
         is_within = trainer.begun_step > trainer.state.global_step
@@ -531,8 +532,7 @@ def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
     """Return the states of this process's random generators, in the Trainer's format."""
-    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
-    states["cpu"] = torch.random.get_rng_state()
+    states = random_states_of_host()
     is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
     for kind, device in devices_with_random_states(trainer).items():
         states[kind] = (
@@ -541,6 +541,15 @@ def random_states(trainer: Trainer) -> dict[str, Any]:
             else device.random.get_rng_state()
         )
     return states
+
+
+def random_states_of_host() -> dict[str, Any]:
+    """Return the states of this process's random generators without those of devices."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
 
 
 def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:

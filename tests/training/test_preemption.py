@@ -8,6 +8,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from cpt.errors import Interrupted
+from cpt.interrupts import EndAtOnce
 from cpt.training import preemption as module
 from cpt.training.preemption import SIGNALS, Preemption
 
@@ -34,6 +35,18 @@ def test_a_signal_in_an_evaluation_ends_it_after_the_batch(training):
     for _ in range(2):  # samples that come after it end as well
         with pytest.raises(Interrupted, match="SIGTERM"):
             training.on_prediction_step(None, TrainerState(), TrainerControl())
+
+
+@pytest.fixture(autouse=True)
+def own_handlers():
+    """Those of Python, and not of a command that another test ran in this process."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        if isinstance(before[number], EndAtOnce):
+            signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_a_signal_while_nothing_is_trained_ends_the_process_at_once():
