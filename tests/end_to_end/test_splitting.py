@@ -381,7 +381,8 @@ def test_parts_that_are_trained_by_name_learn_what_they_do_on_one_process_and_th
 @pytest.mark.parametrize("way", WAYS)
 def test_it_resumes_on_one_process(runs, way):
     assert losses(runs.of(f"fewer-{way}")) == pytest.approx(losses(runs.of(way)), rel=2e-6)
-    assert [event["kind"] for event in read_events(runs.of(f"fewer-{way}"))] == ["elastic"]
+    kinds = [event["kind"] for event in read_events(runs.of(f"fewer-{way}"))]
+    assert kinds == ["damaged_file", "elastic"]  # the copied run got another name in its recipe
 
 
 @pytest.mark.long
