@@ -20,6 +20,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from cpt.cache import publish_once
 from cpt.export.older_readers import with_older_config_keys, write_older_keys
 
 SMALL = {
@@ -144,12 +145,14 @@ def test_no_key_of_the_process_that_saved_leaks(tmp_path):
 @pytest.fixture(scope="session")
 def older_library(pytestconfig) -> Path:
     """transformers 4.57 without its dependencies, installed once below build/."""
-    folder = pytestconfig.rootpath / "build" / "transformers-4.57"
-    if not (folder / "transformers").is_dir():
-        packages = ["transformers==4.57.6", "tokenizers==0.22.1", "huggingface-hub==0.36.0"]
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    packages = ["transformers==4.57.6", "tokenizers==0.22.1", "huggingface-hub==0.36.0"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+
+    def install(folder: Path) -> None:
         subprocess.run([*pip, str(folder), *packages], check=True)
-    return folder
+
+    # Once, also if two workers ask at the same time.
+    return publish_once(pytestconfig.rootpath / "build/transformers-4.57", install, durable=False)
 
 
 LOAD = """
