@@ -43,7 +43,7 @@ setup: $(INSTALLED) ## make the virtual environment
 demo: $(INSTALLED) ## pre-train a small model, continue on a domain, show what it learned: offline, on the CPU, in minutes
 	$(BIN)/cpt demo $(ARGS)
 
-test: $(INSTALLED) ## the test suite: no network, no GPU, about 6 minutes on 2 cores
+test: $(INSTALLED) ## the test suite: no network, no GPU, 8 minutes on 2 cores beside other work
 	$(PYTEST) -n $(WORKERS) --dist worksteal $(CORE) $(ARGS)
 
 test-contrib: $(INSTALLED) ## the tests of the optional parts, slow ones too

@@ -294,9 +294,9 @@ Signature = tuple[int, int, int, int]
 HASHED_AT_ONCE = 4
 
 
-def signature_of(path: Path) -> Signature:
+def signature_of(path: str | Path) -> Signature:
     """Size, mtime, inode and ctime: a write changes the ctime, even if it restores the mtime."""
-    status = path.stat()
+    status = os.stat(path)
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 

@@ -15,7 +15,7 @@ from cpt.data.readers.documents import File, Piece
 from cpt.data.readers.opening import is_url, unsigned
 from cpt.data.store.token_files import ShardDescription, TokenFiles
 from cpt.errors import DataError
-from cpt.files import read_sealed, sealed, size_and_hash, write_atomic
+from cpt.files import read_sealed, sealed, signature_of, size_and_hash, write_atomic
 
 RECORD = "files.json"
 BLOCK = 2**20
@@ -116,11 +116,6 @@ def signatures_of(files: Sequence[File]) -> dict[str, Signature]:
         else:
             signatures[file.name] = signature_of(file.name)
     return signatures
-
-
-def signature_of(path: str) -> Signature:
-    status = os.stat(path)
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns
 
 
 def states_of_files(files: Sequence[File]) -> States:

@@ -21,7 +21,6 @@ from cpt.data.store.file_states import (
     OtherPlace,
     StoredFiles,
     shard_name,
-    signature_of,
     signatures_of,
     states_of_files,
 )
@@ -38,7 +37,7 @@ from cpt.data.store.token_files import (
 )
 from cpt.distributed import is_main_process
 from cpt.errors import DataError
-from cpt.files import json_lines, report_damage
+from cpt.files import json_lines, report_damage, signature_of
 from cpt.formatting import open_console
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Source
