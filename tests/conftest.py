@@ -2,10 +2,12 @@
 
 import gc
 import json
+import logging
 import multiprocessing.process
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -32,6 +34,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # compiled modules complain of what they believe to be leaked
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """Undo what a command that a test calls does to cpt's log: its level, its handlers, its name's parent."""
+    logger = logging.getLogger("cpt")
+    level, handlers, propagate = logger.level, logger.handlers[:], logger.propagate
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
+    logger.propagate = propagate
 
 
 @pytest.fixture(scope="session")
