@@ -2,17 +2,20 @@
 
 import json
 import logging
+import re
 
 import pyarrow
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import csv, parquet
 from tiny import write_recipe
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cpt.data.rows.open_sources import sampled_documents
-from cpt.data.store.text_loss import TextLoss, excerpts
+from cpt.data.store.text_loss import SpelledTokens, TextLoss, excerpts
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Evaluation, Source
@@ -221,3 +224,27 @@ def test_the_sample_is_spread_over_the_files_and_their_bytes(tmp_path, suffix):
     assert quarters == {0, 1, 2, 3} and {text[0] for text in sample} >= {"1", "2"}
     few = source.model_copy(update={"max_documents": 20})
     assert {document.text[0] for document in sampled_documents(few, "key")} == {"0", "1"}
+
+
+@pytest.mark.parametrize(
+    "tokens", [["<|a|>", "<|a|>b", "<|é|>"], ["<s>", "</s>", "[A]"], ["｜a｜", "｜b"]]
+)
+@given(data=st.data())
+def test_spelled_tokens_are_counted_in_each_text(tokens, data):
+    alphabet = sorted({letter for token in tokens for letter in token})
+    parts = st.sampled_from([*tokens, *alphabet])
+    texts = data.draw(st.lists(st.lists(parts, max_size=9).map("".join), max_size=5))
+    spelled = SpelledTokens(tokens)
+    first = spelled.count([text.encode() for text in texts])
+    of_text = [
+        [token for start in "<[｜" for token in re.findall(alternatives(tokens, start), text)]
+        for text in texts
+    ]
+    assert sorted(spelled.counts.elements()) == sorted(sum(of_text, []))
+    assert first == next((number for number, tokens in enumerate(of_text) if tokens), None)
+
+
+def alternatives(tokens, start):
+    longest_first = sorted(tokens, key=len, reverse=True)
+    alike = [re.escape(token) for token in longest_first if token.startswith(start)]
+    return "|".join(alike) or "(?!)"

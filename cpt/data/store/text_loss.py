@@ -4,7 +4,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from os.path import commonprefix
@@ -163,29 +163,63 @@ def canonical(text: str) -> str:
     return unicodedata.normalize("NFC", text.lstrip(" "))
 
 
+SEPARATOR = b"\xff"  # in no UTF-8, so no token reaches from one text into the next
+
+
 class SpelledTokens:
     """Counts special tokens that are spelled in texts, where they are text."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self.counts = Counter[str]()
         groups = groupby(sorted({token for token in tokens if len(token) > 1}), first_of)
-        self.patterns = list[tuple[bytes, bytes, re.Pattern[bytes]]]()
-        for first, group in groups:
-            alike = list(group)
-            shared = commonprefix(alike).encode()[-1:]
-            self.patterns.append((first.encode(), shared, re.compile(pattern_of(alike).encode())))
+        self.alike = [TokensAlike(list(group)) for _, group in groups]
 
     def count(self, texts: Sequence[bytes]) -> int | None:
         """Count those in some texts; the number of the first text that has one."""
-        numbers = list[int]()
-        for number, text in enumerate(texts):
-            for first, shared, pattern in self.patterns:
-                if first in text and shared in text:  # ten times faster than the pattern
-                    tokens = pattern.findall(text)
-                    self.counts.update(map(bytes.decode, tokens))
-                    if tokens:
-                        numbers.append(number)
-        return numbers[0] if numbers else None
+        joined = SEPARATOR.join(texts)
+        begins = list[int]()
+        for tokens in self.alike:
+            for match in tokens.find(joined):
+                self.counts[match[0].decode()] += 1
+                begins.append(match.start())
+        return joined.count(SEPARATOR, 0, min(begins)) if begins else None
+
+
+class TokensAlike:
+    """Special tokens with the same first character."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self.pattern = re.compile(pattern_of(tokens).encode())
+        raw = [token.encode() for token in tokens]
+        self.start = commonprefix(raw)[:2]
+        # Whether a byte is the first of any of them, the second, and so on.
+        self.possible = np.zeros((min(map(len, raw)), 256), bool)
+        for token in raw:
+            self.possible[np.arange(len(self.possible)), list(token[: len(self.possible)])] = True
+
+    def find(self, joined: bytes) -> Iterator[re.Match[bytes]]:
+        """The tokens in texts, without overlaps. Comparing bytes is several times faster than the pattern."""
+        if self.start[0] not in joined or len(self.start) == 2 and not has_pair(joined, self.start):
+            return
+        codes = np.frombuffer(joined, np.uint8)
+        begins = np.flatnonzero(codes == self.start[0])
+        for distance, is_possible in enumerate(self.possible):
+            begins = begins[is_possible[codes.take(begins + distance, mode="clip")]]
+        end = 0
+        for begin in begins.tolist():
+            match = self.pattern.match(joined, begin) if begin >= end else None
+            if match is not None:
+                end = match.end()
+                yield match
+
+
+def has_pair(text: bytes, pair: bytes) -> bool:
+    """Like `pair in text`, several times as fast."""
+    for offset in (0, 1):
+        pairs = np.frombuffer(text, np.uint16, (len(text) - offset) // 2, offset)
+        if (pairs == np.frombuffer(pair, np.uint16)).any():
+            return True
+    return False
 
 
 def first_of(token: str) -> str:
