@@ -17,6 +17,8 @@ FIRST_COMPARISON = 3  # of case and punctuation only: a run that began with it e
 # At the end of a line; the hyphen may be soft, or a not sign, which PDFs have instead.
 HYPHENS = "-\u2010\xad\xac"
 LINE_HYPHEN = re.compile(rf"[{HYPHENS}](?<=[^\s\d].)\r?\n[ \t]*(?=[^\W\d_])", flags=re.DOTALL)
+# A search that begins with one character is several times as fast as with one of several.
+ASCII_LINE_HYPHEN = re.compile(r"-(?<=[^\s\d].)\r?\n[ \t]*(?=[^\W\d_])", flags=re.DOTALL)
 ASCII_WORDS = bytes(
     ord(letter.lower()) if letter.isalnum() or letter == "_" else ord(" ")
     for letter in map(chr, range(128))
@@ -77,7 +79,9 @@ def plain(text: str) -> str:
     """The text with HTML's entities as characters, and without hyphens at line ends."""
     if "&" in text:
         text = html.unescape(text)
-    hyphens = "-" if text.isascii() else HYPHENS
+    if text.isascii():
+        return ASCII_LINE_HYPHEN.sub("", text)
+    hyphens = [hyphen for hyphen in HYPHENS if hyphen in text]  # a single one is found faster
     if any(f"{hyphen}\n" in text or f"{hyphen}\r\n" in text for hyphen in hyphens):
         text = LINE_HYPHEN.sub("", text)
     return text
