@@ -191,7 +191,7 @@ class TokensAlike:
     def __init__(self, tokens: Sequence[str]) -> None:
         self.pattern = re.compile(pattern_of(tokens).encode())
         raw = [token.encode() for token in tokens]
-        self.start = commonprefix(raw)[:2]
+        self.start = commonprefix(tokens).encode()[:2]
         # Whether a byte is the first of any of them, the second, and so on.
         self.possible = np.zeros((min(map(len, raw)), 256), bool)
         for token in raw:
