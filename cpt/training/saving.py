@@ -256,24 +256,30 @@ class Checkpointer:
         archive_record(run, place)
         return root / run.name / name
 
-    def save_last_step(self) -> None:
-        """After an error save the last finished step, if its weights are still there.
+    def save_last_step(self) -> str:
+        """After an error save the last finished step; return why that is impossible, empty if it is saved.
 
-        Within a step they are until its update begins, in a single process without DeepSpeed or FSDP. With several
-        processes the others do not know about the error, and would wait in a collective. A GPU's random generator
-        stays where the unfinished step left it: to read it at each step could make the host wait.
+        Within a step its weights are still there until the update begins. Several processes save only after an error
+        at the same point of all: otherwise the others wait in a collective.
         """
-        trainer = self.trainer
-        is_within = trainer.begun_step > trainer.state.global_step
-        is_changed = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-        is_changed |= trainer.guard.is_updating
-        if trainer.args.world_size > 1 or not self.is_unsaved or (is_within and is_changed):
-            return
-        step, states = trainer.random_states_before
-        if step == trainer.state.global_step:  # the unfinished step may have drawn random numbers
-            set_random_states(trainer, states)
-        self.save_once("full")
-        self.wait_for_saves()
+        trainer, step = self.trainer, self.trainer.state.global_step
+        if not self.is_unsaved:
+            return ""
+        if trainer.begun_step > step and trainer.guard.has_begun_update:
+            return f"the update of step {trainer.begun_step} had begun"
+        try:
+            if lost := self.agreement.after_error((step, trainer.begun_step)):
+                return lost
+            drawn_after, states = trainer.random_states_before
+            if drawn_after == step:  # the unfinished step may have drawn random numbers
+                set_random_states(trainer, states)
+            self.save_once("full")
+            self.wait_for_saves()
+        except (
+            Exception
+        ) as problem:  # a full disk, or a GPU after an error: report the first problem
+            return str(problem)
+        return "" if self.save_failure is None else str(self.save_failure)
 
     # --- one save ----------------------------------------------------------------------------------------------------
 
@@ -286,10 +292,7 @@ class Checkpointer:
             if isinstance(callback, StopEarly)
         }
         step = self.trainer.state.global_step
-        zero = self.trainer.engine.zero_section or {}
-        offload = zero.get("offload_optimizer", {})
-        # If DeepSpeed steps asynchronously, optimizer states may change at any time.
-        changes = bool(offload.get("super_offload")) or "zenflow" in zero
+        changes = self.trainer.engine.updates_at_any_time
         contents = self.take_snapshot(full=kind == "full")
         if self.trainer.recipe.checkpoints.in_background and not changes and self.detach(contents):
             moment = mark() if self.trainer.args.device.type != "cpu" else None
@@ -532,24 +535,14 @@ def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
     """Return the states of this process's random generators, in the Trainer's format."""
-    states = random_states_of_host()
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    states["cpu"] = torch.random.get_rng_state()
     is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
     for kind, device in devices_with_random_states(trainer).items():
-        states[kind] = (
-            device.random.get_rng_state_all()
-            if is_one_of_several
-            else device.random.get_rng_state()
-        )
+        # Without a wait: a GPU's generator is a seed and an offset on the host, which `CUDAGeneratorImpl::get_state`
+        # copies into a tensor on the CPU (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, torch 2.13).
+        states[kind] = device.get_rng_state_all() if is_one_of_several else device.get_rng_state()
     return states
-
-
-def random_states_of_host() -> dict[str, Any]:
-    """Return the states of this process's random generators without those of devices."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
 
 
 def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
@@ -561,7 +554,7 @@ def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
         if isinstance(saved, list):  # for all devices of the machine, maybe fewer than now
             saved = dict(enumerate(saved)).get(device.current_device())
         if saved is not None:
-            device.random.set_rng_state(saved)
+            device.set_rng_state(saved)
 
 
 def devices_with_random_states(trainer: Trainer) -> dict[str, Any]:

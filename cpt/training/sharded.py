@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
+from cpt.deepspeed_internals import updates_begun
 from cpt.distributed import is_main_process, print_once
 from cpt.hf_internals import attention_of
 from cpt.models.attention import PartOfRows, attend_over_processes, check_shared_rows
@@ -65,6 +66,18 @@ class Engine:
         """The optimizer inside accelerate's wrapper and DeepSpeed's ZeRO optimizer."""
         inside = self.trainer.optimizer.optimizer
         return inside.optimizer if self.trainer.is_deepspeed_enabled else inside
+
+    @property
+    def updates_at_any_time(self) -> bool:
+        """True if DeepSpeed updates optimizer states beside the next step."""
+        zero = self.zero_section or {}
+        return "zenflow" in zero or bool(zero.get("offload_optimizer", {}).get("super_offload"))
+
+    @property
+    def updates_begun(self) -> tuple[int, bool] | None:
+        """Changes when DeepSpeed begins an update; None without it."""
+        engine = self.trainer.model_wrapped
+        return updates_begun(engine) if self.trainer.is_deepspeed_enabled else None
 
     def set_up_fsdp(self) -> None:
         """FSDP2 with gradients reduced in fp32, on a CPU too."""
