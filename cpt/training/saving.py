@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +43,7 @@ from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.checkpoints.retention import (
     Archive,
     archive_record,
+    copy_to_archive,
     local_archive,
     published_in,
     rotate,
@@ -73,7 +76,7 @@ from cpt.checkpoints.transaction import (
     read_back,
 )
 from cpt.deepspeed_internals import gather_zero3_weights
-from cpt.distributed import is_main_process
+from cpt.distributed import is_main_process, num_nodes
 from cpt.errors import CheckpointError, TrainingError
 from cpt.evaluation.scoring import StopEarly
 from cpt.files import make_durable
@@ -226,7 +229,7 @@ class Checkpointer:
         archived = self.save_to_archive() if is_finite else None
         where = self.newest_checkpoint()
         if archived is not None:
-            where = f"It is saved in the archive: move {archived} to {trainer.run_folder}."
+            where = f"It is saved in the archive: copy {archived} to {trainer.run_folder}."
         kind = CheckpointError if is_finite else TrainingError
         raise kind(
             f"step {state.global_step} could not be saved ({self.save_failure}). {where} Fix this, then start"
@@ -238,23 +241,34 @@ class Checkpointer:
             return f"The newest checkpoint is {newest[0].folder}."
         return "No checkpoint exists."
 
-    def save_to_archive(self) -> Path | None:
-        """Publish this step in the archive instead, if that is a folder; return the checkpoint, None if this fails."""
+    def save_to_archive(self) -> str | None:
+        """Publish this step in the archive instead; return where, None if this fails.
+
+        If the archive is a URL, on one machine, its files are written to the folder for temporary files first.
+        """
         run, step = self.trainer.run_folder, self.trainer.state.global_step
         place = self.trainer.recipe.checkpoints.archive
-        root = None if place is None else local_archive(place)
-        if root is None:
+        if place is None or (local_archive(place) is None and num_nodes() > 1):
             return None
         name = f"{PREFIXES['full']}{step}"
         describe = partial(self.describe, "full", step)
-        contents = self.take_snapshot(full=True)
+        contents, root, together = (
+            self.take_snapshot(full=True),
+            local_archive(place),
+            self.agreement,
+        )
         try:
-            publish(root / run.name, name, contents, describe, self.agreement)
+            if root is not None:
+                publish(root / run.name, name, contents, describe, together)
+            else:
+                with temporary_folder(together) as folder:
+                    publish(folder, name, contents, describe, together)
+                    together.on_main(lambda: copy_to_archive(folder / name, run, place))
         except SaveFailed as failure:
-            self.record("archive_failed", f"{name} was not saved in {root}: {failure}.", step=step)
+            self.record("archive_failed", f"{name} was not saved in {place}: {failure}.", step=step)
             return None
         archive_record(run, place)
-        return root / run.name / name
+        return f"{place.rstrip('/')}/{run.name}/{name}"
 
     def save_last_step(self) -> str:
         """After an error save the last finished step; return why that is impossible, empty if it is saved.
@@ -515,6 +529,17 @@ class Checkpointer:
             taken.states["scheduler.pt"] = trainer.lr_scheduler.state_dict()
         if trainer.args.should_save and trainer.accelerator.scaler is not None:
             taken.states["scaler.pt"] = trainer.accelerator.scaler.state_dict()
+
+
+@contextmanager
+def temporary_folder(agreement: Agreement) -> Iterator[Path]:
+    """A folder that the processes of one machine share."""
+    folder = Path(agreement.on_main(tempfile.mkdtemp))
+    try:
+        yield folder
+    finally:
+        if is_main_process():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def seal_export(trainer: "CPTTrainer", folder: Path) -> None:

@@ -563,6 +563,25 @@ def test_a_full_disk_costs_no_checkpoint_and_the_run_resumes_when_space_is_free_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_failed_saves_of_two_processes_end_both_after_a_last_try_in_the_archive(
+    together, file, my_lab, disk, run, of_two
+):
+    words = ("train", file, *NO_DROPOUT, "checkpoints.max_failed_saves=2")
+    words += ("checkpoints.every_steps=1", f"checkpoints.archive={my_lab}/archive")
+    both = together(2, *words, folder=my_lab, environment={"TROUBLE": "full@3"})
+    assert [one.wait().returncode for one in both] == [2, 2], both[0].output
+    archived = my_lab / "archive/run/checkpoint-5"
+    assert "step 5 could not be saved" in both[0].stderr and str(archived) in both[0].stderr
+    assert checkpoints(run)[-1] == "checkpoint-3"
+    (disk / "ballast").unlink()
+    shutil.copytree(archived, run / "checkpoint-5")
+    for one in together(2, *words, folder=my_lab):
+        assert one.wait().returncode == 0, one.output
+    assert is_same(run, of_two)
+
+
+@pytest.mark.slow
 def test_two_processes_then_one_then_two_make_the_same_steps(
     together, train, file, my_lab, run, of_two
 ):

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -117,6 +118,13 @@ class Trouble(TrainerCallback):
             raise LookupError("of the user")
         if self.is_due(state.global_step, "weights"):
             next(model.parameters()).data[0] = float("nan")
+
+    def on_save(self, args, state, control, **_):
+        """A disk without a free byte."""
+        if self.is_due(state.global_step, "full"):
+            with suppress(OSError), Path("runs/ballast").open("wb", buffering=0) as ballast:
+                while True:
+                    ballast.write(bytes(1 << 12))
 
 
 class FragileAdamW(torch.optim.AdamW):
