@@ -123,7 +123,7 @@ def default_store() -> dist.Store:
 def count_collectives() -> list[int]:
     """Collectives that this process has started in each of its groups, in the order of their creation."""
     groups = list(distributed_c10d._world.pg_map)
-    return [group._get_sequence_number_for_group() for group in groups]
+    return [group._get_sequence_number_for_group() for group in groups]  # type: ignore[attr-defined]
 
 
 def reads_scale(optimizer: torch.optim.Optimizer) -> bool:

@@ -19,11 +19,12 @@ from full_disk import disk_of_its_own, fill
 from tiny_trainers import same, trainer_of, weights
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from cpt.checkpoints.model_folder import load_data
 from cpt.checkpoints.resume import published_checkpoints
 from cpt.errors import Interrupted, LaunchError, UserCodeError
 from cpt.runs.events import LastHeartbeat, read_events, read_heartbeats, write_heartbeat
 from cpt.runs.record import Run
-from cpt.training import liveness
+from cpt.training import liveness, saving
 from cpt.training.liveness import (
     GroupTimeouts,
     Heartbeat,
@@ -365,6 +366,30 @@ def test_the_step_saved_after_an_error_continues_as_without_it(tiny_recipe, tmp_
     resumed = trainer_of(recipe, tmp_path / "failed")
     resumed.train(resume_from_checkpoint=str(resumed.run_folder / "checkpoint-2"))
     assert same(weights(resumed), weights(whole))
+
+
+@pytest.mark.heavy
+def test_a_devices_generator_is_saved_as_before_the_step_of_the_error(
+    tiny_recipe, tmp_path, monkeypatch
+):
+    """A device whose generator draws in each micro-batch, also in that of the error."""
+    generator, drawn_by_step = torch.Generator(), {}
+    device = SimpleNamespace(
+        get_rng_state=generator.get_state, set_rng_state=generator.set_state, current_device=int
+    )
+    monkeypatch.setattr(saving, "devices_with_random_states", lambda trainer: {"cuda": device})
+
+    def faults(trainer, inputs, loss):
+        torch.rand(3, generator=generator)
+        drawn_by_step[trainer.state.global_step + 1] = generator.get_state()
+        return fails_in("loss")(trainer, inputs, loss)
+
+    trainer = trainer_of(tiny_recipe, tmp_path, faults=faults)
+    with pytest.raises(ValueError, match="a bug"), saved_on_errors(trainer):
+        trainer.train()
+    states = load_data(trainer.run_folder / "checkpoint-2" / "rng_state.pth")
+    assert torch.equal(states["cuda"], drawn_by_step[2])
+    assert not torch.equal(drawn_by_step[3], drawn_by_step[2])
 
 
 @pytest.mark.heavy
