@@ -64,7 +64,6 @@ class StepGuard(TrainerCallback):
         self.skipped_since_log: list[StepVerdict] = []
         self.new_data_from: set[int] = set()  # steps at which a phase of the data begins
         self.is_updating = False  # the optimizer may have changed weights
-        self.updates_before: tuple[int, bool] | None = None  # DeepSpeed's, before this step
         self.released: ReleasedGradients | None = None
 
     @contextmanager
@@ -156,19 +155,11 @@ class StepGuard(TrainerCallback):
     def begin_step(self) -> None:
         """Start summing the loss of this step's micro-batches separately."""
         self.is_updating = False
-        self.updates_before = self.trainer.engine.updates_begun
         self.start_next_mean()
         self.loss_before = self.trainer.loss_since_log.clone()
         if self.loss_guard is not None:
             self.trainer.loss_since_log.zero_()
             self.loss_is_lost = torch.zeros_like(self.loss_before, dtype=torch.bool)
-
-    @property
-    def has_begun_update(self) -> bool:
-        """Whether weights, optimizer or loss scale may have changed in this step."""
-        engine = self.trainer.engine
-        is_stepping = engine.updates_begun != self.updates_before
-        return self.is_updating or is_stepping or engine.updates_at_any_time
 
     def norm_of_step(self) -> torch.Tensor:
         """The gradient norm for the Trainer's log: a placeholder that the check fills in, because clipping waits."""

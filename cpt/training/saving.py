@@ -252,18 +252,15 @@ class Checkpointer:
             return None
         name = f"{PREFIXES['full']}{step}"
         describe = partial(self.describe, "full", step)
-        contents, root, together = (
-            self.take_snapshot(full=True),
-            local_archive(place),
-            self.agreement,
-        )
+        contents = self.take_snapshot(full=True)
+        root = local_archive(place)
         try:
             if root is not None:
-                publish(root / run.name, name, contents, describe, together)
+                publish(root / run.name, name, contents, describe, self.agreement)
             else:
-                with temporary_folder(together) as folder:
-                    publish(folder, name, contents, describe, together)
-                    together.on_main(lambda: copy_to_archive(folder / name, run, place))
+                with temporary_folder(self.agreement) as folder:
+                    publish(folder, name, contents, describe, self.agreement)
+                    self.agreement.on_main(lambda: copy_to_archive(folder / name, run, place))
         except SaveFailed as failure:
             self.record("archive_failed", f"{name} was not saved in {place}: {failure}.", step=step)
             return None
@@ -279,11 +276,12 @@ class Checkpointer:
         trainer, step = self.trainer, self.trainer.state.global_step
         if not self.is_unsaved:
             return ""
-        if trainer.begun_step > step and trainer.guard.has_begun_update:
+        if trainer.is_mid_update:
             return f"the update of step {trainer.begun_step} had begun"
         try:
-            if lost := self.agreement.after_error((step, trainer.begun_step)):
-                return lost
+            disagreement = self.agreement.after_error((step, trainer.begun_step))
+            if disagreement:
+                return disagreement
             drawn_after, states = trainer.random_states_before
             if drawn_after == step:  # the unfinished step may have drawn random numbers
                 set_random_states(trainer, states)

@@ -37,6 +37,7 @@ class Engine:
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
+        self.updates_before: tuple[int, bool] | None = None  # DeepSpeed's, before this step
 
     @property
     def zero_section(self) -> dict[str, Any] | None:
@@ -73,11 +74,19 @@ class Engine:
         zero = self.zero_section or {}
         return "zenflow" in zero or bool(zero.get("offload_optimizer", {}).get("super_offload"))
 
+    def begin_step(self) -> None:
+        if self.trainer.is_deepspeed_enabled:
+            self.updates_before = updates_begun(self.trainer.model_wrapped)
+
     @property
-    def updates_begun(self) -> tuple[int, bool] | None:
-        """Changes when DeepSpeed begins an update; None without it."""
-        engine = self.trainer.model_wrapped
-        return updates_begun(engine) if self.trainer.is_deepspeed_enabled else None
+    def has_begun_update(self) -> bool:
+        """Whether DeepSpeed may have changed weights, optimizer or loss scale in this step."""
+        if not self.trainer.is_deepspeed_enabled:
+            return False
+        return (
+            self.updates_at_any_time
+            or updates_begun(self.trainer.model_wrapped) != self.updates_before
+        )
 
     def set_up_fsdp(self) -> None:
         """FSDP2 with gradients reduced in fp32, on a CPU too."""

@@ -320,10 +320,17 @@ class CPTTrainer(TrainerHooks, Trainer):
         """
         self.guard.begin_step()
         self.random_states_before = self.state.global_step, random_states(self)
+        self.engine.begin_step()
         self.gradients.begin_step()
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self.begun_step = self.state.global_step + 1
         return [to_device(batch, device) for batch in batches], number
+
+    @property
+    def is_mid_update(self) -> bool:
+        """Whether a step is unfinished whose update may have changed weights, optimizer or loss scale."""
+        is_changed = self.guard.is_updating or self.engine.has_begun_update
+        return self.begun_step > self.state.global_step and is_changed
 
     def number_of_labels(
         self,
