@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import resource
 import sys
 import time
 import traceback
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from cpt.distributed import has_process_group, is_main_process, leave, rank
-from cpt.errors import CptError, Interrupted, RecipeError, ResourceError
+from cpt.errors import CheckpointError, CptError, Interrupted, RecipeError, ResourceError
 from cpt.formatting import set_plain_output
 from cpt.process import SUPERVISED
 
@@ -54,10 +55,12 @@ ERRORS_OF_PATHS = (
     *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),  # typos
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),  # not writable
 )
-ERRORS_OF_LOADING = (  # of libraries that do not fit into memory
+ERRORS_OF_MEMORY = (  # of the loader, of system calls, of torch, of Python's threads
     "failed to map segment from shared object",
     "cannot allocate memory",
     "Cannot allocate memory",
+    "can't allocate memory",
+    "can't start new thread",
 )
 NAMES_OF_HELP = {"help_option_names": ["--help", "-h"]}
 
@@ -153,13 +156,26 @@ def memory_errors_reported() -> Iterator[None]:
     """Convert the errors of a limit such as `ulimit -v`, also while modules are imported, to a `ResourceError`."""
     try:
         yield
-    except (MemoryError, ImportError) as problem:
-        if isinstance(problem, ImportError) and not str(problem).endswith(ERRORS_OF_LOADING):
+    except Exception as problem:
+        # A save wraps the error; other errors of cpt have their own remedy.
+        cause = problem.__cause__ if isinstance(problem, CheckpointError) else problem
+        if not is_out_of_host_memory(cause):
             raise
-        text = " ".join(str(problem).split())
+        sys.unraisablehook = lambda _: None  # libraries' exit functions would report the same
+        text = " ".join(str(cause).split())[:200]
         raise ResourceError(
-            f"out of host memory{f' ({text})' if text else ''}. Free some, or raise the limit: `ulimit -v` shows it."
+            f"out of host memory{f' ({text})' if text else ''}. Free some, or raise the limits: `ulimit -v` (memory)"
+            " and `ulimit -u` (processes and threads) show them."
         ) from problem
+
+
+def is_out_of_host_memory(problem: BaseException | None) -> bool:
+    if isinstance(problem, MemoryError):
+        return True
+    if isinstance(problem, SystemError):  # of C code that could not allocate its error
+        return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    is_usual = isinstance(problem, ImportError | OSError | RuntimeError)
+    return is_usual and any(text in str(problem) for text in ERRORS_OF_MEMORY)
 
 
 def print_json(content: object) -> None:

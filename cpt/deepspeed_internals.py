@@ -18,6 +18,11 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         "an infinite norm makes ZeRO-3 skip a bad step, without a further wait",
         "a public hook before the update",
     ),
+    "deepspeed.runtime.engine.DeepSpeedEngine._running_engine_step": (
+        "",
+        "whether an error came before the update",
+        "a public counter",
+    ),
     "deepspeed.DeepSpeedEngine._copy_recovery_script": (
         "save_path",
         "save without writing",
@@ -32,6 +37,11 @@ def gather_zero3_weights(engine: Any, *, only_trained: bool) -> dict[str, Any] |
         exclude_frozen_parameters=only_trained
     )
     return weights
+
+
+def updates_begun(engine: Any) -> tuple[int, bool]:
+    """Changes as soon as the engine begins an update, also one that it skips."""
+    return engine.global_steps, engine._running_engine_step
 
 
 def stop_loading_universal(engine: Any) -> None:

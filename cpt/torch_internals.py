@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
@@ -36,6 +37,16 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         "timeout, group",
         "`training.ddp_timeout` for groups that exist; DeepSpeed's wait 10 or 30 minutes regardless of the recipe",
         "a public way to change it",
+    ),
+    "torch.distributed.distributed_c10d._get_default_store": (
+        "",
+        "processes agree after an error, while some may wait in a collective",
+        "a public function",
+    ),
+    "torch.distributed.ProcessGroup._get_sequence_number_for_group": (
+        "",
+        "whether all processes are at the same collective",
+        "a public count",
     ),
     "torch.optim.Adam._step_supports_amp_scaling": (
         "",
@@ -103,6 +114,16 @@ def set_group_timeouts(timeout: timedelta) -> None:
     """Set the timeout of all process groups."""
     for group in list(distributed_c10d._world.pg_map):
         distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def default_store() -> dist.Store:
+    return distributed_c10d._get_default_store()
+
+
+def count_collectives() -> list[int]:
+    """Collectives that this process has started in each of its groups, in the order of their creation."""
+    groups = list(distributed_c10d._world.pg_map)
+    return [group._get_sequence_number_for_group() for group in groups]  # type: ignore[attr-defined]
 
 
 def reads_scale(optimizer: torch.optim.Optimizer) -> bool:

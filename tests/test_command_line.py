@@ -1,5 +1,6 @@
 """How a command starts, prints and ends, whatever it does."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import typer
 
 from cpt.command_line import NO_TELEMETRY, SECONDS_FOR_THE_MAIN_PROCESS, run_app
-from cpt.errors import DataError
+from cpt.errors import CheckpointError, DataError
 
 heavy = pytest.mark.heavy
 
@@ -39,12 +40,26 @@ def test_a_path_that_cannot_exist_is_reported_without_a_traceback(
     assert ended.value.code == 2 and f"ResourceError: {path}:" in capsys.readouterr().err
 
 
+def save_without_threads() -> CheckpointError:
+    problem = CheckpointError("RuntimeError: can't start new thread")
+    problem.__cause__ = RuntimeError("can't start new thread")
+    return problem
+
+
 @pytest.mark.parametrize(
     "problem",
-    [MemoryError(), ImportError("libtorch_cpu.so: failed to map segment from shared object")],
-    ids=["MemoryError", "ImportError"],
+    [
+        MemoryError(),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        save_without_threads(),
+    ],
+    ids=["MemoryError", "an import", "torch", "a system call", "a thread of a save"],
 )
-def test_too_little_memory_for_the_imports_is_reported_in_a_line(capsys, problem):
+def test_too_little_memory_is_reported_in_a_line(capsys, monkeypatch, problem):
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+
     def command() -> None:
         raise problem
 

@@ -173,20 +173,7 @@ class Archive:
         while True:
             checkpoint = self.pending[0]
             try:
-                files, root = fsspec.core.url_to_fs(self.place)
-                target = f"{root}/{self.run.name}/{checkpoint.name}"
-                manifest = read_manifest(checkpoint)
-                if files.exists(target):
-                    files.rm(target, recursive=True)  # left by a killed run
-                for name, entry in manifest.files.items():
-                    put(files, checkpoint / name, f"{target}/{name}", entry.size)
-                put_record(files, self.run, f"{root}/{self.run.name}")
-                put(
-                    files,
-                    checkpoint / MANIFEST,
-                    f"{target}/{MANIFEST}",
-                    (checkpoint / MANIFEST).stat().st_size,
-                )
+                copy_to_archive(checkpoint, self.run, self.place)
             except Exception as problem:  # from any storage; the run does not depend on it
                 text = (
                     f"{checkpoint.name} could not be copied to the archive {self.place}: {problem}"
@@ -197,6 +184,19 @@ class Archive:
                 self.changed.notify_all()
                 if not self.pending:
                     return
+
+
+def copy_to_archive(checkpoint: Path, run: Path, place: str) -> None:
+    files, root = fsspec.core.url_to_fs(place)
+    target = f"{root}/{run.name}/{checkpoint.name}"
+    manifest = read_manifest(checkpoint)
+    if files.exists(target):
+        files.rm(target, recursive=True)  # left by a killed run
+    for name, entry in manifest.files.items():
+        put(files, checkpoint / name, f"{target}/{name}", entry.size)
+    put_record(files, run, f"{root}/{run.name}")
+    size = (checkpoint / MANIFEST).stat().st_size
+    put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", size)
 
 
 def local_archive(place: str) -> Path | None:

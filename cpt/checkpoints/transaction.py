@@ -38,6 +38,7 @@ from cpt.checkpoints.snapshot import NotFiniteError, bytes_in, saved_parameters
 from cpt.distributed import is_main_process, rank, world_size
 from cpt.errors import CheckpointError
 from cpt.files import make_durable
+from cpt.torch_internals import count_collectives, default_store
 
 Weights = dict[str, torch.Tensor]
 Task = Callable[[], dict[str, FileEntry]]
@@ -46,6 +47,7 @@ MIB = 2**20
 RESERVE = 16 * MIB  # for other files of the run and file system metadata
 STAGING, LEAVING = ".saving", ".del-"
 SECONDS_FOR_FILES_TO_APPEAR = 60.0
+SECONDS_FOR_THE_SAME_ERROR = 30.0  # on all processes: they are in the same step
 FILES_AT_ONCE = 4  # one can be serialised while another waits for the disk
 PIECE = 1 << 18
 MODEL_PART = ".model"  # temporary folder for the model's files
@@ -309,6 +311,29 @@ class Agreement:
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine, group=self.group)
         return everyone
+
+    def after_error(self, position: tuple[int, ...]) -> str:
+        """Whether all processes failed at the same point, so that they can save together; empty, or why they cannot.
+
+        `position` counts steps. The number of collectives shows that none is half done: it would take the data of the
+        save. A store is used because the others may wait in a collective for up to `training.ddp_timeout`.
+        """
+        if self.group is None:
+            return ""
+        store, point = default_store(), repr((*position, *count_collectives()))
+        keys = [f"cpt/failed/{number}" for number in range(world_size())]
+        store.set(keys[rank()], point)
+        try:
+            store.wait(keys, timedelta(seconds=SECONDS_FOR_THE_SAME_ERROR))
+        except dist.DistNetworkError:
+            return "process 0 is gone"  # it has the store, if no launcher has it
+        except dist.DistStoreError:
+            others = [str(number) for number, key in enumerate(keys) if not store.check([key])]
+            seconds = f"{SECONDS_FOR_THE_SAME_ERROR:.0f} s"
+            return f"process {', '.join(others)} did not fail within {seconds}, and may wait for it"
+        if len({store.get(key) for key in keys}) > 1:
+            return "the processes failed at different points of a step"
+        return ""
 
     def together(self, work: Callable[[], Result]) -> list[Result]:
         """The results of all processes by rank; SaveFailed on all if one fails."""

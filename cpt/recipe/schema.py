@@ -353,8 +353,8 @@ class Checkpoints(Section):
     weights_every_steps: Free[Positive | None] = None
     """Also save the weights alone, as `weights-N`, after every this many steps; `keep` applies to them too."""
     max_failed_saves: Free[Positive | None] = 3
-    """End the run after this many failed saves in a row, with a last try in `archive` if that is a folder. Null: train
-    to the end."""
+    """End the run after this many failed saves in a row, with a last try in `archive` (on several machines only if
+    that is a folder). Null: train to the end."""
     average: Free[Annotated[int, Field(ge=2)] | None] = None
     """At the end, also write the mean weights of this many last checkpoints to `average/` in the run's folder."""
 

@@ -43,6 +43,7 @@ from cpt.runs.events import (
 from cpt.runs.folder import is_alive
 from cpt.runs.record import Run
 from cpt.torch_internals import set_group_timeouts
+from cpt.training.callbacks import StatusFile
 from cpt.training.trainer import CPTTrainer
 
 log = logging.getLogger("cpt")
@@ -200,18 +201,21 @@ def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
     except (RestartNeeded, Interrupted, TrainingError, CheckpointError, LaunchError):
         raise  # these have saved what is good, or could not
     except Exception as problem:
-        step, folder = trainer.state.global_step, trainer.run_folder
-        try:
-            trainer.checkpointer.save_last_step()
-        except (
-            Exception
-        ) as failure:  # a full disk, or a GPU after an error: report the first problem
-            log.warning(f"step {step} could not be saved: {failure}")
-        if isinstance(problem, CptError):
+        if lost_others(problem):
             raise
-        if is_main_process() and not lost_others(problem):
+        step, folder = trainer.state.global_step, trainer.run_folder
+        unsaved = trainer.checkpointer.save_last_step()
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, StatusFile):
+                callback.on_save(trainer.args, trainer.state, trainer.control)
+        where = resumes_from(folder)
+        if unsaved:
+            where = f"Step {step} could not be saved: {unsaved}. {where}"
+        if is_main_process() and not isinstance(problem, CptError):
             what = f"The run failed after step {step}: {type(problem).__name__}: {problem}."
-            record_event(folder, "failed", f"{what} {resumes_from(folder)}", step=step)
+            record_event(folder, "failed", f"{what} {where}", step=step)
+        elif unsaved:
+            log.warning(where)
         raise
 
 

@@ -126,7 +126,9 @@ def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], Non
     trainer.model.zero_grad()
     gc.collect()
     clear_device_cache()
-    trainer.checkpointer.save_last_step()
+    unsaved = trainer.checkpointer.save_last_step()
+    if unsaved:
+        log.warning("Step %d could not be saved: %s.", trainer.state.global_step, unsaved)
     raise needed
 
 

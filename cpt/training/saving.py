@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import random
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,6 +43,7 @@ from cpt.checkpoints.resume import published_checkpoints, step_of
 from cpt.checkpoints.retention import (
     Archive,
     archive_record,
+    copy_to_archive,
     local_archive,
     published_in,
     rotate,
@@ -73,7 +76,7 @@ from cpt.checkpoints.transaction import (
     read_back,
 )
 from cpt.deepspeed_internals import gather_zero3_weights
-from cpt.distributed import is_main_process
+from cpt.distributed import is_main_process, num_nodes
 from cpt.errors import CheckpointError, TrainingError
 from cpt.evaluation.scoring import StopEarly
 from cpt.files import make_durable
@@ -226,7 +229,7 @@ class Checkpointer:
         archived = self.save_to_archive() if is_finite else None
         where = self.newest_checkpoint()
         if archived is not None:
-            where = f"It is saved in the archive: move {archived} to {trainer.run_folder}."
+            where = f"It is saved in the archive: copy {archived} to {trainer.run_folder}."
         kind = CheckpointError if is_finite else TrainingError
         raise kind(
             f"step {state.global_step} could not be saved ({self.save_failure}). {where} Fix this, then start"
@@ -238,42 +241,57 @@ class Checkpointer:
             return f"The newest checkpoint is {newest[0].folder}."
         return "No checkpoint exists."
 
-    def save_to_archive(self) -> Path | None:
-        """Publish this step in the archive instead, if that is a folder; return the checkpoint, None if this fails."""
+    def save_to_archive(self) -> str | None:
+        """Publish this step in the archive instead; return where, None if this fails.
+
+        If the archive is a URL, on one machine, its files are written to the folder for temporary files first.
+        """
         run, step = self.trainer.run_folder, self.trainer.state.global_step
         place = self.trainer.recipe.checkpoints.archive
-        root = None if place is None else local_archive(place)
-        if root is None:
+        if place is None or (local_archive(place) is None and num_nodes() > 1):
             return None
         name = f"{PREFIXES['full']}{step}"
         describe = partial(self.describe, "full", step)
         contents = self.take_snapshot(full=True)
+        root = local_archive(place)
         try:
-            publish(root / run.name, name, contents, describe, self.agreement)
+            if root is not None:
+                publish(root / run.name, name, contents, describe, self.agreement)
+            else:
+                with temporary_folder(self.agreement) as folder:
+                    publish(folder, name, contents, describe, self.agreement)
+                    self.agreement.on_main(lambda: copy_to_archive(folder / name, run, place))
         except SaveFailed as failure:
-            self.record("archive_failed", f"{name} was not saved in {root}: {failure}.", step=step)
+            self.record("archive_failed", f"{name} was not saved in {place}: {failure}.", step=step)
             return None
         archive_record(run, place)
-        return root / run.name / name
+        return f"{place.rstrip('/')}/{run.name}/{name}"
 
-    def save_last_step(self) -> None:
-        """After an error save the last finished step, if its weights are still there.
+    def save_last_step(self) -> str:
+        """After an error save the last finished step; return why that is impossible, empty if it is saved.
 
-        Within a step they are until its update begins, in a single process without DeepSpeed or FSDP. With several
-        processes the others do not know about the error, and would wait in a collective. A GPU's random generator
-        stays where the unfinished step left it: to read it at each step could make the host wait.
+        Within a step its weights are still there until the update begins. Several processes save only after an error
+        at the same point of all: otherwise the others wait in a collective.
         """
-        trainer = self.trainer
-        is_within = trainer.begun_step > trainer.state.global_step
-        is_changed = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-        is_changed |= trainer.guard.is_updating
-        if trainer.args.world_size > 1 or not self.is_unsaved or (is_within and is_changed):
-            return
-        step, states = trainer.random_states_before
-        if step == trainer.state.global_step:  # the unfinished step may have drawn random numbers
-            set_random_states(trainer, states)
-        self.save_once("full")
-        self.wait_for_saves()
+        trainer, step = self.trainer, self.trainer.state.global_step
+        if not self.is_unsaved:
+            return ""
+        if trainer.is_mid_update:
+            return f"the update of step {trainer.begun_step} had begun"
+        try:
+            disagreement = self.agreement.after_error((step, trainer.begun_step))
+            if disagreement:
+                return disagreement
+            drawn_after, states = trainer.random_states_before
+            if drawn_after == step:  # the unfinished step may have drawn random numbers
+                set_random_states(trainer, states)
+            self.save_once("full")
+            self.wait_for_saves()
+        except (
+            Exception
+        ) as problem:  # a full disk, or a GPU after an error: report the first problem
+            return str(problem)
+        return "" if self.save_failure is None else str(self.save_failure)
 
     # --- one save ----------------------------------------------------------------------------------------------------
 
@@ -286,10 +304,7 @@ class Checkpointer:
             if isinstance(callback, StopEarly)
         }
         step = self.trainer.state.global_step
-        zero = self.trainer.engine.zero_section or {}
-        offload = zero.get("offload_optimizer", {})
-        # If DeepSpeed steps asynchronously, optimizer states may change at any time.
-        changes = bool(offload.get("super_offload")) or "zenflow" in zero
+        changes = self.trainer.engine.updates_at_any_time
         contents = self.take_snapshot(full=kind == "full")
         if self.trainer.recipe.checkpoints.in_background and not changes and self.detach(contents):
             moment = mark() if self.trainer.args.device.type != "cpu" else None
@@ -514,6 +529,17 @@ class Checkpointer:
             taken.states["scaler.pt"] = trainer.accelerator.scaler.state_dict()
 
 
+@contextmanager
+def temporary_folder(agreement: Agreement) -> Iterator[Path]:
+    """A folder that the processes of one machine share."""
+    folder = Path(agreement.on_main(tempfile.mkdtemp))
+    try:
+        yield folder
+    finally:
+        if is_main_process():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
     """Write the manifest of a complete export, so that `cpt verify RUN` covers it; for every process."""
     if is_main_process():
@@ -532,24 +558,14 @@ def seal_export(trainer: "CPTTrainer", folder: Path) -> None:
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
     """Return the states of this process's random generators, in the Trainer's format."""
-    states = random_states_of_host()
+    states: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    states["cpu"] = torch.random.get_rng_state()
     is_one_of_several = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
     for kind, device in devices_with_random_states(trainer).items():
-        states[kind] = (
-            device.random.get_rng_state_all()
-            if is_one_of_several
-            else device.random.get_rng_state()
-        )
+        # Without a wait: a GPU's generator is a seed and an offset on the host, which `CUDAGeneratorImpl::get_state`
+        # copies into a tensor on the CPU (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp, torch 2.13).
+        states[kind] = device.get_rng_state_all() if is_one_of_several else device.get_rng_state()
     return states
-
-
-def random_states_of_host() -> dict[str, Any]:
-    """Return the states of this process's random generators without those of devices."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
 
 
 def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
@@ -561,7 +577,7 @@ def set_random_states(trainer: Trainer, states: dict[str, Any]) -> None:
         if isinstance(saved, list):  # for all devices of the machine, maybe fewer than now
             saved = dict(enumerate(saved)).get(device.current_device())
         if saved is not None:
-            device.random.set_rng_state(saved)
+            device.set_rng_state(saved)
 
 
 def devices_with_random_states(trainer: Trainer) -> dict[str, Any]:

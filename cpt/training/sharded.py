@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
+from cpt.deepspeed_internals import updates_begun
 from cpt.distributed import is_main_process, print_once
 from cpt.hf_internals import attention_of
 from cpt.models.attention import PartOfRows, attend_over_processes, check_shared_rows
@@ -36,6 +37,7 @@ class Engine:
 
     def __init__(self, trainer: "CPTTrainer") -> None:
         self.trainer = trainer
+        self.updates_before: tuple[int, bool] | None = None  # DeepSpeed's, before this step
 
     @property
     def zero_section(self) -> dict[str, Any] | None:
@@ -65,6 +67,26 @@ class Engine:
         """The optimizer inside accelerate's wrapper and DeepSpeed's ZeRO optimizer."""
         inside = self.trainer.optimizer.optimizer
         return inside.optimizer if self.trainer.is_deepspeed_enabled else inside
+
+    @property
+    def updates_at_any_time(self) -> bool:
+        """True if DeepSpeed updates optimizer states beside the next step."""
+        zero = self.zero_section or {}
+        return "zenflow" in zero or bool(zero.get("offload_optimizer", {}).get("super_offload"))
+
+    def begin_step(self) -> None:
+        if self.trainer.is_deepspeed_enabled:
+            self.updates_before = updates_begun(self.trainer.model_wrapped)
+
+    @property
+    def has_begun_update(self) -> bool:
+        """Whether DeepSpeed may have changed weights, optimizer or loss scale in this step."""
+        if not self.trainer.is_deepspeed_enabled:
+            return False
+        return (
+            self.updates_at_any_time
+            or updates_begun(self.trainer.model_wrapped) != self.updates_before
+        )
 
     def set_up_fsdp(self) -> None:
         """FSDP2 with gradients reduced in fp32, on a CPU too."""

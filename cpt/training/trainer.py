@@ -41,8 +41,8 @@ from cpt.training.restart import refuse_evaluation, run_until_out_of_memory
 from cpt.training.resuming import CheckpointLoader, written_for
 from cpt.training.saving import (
     Checkpointer,
+    random_states,
     random_states_file,
-    random_states_of_host,
     set_random_states,
 )
 from cpt.training.sharded import Engine, Gradients, SharedRows
@@ -319,12 +319,18 @@ class CPTTrainer(TrainerHooks, Trainer):
         Batches are copied to the GPU without waiting for it: the loader's memory is pinned, and the host runs ahead.
         """
         self.guard.begin_step()
-        if self.args.world_size == 1:  # several processes do not save after an error
-            self.random_states_before = self.state.global_step, random_states_of_host()
+        self.random_states_before = self.state.global_step, random_states(self)
+        self.engine.begin_step()
         self.gradients.begin_step()
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self.begun_step = self.state.global_step + 1
         return [to_device(batch, device) for batch in batches], number
+
+    @property
+    def is_mid_update(self) -> bool:
+        """Whether a step is unfinished whose update may have changed weights, optimizer or loss scale."""
+        is_changed = self.guard.is_updating or self.engine.has_begun_update
+        return self.begun_step > self.state.global_step and is_changed
 
     def number_of_labels(
         self,

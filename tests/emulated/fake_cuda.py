@@ -156,6 +156,7 @@ def answers(gpu: Properties) -> dict[str, Callable[..., Any]]:
                 cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0
             ),
             "check_error": lambda _: None,
+            "get_rng_state": lambda *_: torch.get_rng_state(),  # on the host, as a real one
             "Stream": lambda *_, **__: stream(device),
             "Event": lambda *_, **__: torch.Event(device),
             "stream": lambda _: nullcontext(),

@@ -563,6 +563,25 @@ def test_a_full_disk_costs_no_checkpoint_and_the_run_resumes_when_space_is_free_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_failed_saves_of_two_processes_end_both_after_a_last_try_in_the_archive(
+    together, file, my_lab, disk, run, of_two
+):
+    words = ("train", file, *NO_DROPOUT, "checkpoints.max_failed_saves=2")
+    words += ("checkpoints.every_steps=1", f"checkpoints.archive={my_lab}/archive")
+    both = together(2, *words, folder=my_lab, environment={"TROUBLE": "full@3"})
+    assert [one.wait().returncode for one in both] == [2, 2], both[0].output
+    archived = my_lab / "archive/run/checkpoint-5"
+    assert "step 5 could not be saved" in both[0].stderr and str(archived) in both[0].stderr
+    assert checkpoints(run)[-1] == "checkpoint-3"
+    (disk / "ballast").unlink()
+    shutil.copytree(archived, run / "checkpoint-5")
+    for one in together(2, *words, folder=my_lab):
+        assert one.wait().returncode == 0, one.output
+    assert is_same(run, of_two)
+
+
+@pytest.mark.slow
 def test_two_processes_then_one_then_two_make_the_same_steps(
     together, train, file, my_lab, run, of_two
 ):
@@ -655,12 +674,7 @@ def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("stage", [2, 3])
-def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(
-    both, run, my_lab, tmp_path, stage
-):
+def zero_profile(folder, stage) -> str:
     profile = {"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
     profile |= {
         "gradient_clipping": "auto",
@@ -669,9 +683,58 @@ def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(
             "stage3_gather_16bit_weights_on_model_save": stage == 3,
         },
     }
-    (tmp_path / "zero.json").write_text(json.dumps(profile))
+    (folder / "zero.json").write_text(json.dumps(profile))
+    return f"training.deepspeed={folder}/zero.json"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "engine", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in (2, 3, "fsdp"))]
+)
+def test_an_error_of_all_processes_in_a_step_saves_the_step_before(
+    together, file, my_lab, run, tmp_path, engine
+):
+    """Dropout draws a micro-batch's numbers before the error."""
+    words = ["train", file, "training.per_device_train_batch_size=1"]
+    if engine == "fsdp":
+        words.append("training.fsdp=true")
+    elif engine != "ddp":
+        words.append(zero_profile(tmp_path, engine))
+    for one in together(2, *words, "name=whole", folder=my_lab):
+        assert one.wait().returncode == 0, one.output
+    trouble = {"TROUBLE": "backward@6 backward/1@6"}
+    for one in together(2, *words, folder=my_lab, environment=trouble):
+        assert one.wait().returncode == 1, one.output
+    assert status(run)["checkpoint"] == "checkpoint-5"
+    assert "resumes from checkpoint-5" in events(run)[-1]["message"]
+    for one in together(2, *words, folder=my_lab):
+        assert one.wait().returncode == 0, one.output
+    assert is_same(run, run.with_name("whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_process_ends_both_and_says_why_nothing_is_saved(
+    together, file, my_lab, run, rank
+):
+    trouble = {"TROUBLE": "backward@6" if rank == 0 else "backward/1@6"}
+    both = together(2, "train", file, folder=my_lab, environment=trouble)
+    assert [one.wait(120).returncode for one in both][rank] == 1
+    reason = f"Step 5 could not be saved: process {1 - rank} did not fail within 30 s"
+    assert reason in both[rank].output and "resumes from checkpoint-4" in both[rank].output
+    assert "LookupError: of the user" in both[1 - rank].output
+    assert checkpoints(run) == ["checkpoint-2", "checkpoint-4"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stage", [2, 3])
+def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(
+    both, run, my_lab, tmp_path, stage
+):
     for trouble in ("spike/1@3", "nan/1@6"):
-        for name, words in (("plain", []), ("zero", [f"training.deepspeed={tmp_path}/zero.json"])):
+        for name, words in (("plain", []), ("zero", [zero_profile(tmp_path, stage)])):
             words = [f"name={name}", "training.logging_steps=4", *words]
             assert both(*words, trouble=trouble) == [0, 0]
             for once in my_lab.glob("trouble-*"):

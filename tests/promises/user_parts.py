@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -67,19 +68,24 @@ class Trouble(TrainerCallback):
     """Makes the trouble of `TROUBLE`."""
 
     def is_due(self, step: int, kind: str) -> bool:
-        """Once for each folder, on one process."""
+        """Once for each folder and process."""
         rank = os.environ.get("RANK", "0")
         steps = TROUBLES.get(kind if rank == "0" else f"{kind}/{rank}", "").split(",")
         if str(step) not in steps:
             return False
         try:
-            Path(f"trouble-{kind}-{step}").touch(exist_ok=False)
+            Path(f"trouble-{kind}-{rank}-{step}").touch(exist_ok=False)
         except FileExistsError:
             return False
         return True
 
     def on_train_begin(self, args, state, control, model=None, **_):
-        """The model's loss is what goes wrong."""
+        """The model's loss is what goes wrong, or its backward pass."""
+
+        def fail(gradient):
+            if self.is_due(state.global_step + 1, "backward"):
+                torch.rand(3)
+                raise LookupError("of the user")
 
         def before(module, arguments, inputs):
             if (
@@ -93,6 +99,8 @@ class Trouble(TrainerCallback):
             for kind, factor in (("nan", float("nan")), ("spike", 1e4)):
                 if module.training and self.is_due(state.global_step + 1, kind):
                     outputs["loss"] = outputs["loss"] * factor
+            if module.training:
+                outputs["loss"].register_hook(fail)
             return outputs
 
         model.register_forward_pre_hook(before, with_kwargs=True)
@@ -110,6 +118,13 @@ class Trouble(TrainerCallback):
             raise LookupError("of the user")
         if self.is_due(state.global_step, "weights"):
             next(model.parameters()).data[0] = float("nan")
+
+    def on_save(self, args, state, control, **_):
+        """A disk without a free byte."""
+        if self.is_due(state.global_step, "full"):
+            with suppress(OSError), Path("runs/ballast").open("wb", buffering=0) as ballast:
+                while True:
+                    ballast.write(bytes(1 << 12))
 
 
 class FragileAdamW(torch.optim.AdamW):

@@ -1,7 +1,9 @@
 """Heartbeats of a process, and what is known of the others when one fails."""
 
 import itertools
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,11 +19,12 @@ from full_disk import disk_of_its_own, fill
 from tiny_trainers import same, trainer_of, weights
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from cpt.checkpoints.model_folder import load_data
 from cpt.checkpoints.resume import published_checkpoints
-from cpt.errors import Interrupted, LaunchError
+from cpt.errors import Interrupted, LaunchError, UserCodeError
 from cpt.runs.events import LastHeartbeat, read_events, read_heartbeats, write_heartbeat
 from cpt.runs.record import Run
-from cpt.training import liveness
+from cpt.training import liveness, saving
 from cpt.training.liveness import (
     GroupTimeouts,
     Heartbeat,
@@ -366,6 +369,30 @@ def test_the_step_saved_after_an_error_continues_as_without_it(tiny_recipe, tmp_
 
 
 @pytest.mark.heavy
+def test_a_devices_generator_is_saved_as_before_the_step_of_the_error(
+    tiny_recipe, tmp_path, monkeypatch
+):
+    """A device whose generator draws in each micro-batch, also in that of the error."""
+    generator, drawn_by_step = torch.Generator(), {}
+    device = SimpleNamespace(
+        get_rng_state=generator.get_state, set_rng_state=generator.set_state, current_device=int
+    )
+    monkeypatch.setattr(saving, "devices_with_random_states", lambda trainer: {"cuda": device})
+
+    def faults(trainer, inputs, loss):
+        torch.rand(3, generator=generator)
+        drawn_by_step[trainer.state.global_step + 1] = generator.get_state()
+        return fails_in("loss")(trainer, inputs, loss)
+
+    trainer = trainer_of(tiny_recipe, tmp_path, faults=faults)
+    with pytest.raises(ValueError, match="a bug"), saved_on_errors(trainer):
+        trainer.train()
+    states = load_data(trainer.run_folder / "checkpoint-2" / "rng_state.pth")
+    assert torch.equal(states["cuda"], drawn_by_step[2])
+    assert not torch.equal(drawn_by_step[3], drawn_by_step[2])
+
+
+@pytest.mark.heavy
 def test_a_save_that_fails_too_does_not_hide_the_first_error(tiny_recipe, tmp_path, monkeypatch):
     trainer = trainer_of(tiny_recipe, tmp_path, faults=fails_in("loss"))
     broken = OSError(28, "No space left on device")
@@ -373,3 +400,49 @@ def test_a_save_that_fails_too_does_not_hide_the_first_error(tiny_recipe, tmp_pa
     with pytest.raises(ValueError, match="a bug"), saved_on_errors(trainer):
         trainer.train()
     assert not published_checkpoints(trainer.run_folder)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_fails_in_the_middle_of_a_run_is_named_and_the_steps_before_saved(
+    workers, tiny_recipe, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("cpt.data.store.shards.SHARD_BYTES", 2_000)
+    monkeypatch.setenv("CPT_WORKERS", "0")
+    monkeypatch.setenv("CPT_CACHE", str(tmp_path / "store"))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"brittle{workers}.py").write_text(
+        "from pathlib import Path\n"
+        "def shout(document):\n"
+        f"    if Path({str(tmp_path / 'broken')!r}).exists():\n"
+        "        raise KeyError('title')\n"
+        "    return {**document, 'text': document['text'].upper()}\n"
+    )
+    # Nothing is read ahead, so that the run meets the error itself.
+    monkeypatch.setattr("cpt.data.rows.build.PreparedData.read_ahead", lambda *_: None)
+    data = {**tiny_recipe["data"], "chunk_bytes": 6_000, "transforms": [f"brittle{workers}:shout"]}
+
+    class Breaks(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 2:
+                (tmp_path / "broken").touch()
+
+    def run(folder, **options):
+        training = {**tiny_recipe["training"], "dataloader_num_workers": workers}
+        return trainer_of(tiny_recipe, folder, steps=16, data=data, training=training, **options)
+
+    failing = run(tmp_path / "run", callbacks=[Breaks()])
+    with pytest.raises(UserCodeError) as problem, saved_on_errors(failing):
+        failing.train()
+    message = str(problem.value)
+    expected = rf"\S+(domain|general)\.jsonl:\d+: the transform `brittle{workers}:shout` raised"
+    assert re.match(expected, message) and f'{tmp_path}/brittle{workers}.py", line 4' in message
+    saved = published_checkpoints(failing.run_folder)[-1]
+    assert saved.name == f"checkpoint-{failing.state.global_step}" and failing.state.global_step > 2
+    (tmp_path / "broken").unlink()
+    monkeypatch.setenv("CPT_CACHE", str(tmp_path / "empty"))
+    whole, resumed = run(tmp_path / "whole"), run(tmp_path / "run")
+    whole.train()
+    resumed.prepared_data.restore(json.loads((saved / "data_position.json").read_text()))
+    resumed.train(resume_from_checkpoint=str(saved))
+    assert same(weights(resumed), weights(whole))

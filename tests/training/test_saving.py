@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from resuming import differences
@@ -268,14 +269,14 @@ def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-@pytest.mark.parametrize("has_archive", [False, True])
+@pytest.mark.parametrize("archive", [None, "folder", "memory://last_try"])
 def test_failed_saves_in_a_row_end_the_run_after_a_last_try_in_the_archive(
-    tiny_recipe, tmp_path, monkeypatch, in_background, has_archive
+    tiny_recipe, tmp_path, monkeypatch, in_background, archive
 ):
     monkeypatch.setattr(saving, "SECONDS_BEFORE_RETRIES", ())
-    archive = {"archive": str(tmp_path / "archive")} if has_archive else {}
+    place = str(tmp_path / "archive") if archive == "folder" else archive
     trainer = saved_run(
-        tiny_recipe, tmp_path, in_background=in_background, max_failed_saves=2, **archive
+        tiny_recipe, tmp_path, in_background=in_background, max_failed_saves=2, archive=place
     )
     full, disk_usage = shutil._ntuple_diskusage(1, 1, 0), shutil.disk_usage
 
@@ -286,10 +287,12 @@ def test_failed_saves_in_a_row_end_the_run_after_a_last_try_in_the_archive(
     with pytest.raises(CheckpointError, match="step 3 could not be saved") as problem:
         trainer.train()
     assert published(trainer) == ["checkpoint-1"]
-    archived = tmp_path / "archive/tiny/checkpoint-3"
-    assert archived.exists() is has_archive and (str(archived) in str(problem.value)) is has_archive
-    if has_archive:
-        assert damages(archived) == []
+    archived = f"{place}/tiny/checkpoint-3"
+    assert (archived in str(problem.value)) is (place is not None)
+    if place is not None:
+        files, there = fsspec.core.url_to_fs(archived)
+        files.get(there, str(tmp_path / "checkpoint-3"), recursive=True)
+        assert damages(tmp_path / "checkpoint-3") == []
 
 
 def test_a_users_rule_of_what_to_keep_that_fails_costs_an_event(tiny_recipe, tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection
 from cpt.data.store.shards import seed_of, shuffled
 from cpt.data.store.token_files import Int64, StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
-from cpt.errors import DataError
+from cpt.errors import CptError, DataError
 from cpt.files import read_sealed, sealed
 from cpt.recipe.rules import reported_name
 
@@ -377,7 +377,15 @@ class ChunkedRows:
 
     def state(self, turn: int) -> dict[str, Any]:
         """The chunk of a turn and its entry, for a checkpoint; enough to resume with an empty store."""
-        _, chunk, _ = self.find(turn)
+        try:
+            _, chunk, _ = self.find(turn)
+        except (
+            CptError,
+            OSError,
+        ):  # a transform or a disk failed: the run ends, and is saved without this chunk
+            chunk = self._near
+            while self.known_entry(chunk + 1) is not None:
+                chunk += 1
         return {"chunk": chunk, "entry": asdict(self.entry(chunk))}
 
     def restore(self, state: Mapping[str, Any]) -> None:

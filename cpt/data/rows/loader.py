@@ -135,6 +135,10 @@ class CPTDataLoader(DataLoader[Row]):
                     if is_main:
                         signal.signal(signal.SIGCHLD, before)
                 batch = next(batches, None)
+            except CptError as problem:  # torch puts the worker's traceback before the message
+                kind = type(problem)
+                message = str(problem).rpartition(f"\n{kind.__module__}.{kind.__name__}: ")[2]
+                raise kind(message.rstrip()) from problem
             except (RuntimeError, OSError, EOFError) as problem:
                 if is_out_of_shared_memory(problem):
                     break
