@@ -97,32 +97,19 @@ OF_ZERO = """
 """
 OURS = frozenset(f"{OF_RUNS} {below('zero_optimization', OF_ZERO)}".split())
 
-# --- 3: replaced by the recipe's, with one line in the log ---
+# --- 3: replaced by the recipe's, or left out, with one line in the log ---
 
-REPLACED = (
-    *("optimizer", "scheduler", "amp", "activation_checkpointing"),
-    *("steps_per_print", "timers"),  # accelerate turns off the lines that these are about
-)
+LEFT_OUT = ("steps_per_print", "timers")  # accelerate turns off the lines that these are about
+REPLACED = ("optimizer", "scheduler", "amp", "activation_checkpointing", *LEFT_OUT)
 
 # --- 4: refused ---
 
-REMOVED = frozenset(
-    [
-        "compression_training",
-        "curriculum_learning",
-        "eigenvalue",
-        "elasticity",
-        "graph_harvesting",
-        "nebula",
-        "progressive_layer_drop",
-        "quantize_training",
-        "sparse_attention",
-        "sparse_gradients",
-        "zero_optimization.mics_shard_size",
-        "zero_optimization.mics_hierarchical_params_gather",
-        "zero_optimization.zeropp_loco_param",
-    ]
-)
+OF_OLDER = """
+    compression_training curriculum_learning eigenvalue elasticity graph_harvesting nebula progressive_layer_drop
+    quantize_training sparse_attention sparse_gradients zero_optimization.mics_shard_size
+    zero_optimization.mics_hierarchical_params_gather zero_optimization.zeropp_loco_param
+"""
+REMOVED = frozenset(OF_OLDER.split())
 """DeepSpeed stops at these keys, also if they are off."""
 REFUSED: Mapping[str, str] = dict.fromkeys(REMOVED, "DeepSpeed 0.19 has removed it") | by_word(
     {

@@ -17,6 +17,7 @@ from cpt.recipe.keys import DEFAULT_MICRO_BATCH, accumulation, micro_batches_per
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import dotted, leaves
 from cpt.training.deepspeed_keys import (
+    LEFT_OUT,
     REMOVED,
     REPLACED,
     SECTIONS,
@@ -113,13 +114,18 @@ def changes_in_memory(given: str | Path | Profile) -> list[str]:
         for key, value in after.items()
         if before.get(key, ...) != value
     ]
-    removed = dict.fromkeys(f"`{key[0]}`" for key in before if key[0] in REPLACED)
-    parts = [", ".join(changes)] if changes else []
-    parts += [f"the recipe's values instead of {', '.join(removed)}"] if removed else []
+    removed = dict.fromkeys(key[0] for key in before if key[0] in REPLACED)
+    replaced = [f"`{key}`" for key in removed if key not in LEFT_OUT]
+    if replaced:
+        changes.append(f"the recipe's values instead of {', '.join(replaced)}")
+    parts = [f"is used with {', '.join(changes)}"] if changes else []
+    left_out = [f"`{key}`" for key in removed if key in LEFT_OUT]
+    if left_out:
+        parts.append(f"{', '.join(left_out)} would have no effect: cpt logs the progress")
     if not parts:
         return []
     name = "`training.deepspeed`" if isinstance(given, dict) else str(given)
-    return [f"{name} is used with {', and '.join(parts)}"]
+    return [f"{name} {'; '.join(parts)}" if changes else f"{name}: {parts[0]}"]
 
 
 def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
