@@ -422,6 +422,10 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
             "`training.use_liger_kernel`",
             instead="`training.use_liger_kernel: false`",
         )
+    if recipe.training.get("activation_offloading") and (
+        recipe.training.get("use_cpu") or not has_gpu
+    ):
+        found.refuse("`training.activation_offloading` needs a GPU. Remove it.")
     if recipe.model.attention == "flex_attention":
         found.run(
             require_triton, "`model.attention`: flex_attention", instead="`model.attention: auto`"

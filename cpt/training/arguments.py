@@ -367,7 +367,8 @@ def check_generations(recipe: Recipe, processes: int) -> None:
             remedy += f", or `training.num_generations: {nearest}`"
         raise RecipeError(
             f"`training.num_generations`: a step trains on {completions} completions, {at_once} at once x"
-            f" {accumulation} micro-batches, not a multiple of num_generations {answers} x num_iterations {times}. Write {remedy}."
+            f" {accumulation} micro-batches, not a multiple of"
+            f" num_generations {answers} x num_iterations {times}. Write {remedy}."
         )
     if micro_batch != AUTO:
         check_length_of_generation(training, answers, times, at_once, accumulation)

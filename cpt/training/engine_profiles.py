@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from pydantic import ValidationError
 
 from cpt.distributed import groups_of_rows, read_parallelism, world_size
@@ -36,6 +37,8 @@ FROM_THE_RECIPE: Profile = {
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": "auto"},
 }
+OF_ACCELERATE = {"compute_environment", "distributed_type", "deepspeed_config", "num_machines"}
+"""Keys of the file that `accelerate config` writes."""
 GATHERS = "stage3_gather_16bit_weights_on_model_save"
 OLD_GATHERS = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 OLD_OFFLOAD = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
@@ -154,10 +157,40 @@ def read_mapping(given: str | Path | Profile, key: str = "`training.deepspeed`")
         try:
             content = json.loads(Path(given).read_text(encoding="utf-8"))
         except (OSError, ValueError) as problem:
+            refuse_accelerates(yaml_mapping(given), key)
             raise RecipeError(f"{key}: {given} cannot be read as JSON: {problem}") from problem
     if not isinstance(content, dict):
         raise RecipeError(f"{key} must be a mapping, or the path of a JSON file, not {given!r}.")
+    refuse_accelerates(content, key)
     return content
+
+
+def yaml_mapping(path: str | Path) -> Profile:
+    """Return the mapping in a YAML file; empty if there is none."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def refuse_accelerates(content: Profile, key: str) -> None:
+    """Refuse the file that `accelerate config` writes, with what to write instead."""
+    if not content.keys() & OF_ACCELERATE:
+        return
+    section = content.get("deepspeed_config") or {}
+    of_fsdp = content.get("fsdp_config") is not None
+    instead = '`training.deepspeed: {"zero_optimization": {"stage": %s}}`' % (
+        section.get("zero_stage") or 2
+    )
+    if of_fsdp:
+        instead = "`training.fsdp: true`"
+    elif section.get("deepspeed_config_file"):
+        instead = f"`training.deepspeed: {section['deepspeed_config_file']}`"
+    raise RecipeError(
+        f"{key}: this is the config of `accelerate launch`, not one of the engine. Write {instead}, or remove"
+        " the key and start with `accelerate launch --config_file FILE cpt/train.py RECIPE`."
+    )
 
 
 def completed(written: Profile) -> Profile:

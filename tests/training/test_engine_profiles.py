@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from tiny import TINY_LLAMA, write_recipe
 
 from cpt.errors import RecipeError
@@ -303,6 +304,33 @@ def test_a_file_that_is_not_a_profile_is_refused(tmp_path, text):
     (tmp_path / "zero.json").write_text(text)
     with pytest.raises(RecipeError, match="training.deepspeed"):
         read_profile(tmp_path / "zero.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "instead"),
+    [
+        ({"deepspeed_config": {"zero_stage": 3}}, 'deepspeed: {"zero_optimization": {"stage": 3}}'),
+        ({"deepspeed_config": {"deepspeed_config_file": "z.json"}}, "training.deepspeed: z.json"),
+        ({"distributed_type": "MULTI_GPU"}, "zero_optimization"),
+        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}, "training.fsdp: true"),
+    ],
+)
+def test_the_config_of_accelerate_launch_is_refused_with_what_to_write(tmp_path, config, instead):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", **config}))
+    for given in (path, {"compute_environment": "LOCAL_MACHINE", **config}):
+        with pytest.raises(RecipeError, match=r"`accelerate launch`") as refusal:
+            read_profile(given)
+        assert instead in str(refusal.value)
+    (complaint,) = fsdp_complaints_of_file(path)
+    assert "`training.fsdp_config`" in complaint and instead in complaint
+
+
+def fsdp_complaints_of_file(path):
+    try:
+        return fsdp_complaints(str(path))
+    except RecipeError as problem:
+        return [str(problem)]
 
 
 # --- FSDP2 ---
