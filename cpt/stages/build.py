@@ -24,6 +24,7 @@ from cpt.stages.models import (
     REFERENCED,
     build_teacher,
     ends_of_answers,
+    listed_ends,
     reference_model,
 )
 from cpt.stages.replay_kl import ReplayTrainer
@@ -173,8 +174,7 @@ def end_answers_at_turns(
         return
     config.eos_token_id = ends_of_answers(config.eos_token_id, tokenizer, recipe)
     if "use_vllm" in vars(arguments) and arguments.use_vllm:  # it reads the base's own files
-        ends = config.eos_token_id
-        stops = {"stop_token_ids": ends if isinstance(ends, list) else [ends]}
+        stops = {"stop_token_ids": listed_ends(config.eos_token_id)}
         arguments.generation_kwargs = stops | (arguments.generation_kwargs or {})
 
 

@@ -77,9 +77,13 @@ def ends_of_answers(
     end = turn_end(tokenizer)
     if end is None or not learns_chats(recipe):
         return known
+    return listed_ends(known, tokenizer.eos_token_id, end)
+
+
+def listed_ends(known: int | list[int] | None, *more: int | None) -> list[int]:
+    """Return the ends of a generation config and more as one list, each once."""
     ends = known if isinstance(known, list) else [known]
-    ends = [token for token in (*ends, tokenizer.eos_token_id, end) if token is not None]
-    return list(dict.fromkeys(ends))
+    return list(dict.fromkeys(token for token in (*ends, *more) if token is not None))
 
 
 def learns_chats(recipe: Recipe) -> bool:

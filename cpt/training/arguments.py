@@ -348,7 +348,8 @@ def check_generations(recipe: Recipe, processes: int) -> None:
     Each step trains on whole groups, each generation samples whole groups, and one of the two lasts a whole number of
     times as long as the other.
     """
-    training, answers, times = recipe.training, answers_of(recipe), times_used(recipe)
+    training = recipe.training
+    answers, times = answers_of(recipe), times_used(recipe)
     accumulation = micro_batches_per_step(recipe, processes)
     micro_batch = training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
     at_once = processes * (1 if micro_batch == AUTO else int(micro_batch))

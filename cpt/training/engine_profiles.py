@@ -121,14 +121,16 @@ def changes_in_memory(given: str | Path | Profile) -> list[str]:
     replaced = [f"`{key}`" for key in removed if key not in LEFT_OUT]
     if replaced:
         changes.append(f"the recipe's values instead of {', '.join(replaced)}")
-    parts = [f"is used with {', '.join(changes)}"] if changes else []
     left_out = [f"`{key}`" for key in removed if key in LEFT_OUT]
+    parts = list[str]()
+    if changes:
+        parts.append(f"is used with {', '.join(changes)}")
     if left_out:
-        parts.append(f"{', '.join(left_out)} would have no effect: cpt logs the progress")
+        parts.append(f"is used without {', '.join(left_out)}: cpt logs the progress")
     if not parts:
         return []
     name = "`training.deepspeed`" if isinstance(given, dict) else str(given)
-    return [f"{name} {'; '.join(parts)}" if changes else f"{name}: {parts[0]}"]
+    return [f"{name} {'; '.join(parts)}"]
 
 
 def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
