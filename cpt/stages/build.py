@@ -169,9 +169,9 @@ def end_answers_at_turns(
     recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase, arguments: Any
 ) -> None:
     """TRL's trainers end completions at the tokenizer's EOS and what the model's generation config has."""
-    config = model.generation_config
-    if config is None:  # of a model that scores
+    if recipe.stage == "reward":  # its model writes no text
         return
+    config = model.generation_config
     config.eos_token_id = ends_of_answers(config.eos_token_id, tokenizer, recipe)
     if "use_vllm" in vars(arguments) and arguments.use_vllm:  # it reads the base's own files
         stops = {"stop_token_ids": listed_ends(config.eos_token_id)}
