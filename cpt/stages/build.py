@@ -169,7 +169,7 @@ def end_answers_at_turns(
     recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase, arguments: Any
 ) -> None:
     """TRL's trainers end completions at the tokenizer's EOS and what the model's generation config has."""
-    if recipe.stage == "reward":  # its model writes no text
+    if recipe.stage == "reward" or model.generation_config is None:  # it writes no text
         return
     config = model.generation_config
     config.eos_token_id = ends_of_answers(config.eos_token_id, tokenizer, recipe)
