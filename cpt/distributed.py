@@ -405,6 +405,7 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
             f"accelerate was started with mixed_precision {precision}, which is not in the recipe. Write"
             f" `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
         )
+    check_other_settings(training)
     check_sharding(training)
     from_recipe: str | dict[str, Any] | None = training.get("deepspeed")
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
@@ -428,6 +429,38 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
             " differs. Remove `deepspeed` from the recipe, or `deepspeed_config` from accelerate's config."
         )
     return from_accelerate if from_recipe is None else from_recipe
+
+
+IGNORED_OF_ACCELERATE = {
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "gradient_accumulation_steps",
+    "ACCELERATE_GRADIENT_CLIPPING": "max_grad_norm",
+}
+"""Variable of accelerate's config -> the key of `training:` that decides."""
+
+
+def check_other_settings(training: Mapping[str, Any]) -> None:
+    """Refuse what accelerate would do behind the recipe's back, and warn of numbers that the recipe has."""
+    if os.environ.get("ACCELERATE_USE_MEGATRON_LM", "false").lower() == "true":
+        raise LaunchError(
+            "accelerate was started with Megatron-LM, which cpt does not train with. Write"
+            " `distributed_type: MULTI_GPU` into accelerate's config."
+        )
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    compiles = any(training.get(f"torch_compile{end}") for end in ("", "_backend", "_mode"))
+    if backend != "no" and not compiles:  # accelerate would compile the whole model
+        raise LaunchError(
+            f"accelerate was started with dynamo_backend {backend}, which is not in the recipe. Write"
+            " `training: {torch_compile: true}` into the recipe, or `dynamo_backend: 'NO'` into accelerate's config."
+        )
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_DYNAMO_")]:
+        del os.environ[name]
+    for name, key in IGNORED_OF_ACCELERATE.items():
+        value = os.environ.pop(name, "auto")
+        if value not in ("auto", "none", str(training.get(key))):
+            log.warning(
+                f"{key.replace('max_grad_norm', 'gradient_clipping')} {value} of accelerate's config is ignored:"
+                f" the recipe's `training.{key}` decides."
+            )
 
 
 def check_sharding(training: Mapping[str, Any]) -> None:

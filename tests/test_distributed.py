@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 
 from cpt.distributed import (
     agree_with_launcher,
@@ -69,12 +70,34 @@ def test_a_launcher_may_repeat_the_recipe(launched, variables, training):
             "training.deepspeed",
         ),
         ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true"}, {}, "training.parallelism_config"),
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, {}, "Megatron"),
+        ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, {}, "torch_compile: true"),
     ],
 )
 def test_a_launcher_that_contradicts_the_recipe_is_refused(launched, variables, training, key):
     launched(**variables)
     with pytest.raises(LaunchError, match=key):
         agree_with_launcher(training)
+
+
+def test_only_the_recipes_compilation_remains_if_accelerate_would_compile_too(launched):
+    launched(ACCELERATE_DYNAMO_BACKEND="INDUCTOR", ACCELERATE_DYNAMO_MODE="max-autotune")
+    agree_with_launcher({"torch_compile": True})
+    assert TorchDynamoPlugin().backend == DynamoBackend.NO
+
+
+def test_numbers_of_accelerates_config_that_the_recipe_has_are_ignored_with_a_warning(
+    launched, caplog
+):
+    launched(
+        **DEEPSPEED,
+        ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4",
+        ACCELERATE_GRADIENT_CLIPPING="0.5",
+    )
+    config = agree_with_launcher({"gradient_accumulation_steps": 2, "max_grad_norm": 0.5})
+    assert config["gradient_accumulation_steps"] == config["gradient_clipping"] == "auto"
+    (warning,) = caplog.messages
+    assert "`training.gradient_accumulation_steps` decides" in warning
 
 
 def test_accelerates_deepspeed_config_is_used(launched):

@@ -84,13 +84,13 @@ def bandit(
     return Recipe(**given)
 
 
-def quiet_trainer(recipe: Recipe) -> Any:
+def quiet_trainer(recipe: Recipe, tokenizer: PreTrainedTokenizerFast | None = None) -> Any:
     """As a run builds it, but for the data and the callbacks."""
     data: Any = SimpleNamespace(
         rows=Prompts(), held_out={}, num_tokens=64, num_rows=4, form="prompt"
     )
     arguments = training_arguments(recipe, recipe.output_dir / recipe.name, data)
-    tokenizer = words()
+    tokenizer = tokenizer or words()
     trainer = stage_trainer(
         recipe, model_for(recipe, tokenizer, arguments), tokenizer, data, arguments
     )

@@ -47,8 +47,10 @@ from cpt.planning.speed import (
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.keys import micro_batches_per_step
 from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.values import in_yaml, write_yaml
+from cpt.training.arguments import check_generations
 from cpt.training.engine_profiles import check_fsdp, read_profile
 
 log = logging.getLogger("cpt")
@@ -315,6 +317,8 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int) -> Planne
     """Count the model's parameters and add up its memory; `gpus` on all machines together. CptError if the recipe
     cannot run there, or the model's config cannot be read."""
     micro_batches_per_step(recipe, gpus)  # refuses processes that cannot divide the global batch
+    if recipe.stage in REWARDED:
+        check_generations(recipe, gpus)
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
     if complaints := check_fsdp(recipe, here=False):
         raise RecipeError("\n".join(complaints))

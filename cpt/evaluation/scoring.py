@@ -480,10 +480,13 @@ def continue_prompts(
     continuations = []
     # The model's generation config may sample or penalise, and training sets `use_cache=False`.
     before, used_cache = generator.generation_config, generator.config.use_cache
+    of_model = before.eos_token_id  # with the end of a turn, if the model learns chats
+    ends = of_model if isinstance(of_model, list) else [of_model]
+    ends = [token for token in dict.fromkeys((tokenizer.eos_token_id, *ends)) if token is not None]
     generator.generation_config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max_new_tokens,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=ends,
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
     )

@@ -65,12 +65,12 @@ from cpt.planning.workload import WRONG_UNDER_AUTOCAST, is_wrong_under_autocast
 from cpt.plugins import did_you_mean, find, with_key
 from cpt.recipe.keys import automatic_keys, micro_batches_per_step
 from cpt.recipe.paths import result_of_run, unfinished_run
-from cpt.recipe.rules import keyed_sources, reported_name
+from cpt.recipe.rules import REWARDED, keyed_sources, reported_name
 from cpt.recipe.schema import Data, Recipe
 from cpt.recipe.tree import Node
 from cpt.stages.models import check_reference
 from cpt.stages.rewards import find_rewards
-from cpt.training.arguments import check_parallelism, find_stage
+from cpt.training.arguments import check_generations, check_parallelism, find_stage
 from cpt.training.callbacks import check_callbacks
 from cpt.training.engine_profiles import (
     Profile,
@@ -205,6 +205,8 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     check_engine(recipe, profile, model, found, elsewhere=elsewhere)
     if world_size() > 1:  # before hours of tokenizing
         found.run(micro_batches_per_step, recipe, world_size())
+    if recipe.stage in REWARDED:
+        found.run(check_generations, recipe, world_size())
     parameters = None if model is None else count_model_parameters(model).total
     found.warnings += craft_warnings(
         recipe, parameters, None if model is None else longest_row(model.config)
@@ -420,6 +422,10 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
             "`training.use_liger_kernel`",
             instead="`training.use_liger_kernel: false`",
         )
+    if recipe.training.get("activation_offloading") and (
+        recipe.training.get("use_cpu") or not has_gpu
+    ):
+        found.refuse("`training.activation_offloading` needs a GPU. Remove it.")
     if recipe.model.attention == "flex_attention":
         found.run(
             require_triton, "`model.attention`: flex_attention", instead="`model.attention: auto`"

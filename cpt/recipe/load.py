@@ -1,12 +1,14 @@
 """Load a recipe from YAML, or raise one RecipeError that lists every mistake with its file and line."""
 
 import json
+import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ from pydantic.fields import FieldInfo
 from cpt.errors import RecipeError
 from cpt.files import SHIPPED_FILES
 from cpt.recipe.keys import child_annotation, is_free_mapping, item_in, keys_of, section_in
-from cpt.recipe.paths import expanded, result_of_run
+from cpt.recipe.paths import RECIPE, STATUS, expanded, result_of_run
 from cpt.recipe.rules import check_rules, name_of_path
 from cpt.recipe.schema import (
     CLASSES_OF_CHANGE,
@@ -29,6 +31,7 @@ from cpt.recipe.schema import (
     Source,
 )
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
+from cpt.recipe.training_keys import NESTED, accepted_keys, had_no_effect, is_refused
 from cpt.recipe.tree import (
     Location,
     Mistakes,
@@ -48,6 +51,8 @@ from cpt.recipe.tree import (
     steps_of,
 )
 from cpt.recipe.values import in_yaml, write_yaml
+
+log = logging.getLogger("cpt")
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False) -> Recipe:
@@ -93,7 +98,62 @@ def load_with_places(
         options = model.value.get("lora")
         if options is None or options.value is None:
             model.value["lora"] = Node({}, Place("on the command line: `--lora`", 0))
+    leave_out_former_keys(root, path)
     return check_tree(root, mistakes), root
+
+
+def leave_out_former_keys(root: Node, path: Path) -> None:
+    """Warn of keys that are refused today, but had no effect when an earlier version began this run; drop them."""
+    training, saved = node_at(root, ("training",)), recipe_of_run(root, path)
+    if training is None or not isinstance(training.value, dict):
+        return
+    stage = str(saved.get("stage", "cpt"))
+    former = saved.get("training")
+    dropped = drop_former_keys(training, former, stage) if isinstance(former, dict) else []
+    if dropped:
+        warn_of_former_keys(", ".join(dropped), str(plain(root).get("name")))
+
+
+@cache
+def warn_of_former_keys(keys: str, run: str) -> None:
+    """Once in a process: the run's own files are read again and again."""
+    log.warning(
+        f"{keys} had no effect in the run {run}, which an earlier version began, and is left out. Remove it from the"
+        " recipe."
+    )
+
+
+def recipe_of_run(root: Node, path: Path) -> dict[str, Any]:
+    """Return the recipe that the run's folder has, as it was written; empty if there is no run yet."""
+    folder = path.parent
+    if path.name != RECIPE or not (folder / STATUS).is_file():
+        name, output_dir = node_at(root, ("name",)), node_at(root, ("output_dir",))
+        default = keys_of(Recipe)["output_dir"].get_default()
+        folder = Path(str(output_dir.value if output_dir else default)).expanduser()
+        folder = folder / str(name.value if name else "")
+    try:
+        content = plain(read_yaml(folder / RECIPE, Mistakes()))
+    except (UnreadableError, OSError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def drop_former_keys(
+    section: Node, saved: Mapping[str, Any], stage: str, above: str = ""
+) -> list[str]:
+    """Drop the keys that have the saved value; return them."""
+    dropped = list[str]()
+    for name, node in list(section.value.items()):
+        key, value = f"{above}{name}", plain(node)
+        before = saved.get(name, ...)
+        if key in NESTED and isinstance(value, dict) and isinstance(before, dict):
+            dropped += drop_former_keys(node, before, stage, f"{key}.")
+            if not node.value:
+                del section.value[name]
+        elif value == before and is_refused(key, value, stage) and had_no_effect(key, saved):
+            del section.value[name]
+            dropped.append(f"`training.{key}`")
+    return dropped
 
 
 def load_section(
@@ -485,6 +545,8 @@ def without_defaults(value: Any) -> Any:
 def changes_between(before: Recipe, after: Recipe) -> list[Change]:
     """Return the deepest keys that differ, in the schema's order."""
     trees = [recipe.model_dump(mode="json", by_alias=True) for recipe in (before, after)]
+    for tree in trees:  # an earlier version may have accepted keys that had no effect
+        tree["training"] = accepted_keys(tree["training"], tree["stage"])
     return [Change(key, *values) for key, values in differing_values(trees)]
 
 

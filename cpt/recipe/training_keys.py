@@ -5,7 +5,7 @@ or is refused because it would have no effect. A test walks all keys of the inst
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS
 from cpt.recipe.tree import Location, dotted, steps_of
@@ -30,6 +30,31 @@ def why_refused(key: str, stage: str) -> str | None:
     if place is not None:
         return f"`training.{key}` does not belong here: write `{dotted(place)}`"
     return reason and f"`training.{key}` would have no effect: {reason}. Remove it"
+
+
+def is_refused(key: str, value: object, stage: str) -> bool:
+    no_effect = isinstance(value, str) and (key, value) in NO_EFFECT_OF_VALUE
+    return no_effect or fate_of(key, stage) in ("moved", "no effect")
+
+
+def had_no_effect(key: str, training: Mapping[str, Any]) -> bool:
+    """Whether a key that is refused today had no effect in a run that an earlier version of cpt began."""
+    if key in PUSHES.split():  # it uploaded the run's folder
+        return not training.get("push_to_hub")
+    return key not in MOVED
+
+
+def accepted_keys(section: Mapping[str, Any], stage: str, above: str = "") -> dict[str, Any]:
+    """Return a recipe's `training` without keys that are refused today."""
+    accepted: dict[str, Any] = {}
+    for name, value in section.items():
+        key = f"{above}{name}"
+        if key in NESTED and isinstance(value, Mapping):
+            below = accepted_keys(value, stage, f"{key}.")
+            accepted |= {name: below} if below else {}
+        elif not is_refused(key, value, stage):
+            accepted[name] = value
+    return accepted
 
 
 def place_of_key(key: str, stage: str) -> Location | None:
@@ -153,6 +178,10 @@ MOVED_OF_TRL = places(
 # --- 4: refused, because it would have no effect ---
 
 OWN_LOADER = "each process reads its own rows of equal batches, the same rows after a resume"
+PUSHES = (
+    "push_to_hub hub_always_push hub_model_id hub_revision hub_strategy hub_token push_to_hub_model_id"
+    " push_to_hub_organization push_to_hub_token"
+)
 NO_EFFECT = by_word(
     {
         "it is always off: it would log a diverged run as loss 0": "logging_nan_inf_filter",
@@ -204,10 +233,7 @@ NO_EFFECT = by_word(
         "the launcher sets it": "local_rank",
         "processes are connected by NCCL on GPUs and gloo on CPUs": "ddp_backend",
         "a run's folder holds more than a model. Push its export by `cpt export RUN --push-to-hub ID`; for checkpoints"
-        " there is `checkpoints.archive`": (
-            "push_to_hub hub_always_push hub_model_id hub_revision hub_strategy hub_token push_to_hub_model_id"
-            " push_to_hub_organization push_to_hub_token"
-        ),
+        " there is `checkpoints.archive`": PUSHES,
         "held-out sets are evaluated by cpt, in loss, perplexity and bits per byte": (
             "prediction_loss_only include_for_metrics include_inputs_for_metrics batch_eval_metrics"
             " eval_do_concat_batches eval_use_gather_object eval_accumulation_steps compute_metrics"

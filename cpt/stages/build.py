@@ -19,7 +19,14 @@ from cpt.recipe.rules import OWN_LOSS, REWARDED, TAUGHT
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
 from cpt.runs.record import Run
-from cpt.stages.models import PACKED, REFERENCED, build_teacher, reference_model
+from cpt.stages.models import (
+    PACKED,
+    REFERENCED,
+    build_teacher,
+    ends_of_answers,
+    listed_ends,
+    reference_model,
+)
 from cpt.stages.replay_kl import ReplayTrainer
 from cpt.training.arguments import find_stage, run_length, training_arguments
 from cpt.training.callbacks import (
@@ -136,6 +143,7 @@ def stage_trainer(
     stage, others = find_stage(recipe.stage), dict[str, nn.Module | None]()
     if stage.build_trainer is not None:
         return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)
+    end_answers_at_turns(recipe, model, tokenizer, arguments)
     if recipe.stage in REFERENCED:
         others["ref_model"] = reference_model(recipe, tokenizer, arguments)
     elif recipe.stage in REWARDED:
@@ -155,6 +163,19 @@ def stage_trainer(
             recipe, model, arguments, **given, base=reference_model(recipe, tokenizer, arguments)
         )
     return trainer_class(recipe.stage)(recipe, model, arguments, **given, **others)
+
+
+def end_answers_at_turns(
+    recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase, arguments: Any
+) -> None:
+    """TRL's trainers end completions at the tokenizer's EOS and what the model's generation config has."""
+    if recipe.stage == "reward" or model.generation_config is None:  # it writes no text
+        return
+    config = model.generation_config
+    config.eos_token_id = ends_of_answers(config.eos_token_id, tokenizer, recipe)
+    if "use_vllm" in vars(arguments) and arguments.use_vllm:  # it reads the base's own files
+        stops = {"stop_token_ids": listed_ends(config.eos_token_id)}
+        arguments.generation_kwargs = stops | (arguments.generation_kwargs or {})
 
 
 @cache

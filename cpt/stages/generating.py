@@ -151,7 +151,6 @@ class GenerationBatches(PromptTrainer):
         finally:
             self.beta = arguments.beta = beta
         self.ref_model = None if reference is None else self.ready_reference(reference)
-        self.generations.check()
 
     def ready_reference(self, reference: Any) -> Any:
         arguments = self.args

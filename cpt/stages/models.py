@@ -10,7 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from trl.models import prepare_deepspeed
 
-from cpt.data.readers.columns import form_of
+from cpt.data.examples.chat_template import turn_end
+from cpt.data.readers.columns import form_of, form_of_stage
 from cpt.errors import RecipeError
 from cpt.models.adapters import START_IN_THE_BASE, reader_of_weights
 from cpt.models.build import build_model, scoring_model
@@ -62,6 +63,32 @@ def language_model(
         mixed_precision=arguments.bf16 or arguments.fp16,
         packed=is_packed(recipe),
         **options,
+    )
+
+
+def ends_of_answers(
+    known: int | list[int] | None, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+) -> int | list[int] | None:
+    """Return the tokens at which generation ends; a model that learns chats also ends at its turn's end and EOS.
+
+    Args:
+        known: `eos_token_id` of the model's generation config, which may have the end of documents only.
+    """
+    end = turn_end(tokenizer)
+    if end is None or not learns_chats(recipe):
+        return known
+    return listed_ends(known, tokenizer.eos_token_id, end)
+
+
+def listed_ends(known: int | list[int] | None, *more: int | None) -> list[int]:
+    """Return the ends of a generation config and more as one list, each once."""
+    ends = known if isinstance(known, list) else [known]
+    return list(dict.fromkeys(token for token in (*ends, *more) if token is not None))
+
+
+def learns_chats(recipe: Recipe) -> bool:
+    return form_of_stage(recipe.stage) != "document" or any(
+        source.chat for source in recipe.data.sources
     )
 
 

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import count
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -31,7 +32,7 @@ from cpt.models.layers import wanted_compiling
 from cpt.optim.adamw import automatic_dtype
 from cpt.plugins import import_user_module
 from cpt.recipe.huggingface_keys import BUILT_IN_COLUMNS, STAGE_CONFIGS
-from cpt.recipe.keys import micro_batches_per_step
+from cpt.recipe.keys import AUTO, DEFAULT_MICRO_BATCH, micro_batches_per_step
 from cpt.recipe.rules import OWN_LOSS, REWARDED
 from cpt.recipe.schema import Recipe
 from cpt.recipe.training_keys import why_refused
@@ -233,7 +234,8 @@ def run_length(recipe: Recipe, rows_of_sources: int, folder: Path | None = None)
     accumulation = micro_batches_per_step(recipe, world_size())
     trained = rows_per_step = rows_at_once * accumulation
     if recipe.stage in REWARDED:  # a row is a prompt with several completions
-        rows_per_step = prompts_of_step(find_stage(recipe.stage).CONFIG, recipe.training, trained)
+        check_generations(recipe, world_size())
+        rows_per_step = prompts_of_step(recipe, trained)
     tokens_per_step = trained * recipe.data.sequence_length
     if recipe.budget.tokens is None:
         steps = steps_of_epochs(
@@ -334,32 +336,95 @@ class Generations:
     micro_batches: int  # per process and generation
     accumulation: int  # micro-batches per process and step
 
-    def check(self) -> None:
-        lasts, steps = self.micro_batches, self.accumulation
-        if lasts % steps and steps % lasts:
-            where = f"steps_per_generation x num_iterations ({lasts}) or gradient_accumulation_steps ({steps})"
-            raise RecipeError(f"`training`: one of {where} must be a multiple of the other.")
+
+def prompts_of_step(recipe: Recipe, completions: int) -> int:
+    """Return the prompts per step; `completions` are those per step, over all processes."""
+    return completions // (answers_of(recipe) * times_used(recipe))
 
 
-def prompts_of_step(config: type, training: Mapping[str, Any], completions: int) -> int:
-    """Return the prompts per step, from the recipe only; RecipeError if the number is not an integer.
+def check_generations(recipe: Recipe, processes: int) -> None:
+    """Refuse sizes of batches that do not hold whole groups of answers to a prompt, with sizes that do.
 
-    Args:
-        config: the stage's config class, for its defaults.
-        completions: per step, over all processes.
+    Each step trains on whole groups, each generation samples whole groups, and one of the two lasts a whole number of
+    times as long as the other.
     """
-    defaults = {field.name: field.default for field in fields(config)}
-    answers, times = (
-        int(training.get(key, defaults[key])) for key in ("num_generations", "num_iterations")
-    )
-    prompts, rest = divmod(completions, answers * times)
-    if rest:
+    training = recipe.training
+    answers, times = answers_of(recipe), times_used(recipe)
+    accumulation = micro_batches_per_step(recipe, processes)
+    micro_batch = training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
+    at_once = processes * (1 if micro_batch == AUTO else int(micro_batch))
+    if answers < 2 and recipe.stage in ("grpo", "rloo"):
+        raise RecipeError("`training.num_generations`: answers are compared: write at least 2.")
+    completions, group = at_once * accumulation, answers * times
+    if completions % group:
+        steps = next(n for n in count(accumulation) if at_once * n % group == 0)
+        remedy = f"`training.gradient_accumulation_steps: {steps}`"
+        if recipe.budget.global_batch_tokens is not None:
+            tokens = at_once * steps * recipe.data.sequence_length
+            remedy = f"`budget.global_batch_tokens: {tokens}`"
+        dividing = [n for n in range(2, completions + 1) if completions % (n * times) == 0]
+        if dividing:
+            nearest = min(dividing, key=lambda number: abs(number - answers))
+            remedy += f", or `training.num_generations: {nearest}`"
         raise RecipeError(
-            f"`training`: a step trains on {completions} completions. per_device_train_batch_size x"
-            f" gradient_accumulation_steps x processes must be a multiple of {answers * times}:"
-            f" num_generations {answers} x num_iterations {times}."
+            f"`training.num_generations`: a step trains on {completions} completions, {at_once} at once x"
+            f" {accumulation} micro-batches, not a multiple of"
+            f" num_generations {answers} x num_iterations {times}. Write {remedy}."
         )
-    return prompts
+    if micro_batch != AUTO:
+        check_length_of_generation(training, answers, times, at_once, accumulation)
+    in_evaluation = training.get("per_device_eval_batch_size", micro_batch)
+    answers = training.get("num_generations_eval") or answers
+    has_sets = recipe.evaluation.held_out_share is not None or bool(recipe.evaluation.perplexity)
+    if has_sets and in_evaluation != AUTO and processes * int(in_evaluation) % answers:
+        rows = next(n for n in count(int(in_evaluation)) if processes * n % answers == 0)
+        raise RecipeError(
+            f"`training.per_device_eval_batch_size`: {in_evaluation} rows on {processes} process(es) are not whole"
+            f" groups of {answers} answers to a prompt. Write `training.per_device_eval_batch_size: {rows}`."
+        )
+
+
+def check_length_of_generation(
+    training: Mapping[str, Any], answers: int, times: int, at_once: int, accumulation: int
+) -> None:
+    size, lasts = training.get("generation_batch_size"), training.get("steps_per_generation")
+    if size is None and lasts is None:
+        return
+    if size is not None and lasts is not None:
+        raise RecipeError(
+            "`training.steps_per_generation` and `training.generation_batch_size` set the same thing. Remove one."
+        )
+
+    def fits(steps: int) -> bool:
+        used = steps * times
+        is_even = used % accumulation == 0 or accumulation % used == 0
+        return is_even and at_once * steps % answers == 0
+
+    steps, rest = divmod(int(size), at_once) if size is not None else (int(lasts or 1), 0)
+    if not rest and steps and fits(steps):
+        return
+    fitting = next(number for number in count(max(steps, 1)) if fits(number))
+    key, value = "steps_per_generation", fitting
+    if size is not None:
+        key, value = "generation_batch_size", fitting * at_once
+    raise RecipeError(
+        f"`training.{key}`: {training[key]}: a generation is whole groups of {answers} answers, {at_once} at once, and"
+        f" lasts for whole steps of {accumulation} micro-batches, or divides one. Write `training.{key}: {value}`."
+    )
+
+
+def answers_of(recipe: Recipe) -> int:
+    return of_config(recipe, "num_generations")
+
+
+def times_used(recipe: Recipe) -> int:
+    return of_config(recipe, "num_iterations")
+
+
+def of_config(recipe: Recipe, key: str) -> int:
+    """Return a number of `training:`, or the default of the stage's config."""
+    defaults = {field.name: field.default for field in fields(find_stage(recipe.stage).CONFIG)}
+    return int(recipe.training.get(key, defaults[key]))
 
 
 class PromptRows(Dataset[list[Prompt]]):

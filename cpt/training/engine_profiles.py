@@ -7,49 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from pydantic import ValidationError
 
-from cpt.distributed import PIPELINE, TENSOR_PARALLEL, groups_of_rows, read_parallelism, world_size
+from cpt.distributed import groups_of_rows, read_parallelism, world_size
 from cpt.errors import RecipeError, ResourceError
 from cpt.optim.build import find_optimizer
 from cpt.plugins import did_you_mean
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH, accumulation, micro_batches_per_step
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import dotted, leaves
+from cpt.training.deepspeed_keys import (
+    LEFT_OUT,
+    REMOVED,
+    REPLACED,
+    SECTIONS,
+    TOP_LEVEL,
+    fate_of_key,
+    refused_keys,
+)
 
 Profile = dict[str, Any]
 Complaints = Iterable[tuple[str, str]]  # key of the profile, and the complaint
 
-# The top-level keys that DeepSpeed 0.19 reads; it silently ignores all others.
-READ_BY_DEEPSPEED = """
-    activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger communication_data_type
-    compile compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last
-    datastates_ckpt disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel
-    flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping gradient_predivide_factor
-    graph_harvesting hybrid_engine log_level managed_gradient_accumulation memory_breakdown monitor_config nebula
-    optimizer pipeline prescale_gradients progressive_layer_drop quantize_training scheduler
-    seq_parallel_communication_data_type sequence_parallel_size sparse_attention sparse_gradients steps_per_print
-    tensor_parallel tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu
-    use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization
-    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
-"""
-DEEPSPEED_KEYS = frozenset(READ_BY_DEEPSPEED.split())
-IN_THE_RECIPE = {
-    "sequence_parallel_size": "the recipe has it, as `training.parallelism_config.sp_size`",
-    "tensor_parallel": TENSOR_PARALLEL,
-    "pipeline": PIPELINE,
-    "elasticity": "the recipe has it, as `budget.global_batch_tokens` on any number of GPUs",
-    "autotuning": "`cpt plan` chooses settings for the recipe",
-    "progressive_layer_drop": "only DeepSpeed's own layers use it",
-    **dict.fromkeys(
-        ("curriculum_learning", "data_efficiency", "dataloader_drop_last"),
-        "it would have no effect: cpt loads the data, in an order that resumes exactly",
-    ),
-    **dict.fromkeys(
-        ("checkpoint", "nebula", "datastates_ckpt"),
-        "it would have no effect: the recipe says how to save, in `checkpoints`",
-    ),
-}
 # `auto` becomes the recipe's value. Without these keys DeepSpeed does not follow the recipe: it would not clip at all.
 FROM_THE_RECIPE: Profile = {
     **dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto"),
@@ -57,7 +37,8 @@ FROM_THE_RECIPE: Profile = {
     "bf16": {"enabled": "auto"},
     "fp16": {"enabled": "auto"},
 }
-REPLACED = ("optimizer", "scheduler", "amp", "activation_checkpointing")  # the recipe has these
+OF_ACCELERATE = {"compute_environment", "distributed_type", "deepspeed_config", "num_machines"}
+"""Keys of the file that `accelerate config` writes."""
 GATHERS = "stage3_gather_16bit_weights_on_model_save"
 OLD_GATHERS = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 OLD_OFFLOAD = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
@@ -88,20 +69,19 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
         given: value of `training.deepspeed`: a path, or the profile itself.
     """
     written = read_mapping(given)
-    unknown = (
-        (
-            key,
-            f"`{key}` is not a key of DeepSpeed, which would ignore it.{did_you_mean(key, DEEPSPEED_KEYS)}",
-        )
-        for key in written
-        if key not in DEEPSPEED_KEYS
-    )
     replaced = (
         *optimizer_contradictions(written, recipe),
         *scheduler_contradictions(written, recipe),
     )
     zero = check_zero(completed(written))
-    return located(given, unknown, zero, contradictions(written, recipe), replaced)
+    return located(
+        given,
+        unknown_keys(written),
+        refused_keys(written),
+        zero,
+        contradictions(written, recipe),
+        replaced,
+    )
 
 
 def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
@@ -137,13 +117,20 @@ def changes_in_memory(given: str | Path | Profile) -> list[str]:
         for key, value in after.items()
         if before.get(key, ...) != value
     ]
-    removed = dict.fromkeys(f"`{key[0]}`" for key in before if key[0] in REPLACED)
-    parts = [", ".join(changes)] if changes else []
-    parts += [f"the recipe's values instead of {', '.join(removed)}"] if removed else []
+    removed = dict.fromkeys(key[0] for key in before if key[0] in REPLACED)
+    replaced = [f"`{key}`" for key in removed if key not in LEFT_OUT]
+    if replaced:
+        changes.append(f"the recipe's values instead of {', '.join(replaced)}")
+    left_out = [f"`{key}`" for key in removed if key in LEFT_OUT]
+    parts = list[str]()
+    if changes:
+        parts.append(f"is used with {', '.join(changes)}")
+    if left_out:
+        parts.append(f"is used without {', '.join(left_out)}: cpt logs the progress")
     if not parts:
         return []
     name = "`training.deepspeed`" if isinstance(given, dict) else str(given)
-    return [f"{name} is used with {', and '.join(parts)}"]
+    return [f"{name} {'; '.join(parts)}"]
 
 
 def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
@@ -172,10 +159,40 @@ def read_mapping(given: str | Path | Profile, key: str = "`training.deepspeed`")
         try:
             content = json.loads(Path(given).read_text(encoding="utf-8"))
         except (OSError, ValueError) as problem:
+            refuse_accelerates(yaml_mapping(given), key)
             raise RecipeError(f"{key}: {given} cannot be read as JSON: {problem}") from problem
     if not isinstance(content, dict):
         raise RecipeError(f"{key} must be a mapping, or the path of a JSON file, not {given!r}.")
+    refuse_accelerates(content, key)
     return content
+
+
+def yaml_mapping(path: str | Path) -> Profile:
+    """Return the mapping in a YAML file; empty if there is none."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def refuse_accelerates(content: Profile, key: str) -> None:
+    """Refuse the file that `accelerate config` writes, with what to write instead."""
+    if not content.keys() & OF_ACCELERATE:
+        return
+    section = content.get("deepspeed_config") or {}
+    of_fsdp = content.get("fsdp_config") is not None
+    instead = '`training.deepspeed: {"zero_optimization": {"stage": %s}}`' % (
+        section.get("zero_stage") or 2
+    )
+    if of_fsdp:
+        instead = "`training.fsdp: true`"
+    elif section.get("deepspeed_config_file"):
+        instead = f"`training.deepspeed: {section['deepspeed_config_file']}`"
+    raise RecipeError(
+        f"{key}: this is the config of `accelerate launch`, not one of the engine. Write {instead}, or remove"
+        " the key and start with `accelerate launch --config_file FILE cpt/train.py RECIPE`."
+    )
 
 
 def completed(written: Profile) -> Profile:
@@ -184,6 +201,8 @@ def completed(written: Profile) -> Profile:
     if "bfloat16" in profile:  # of older DeepSpeed
         profile["bf16"] = profile.pop("bfloat16")
     profile = FROM_THE_RECIPE | profile
+    if "zero_allow_untested_optimizer" in profile:  # accelerate sets it, too
+        profile["zero_allow_untested_optimizer"] = True
     if "train_batch_size" in profile:
         profile["train_batch_size"] = "auto"
     section = profile.get("zero_optimization")
@@ -203,6 +222,20 @@ def completed(written: Profile) -> Profile:
     return profile
 
 
+def unknown_keys(profile: Mapping[str, Any], section: str = "") -> Complaints:
+    """DeepSpeed ignores unknown keys, at the top and in some sections."""
+    for name, value in profile.items():
+        key = f"{section}{name}"
+        if key in REPLACED or key == "zero_optimization":  # `check_zero` has the suggestions for it
+            continue
+        if fate_of_key(key) is None:
+            known = SECTIONS[section[:-1]].split() if section else TOP_LEVEL
+            text = f"`{key}` is not a key of DeepSpeed, which would ignore it."
+            yield key, f"{text}{did_you_mean(name, known)}"
+        elif key in SECTIONS and isinstance(value, Mapping):
+            yield from unknown_keys(value, f"{key}.")
+
+
 def check_zero(profile: Profile) -> Complaints:
     """Validate `zero_optimization` with DeepSpeed's class, and check keys that it needs elsewhere."""
     section = profile.get("zero_optimization")
@@ -213,9 +246,12 @@ def check_zero(profile: Profile) -> Complaints:
         )
         return
     if not isinstance(section.get("stage", 0), int):
-        text = f"`zero_optimization.stage` is {json.dumps(section['stage'])}: write 0, 1, 2 or 3"
+        text = f"`zero_optimization.stage` is {json.dumps(section['stage'])}: write 1, 2 or 3"
         yield "zero_optimization.stage", text
         return
+    if section.get("stage", 0) == 0:
+        text = "`zero_optimization.stage` is 0: its checkpoints lack the optimizer's states. Write 1, 2 or 3, or"
+        yield "zero_optimization.stage", f"{text} remove `training.deepspeed`"
     try:
         from deepspeed.runtime.zero import config as zero
     except ImportError as problem:
@@ -227,7 +263,13 @@ def check_zero(profile: Profile) -> Complaints:
         "offload_optimizer": zero.DeepSpeedZeroOffloadOptimizerConfig,
     }
     try:
-        zero.DeepSpeedZeroConfig(**section)
+        zero.DeepSpeedZeroConfig(
+            **{
+                key: value
+                for key, value in section.items()
+                if f"zero_optimization.{key}" not in REMOVED
+            }
+        )
     except ValidationError as problem:
         for error in problem.errors():
             *above, last = [str(step) for step in error["loc"]] or ["zero_optimization"]
@@ -239,6 +281,11 @@ def check_zero(profile: Profile) -> Complaints:
                 key,
                 f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}",
             )
+    scattered = section.get("reduce_scatter", True)
+    for key, default in {"prescale_gradients": False, "gradient_predivide_factor": 1.0}.items():
+        if scattered and profile.get(key, default) != default:
+            text = f'`{key}`: needs `zero_optimization` with "reduce_scatter": false. Write that, or remove it here'
+            yield key, text
     if (
         isinstance(offload := section.get("offload_optimizer"), Mapping)
         and offload.get("device") == "nvme"
@@ -249,9 +296,6 @@ def check_zero(profile: Profile) -> Complaints:
 
 def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
     """Batch, clipping and precision must be missing, `auto`, or equal to the recipe's."""
-    for key, remedy in IN_THE_RECIPE.items():
-        if key in profile:
-            yield key, f"`{key}`: {remedy}. Remove it here"
     training = recipe.training
     micro_batch = training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
     processes = max(world_size(), read_parallelism(training).sharing_rows)

@@ -6,7 +6,7 @@ import pytest
 from tiny import write_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from cpt.export.generation import turn_end
+from cpt.data.examples.chat_template import turn_end
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 

@@ -47,6 +47,19 @@ def mistakes(recipe: Recipe) -> list[str]:
         ({"schedule": {"name": "cosinus"}}, "Did you mean `cosine`?"),
         ({"stage": "my_lab.nowhere"}, "`my_lab.nowhere`"),
         (
+            {"stage": "dpo", "training": {**MICRO_BATCH, "activation_offloading": True}},
+            "`training.activation_offloading` needs a GPU",
+        ),
+        (
+            {
+                "stage": "grpo",
+                "rewards": ["exact_match"],
+                "training": {"gradient_accumulation_steps": 3, **MICRO_BATCH},
+                "budget": {"tokens": 1000},
+            },
+            "`training.gradient_accumulation_steps: 4`, or `training.num_generations: 6`",
+        ),
+        (
             {"evaluation": {"tasks": [{"name": "exam", "folder": "./nowhere"}]}},
             "`evaluation.tasks[0]`",
         ),

@@ -61,6 +61,35 @@ def test_a_killed_and_changed_run_resumes_to_the_losses_of_then(typed, frozen):
     assert change["step"] == 3 and change["note"] == "half the rate"
 
 
+FORMER = ["dataloader_drop_last: true", "accelerator_config: {split_batches: false}"]
+
+
+def write_former(run: Path, recipe: Path, *lines: str) -> None:
+    """As an earlier version accepted and saved them, in the run's files and in the user's recipe."""
+    saved = run / "recipe.yaml"
+    at = "training:\n"
+    saved.write_text(saved.read_text().replace(at, at + "".join(f"  {line}\n" for line in lines)))
+    given = recipe.read_text()
+    recipe.write_text(given.replace("use_cpu: true}", f"use_cpu: true, {', '.join(lines)}}}"))
+
+
+def test_a_run_with_keys_that_are_refused_today_resumes_with_one_warning(typed, frozen):
+    write_former(frozen / "runs/plain", frozen / "recipe.yaml", *FORMER)
+    ended = typed("train", "recipe.yaml", "optimizer.learning_rate=5e-3")
+    (warning,) = [line for line in ended.output.splitlines() if "had no effect in the run" in line]
+    assert "`training.dataloader_drop_last`" in warning
+    assert "`training.accelerator_config.split_batches`" in warning
+    assert_losses_of(frozen / "runs/plain", "plain")
+    assert "drop_last" not in (frozen / "runs/plain/recipe.yaml").read_text()
+
+
+def test_a_run_with_a_key_that_had_an_effect_is_refused_with_what_to_do(cpt, frozen):
+    keys = ["push_to_hub: true", "hub_model_id: me/it"]
+    write_former(frozen / "runs/plain", frozen / "recipe.yaml", *keys)
+    ended = cpt("train", "recipe.yaml", folder=frozen, environment={"CPT_CACHE": "store"})
+    assert ended.returncode == 2 and "cpt export RUN --push-to-hub" in ended.output
+
+
 @pytest.mark.slow
 def test_a_zero_2_checkpoint_resumes_to_the_losses_of_then(together, frozen):
     words = ["train", "zero2.yaml", "optimizer.learning_rate=5e-3"]

@@ -10,7 +10,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, keys_of_config
 from cpt.recipe.keys import AUTOMATIC, annotation_at
-from cpt.recipe.load import REPOSITORY, load_recipe
+from cpt.recipe.load import REPOSITORY, load_recipe, warn_of_former_keys
 from cpt.recipe.training_keys import (
     MOVED,
     MOVED_OF_TRL,
@@ -243,6 +243,19 @@ def test_the_deepspeed_file_is_found_beside_the_recipe_and_in_the_repository(loa
     (here / "mine/d.json").write_text("{}")
     (here / "mine/t.yaml").write_text("deepspeed: d.json\n")
     assert load("training: mine/t.yaml\n").training["deepspeed"] == "mine/d.json"
+
+
+def test_former_keys_are_accepted_in_a_run_that_began_with_them_only(load, mistakes, here, caplog):
+    warn_of_former_keys.cache_clear()
+    (here / "runs/run").mkdir(parents=True)
+    former = "dataloader_drop_last: true, logging_strategy: epoch, hub_model_id: me/it, bf16: true"
+    (here / "runs/run/recipe.yaml").write_text(f"stage: cpt\ntraining: {{{former}}}\n")
+    own = "name=run", "output_dir=runs"
+    recipe = load(f"training: {{{former}}}\n", *own)
+    assert recipe.training == {"bf16": True} and len(caplog.messages) == 1
+    assert len(mistakes(f"training: {{{former}}}\n", "name=another", "output_dir=runs")) == 3
+    (line,) = mistakes("training: {dataloader_drop_last: false}\n", *own)
+    assert "`training.dataloader_drop_last` would have no effect" in line
 
 
 def test_keys_of_a_users_stage_are_left_to_its_class(load):

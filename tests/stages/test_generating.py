@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_rewards import bandit, losses_of, quiet_trainer, rewards_of, weights_of
+from tiny_rewards import MODEL, bandit, losses_of, quiet_trainer, rewards_of, weights_of, words
 from tiny_trainers import train_to_the_end
 from transformers.trainer_utils import set_seed
 
 from cpt.errors import RecipeError, ResourceError
+from cpt.stages.build import end_answers_at_turns
 from cpt.training.loss_guard import SpikeDetector
 
 pytestmark = pytest.mark.heavy
@@ -202,3 +203,50 @@ def test_log_probabilities_are_those_of_the_model(single_answers):
     expected = logits.log_softmax(-1).gather(-1, made["completion_ids"][..., None])[..., 0]
     found = trainer.log_probabilities(made)
     assert torch.allclose(found, expected, atol=1e-5) and not found.requires_grad
+
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} {{ message.content }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+
+
+@pytest.fixture
+def of_turns(tmp_path):
+    """A trainer whose model always writes the token that ends a turn, which is not the tokenizer's EOS."""
+
+    def build(stage, **training):
+        tokenizer = words()
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
+        tokenizer.chat_template = TEMPLATE
+        model = {"from_scratch": True, "config": {**MODEL, "vocab_size": len(tokenizer)}}
+        training = {"max_completion_length": 6, **training}
+        recipe = bandit(stage, tmp_path, steps=1, model=model, training=training)
+        trainer = quiet_trainer(recipe, tokenizer)
+        end = tokenizer.vocab["<end>"]
+
+        def write_end(module, inputs, logits):
+            return logits + 1000 * torch.eye(logits.size(-1))[end]
+
+        trainer.model.lm_head.register_forward_hook(write_end)
+        return trainer, end
+
+    return build
+
+
+@pytest.mark.parametrize("stage", ["grpo", "rloo", "ppo", "spo"])
+def test_a_completion_ends_with_its_turn_and_counts_as_terminated(of_turns, stage):
+    trainer, end = of_turns(stage)
+    trainer.model.train()
+    trainer.prompts = [trainer.rows[number] for number in range(4)]
+    made = trainer._generate_and_score_completions(trainer.share_of(trainer.prompts))
+    assert made["completion_ids"].tolist() == [[end]] * len(made["completion_ids"])
+    assert trainer.trl_metrics["train"]["completions/clipped_ratio"] == [0.0]
+
+
+def test_vllm_is_given_the_ends_of_answers_unless_the_recipe_has_other_stops(of_turns):
+    trainer, end = of_turns("grpo")
+    arguments = SimpleNamespace(use_vllm=True, generation_kwargs={"seed": 1})
+    end_answers_at_turns(trainer.recipe, trainer.model, trainer._tokenizer, arguments)
+    eos = trainer._tokenizer.eos_token_id
+    assert arguments.generation_kwargs == {"seed": 1, "stop_token_ids": [eos, end]}

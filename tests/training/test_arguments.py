@@ -1,5 +1,6 @@
 """From the recipe to the arguments of the Trainer: length of a run, shared rows, prompts of a step."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,6 @@ import trl
 from tiny import TINY
 from transformers import AutoConfig
 
-from cpt.contrib.rl.ppo import PPOConfig
 from cpt.data.rows.mixture import shift_past_skipped
 from cpt.errors import RecipeError
 from cpt.models.inventory import build_on_meta
@@ -17,6 +17,7 @@ from cpt.recipe.schema import Recipe
 from cpt.training.arguments import (
     Generations,
     PromptRows,
+    check_generations,
     check_parallelism,
     limit_gpu_memory,
     parallelism_config,
@@ -265,15 +266,92 @@ def test_prompts_that_are_left_out_are_read_by_no_process():
     assert prompts_of(plan, 2, 1, left_out=[(4, 8)]) == later == [8, 9, 10, 11]
 
 
+def rewarded(stage="grpo", global_batch=None, evaluation=None, **training):
+    return recipe(
+        stage=stage,
+        rewards=["exact_match"],
+        budget={"tokens": 10_000, "global_batch_tokens": global_batch},
+        evaluation=evaluation or {},
+        training={"per_device_train_batch_size": 8, "use_cpu": True, **training},
+    )
+
+
 def test_the_number_of_prompts_of_a_step_follows_from_the_recipe():
-    assert prompts_of_step(trl.GRPOConfig, {}, 64) == 8
-    assert prompts_of_step(trl.GRPOConfig, {"num_generations": 4, "num_iterations": 2}, 64) == 8
-    assert prompts_of_step(PPOConfig, {}, 12) == 3
+    assert prompts_of_step(rewarded(), 64) == 8
+    assert prompts_of_step(rewarded(num_generations=4, num_iterations=2), 64) == 8
+    assert prompts_of_step(rewarded("ppo"), 12) == 3
 
 
-def test_no_whole_number_of_prompts_or_of_steps_of_a_generation_is_refused():
-    with pytest.raises(RecipeError, match="multiple of 8"):
-        prompts_of_step(trl.GRPOConfig, {}, 60)
-    with pytest.raises(RecipeError, match="multiple"):
-        Generations(prompts=6, micro_batches=3, accumulation=2).check()
-    Generations(prompts=6, micro_batches=3, accumulation=6).check()
+def is_taken_by_trl(training, processes, monkeypatch):
+    monkeypatch.setattr(trl.GRPOConfig, "world_size", processes)
+    try:
+        trl.GRPOConfig(output_dir="x", report_to="none", bf16=False, **training)
+    except ValueError:
+        return False
+    return True
+
+
+SIZES = [
+    {"per_device_train_batch_size": rows, "gradient_accumulation_steps": steps, **more}
+    for rows in (1, 4, 6)
+    for steps in (1, 3, 4)
+    for more in (
+        {"num_generations": 4},
+        {"num_generations": 3, "num_iterations": 2},
+        {"num_generations": 4, "steps_per_generation": 2},
+        {"num_generations": 4, "steps_per_generation": 8},
+        {"num_generations": 2, "generation_batch_size": 24},
+        {"num_generations": 6, "generation_batch_size": 30},
+    )
+]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_sizes_without_whole_groups_are_refused_as_by_trl_with_sizes_that_work(
+    processes, monkeypatch
+):
+    refused = 0
+    for sizes in SIZES:
+        training, problem = sizes, ""
+        for _ in range(3):  # a remedy for the groups of a step, another for those of a generation
+            try:
+                check_generations(rewarded(**training), processes)
+                break
+            except RecipeError as found:
+                problem = str(found)
+            key, value = re.findall(r"Write `training\.(\w+): (\d+)`", problem)[0]
+            training = {**training, key: int(value)}
+        refused += bool(problem)
+        check_generations(rewarded(**training), processes)
+        assert is_taken_by_trl({"use_cpu": True, **training}, processes, monkeypatch), training
+        if not is_taken_by_trl({"use_cpu": True, **sizes}, processes, monkeypatch):
+            assert problem, sizes
+    assert 0 < refused < len(SIZES)
+
+
+def test_another_number_of_answers_that_a_refusal_names_works():
+    with pytest.raises(RecipeError, match=r"multiple of num_generations 8") as found:
+        check_generations(rewarded(per_device_train_batch_size=6), 2)
+    answers = int(re.findall(r"num_generations: (\d+)", str(found.value))[0])
+    check_generations(rewarded(per_device_train_batch_size=6, num_generations=answers), 2)
+
+
+def test_a_global_batch_without_whole_groups_is_refused_with_one_that_has_them():
+    with pytest.raises(RecipeError) as found:
+        check_generations(rewarded(global_batch=64 * 12, per_device_train_batch_size=2), 1)
+    tokens = int(re.findall(r"global_batch_tokens: (\d+)", str(found.value))[0])
+    check_generations(rewarded(global_batch=tokens, per_device_train_batch_size=2), 1)
+
+
+@pytest.mark.parametrize(
+    ("training", "named"),
+    [
+        ({"num_generations": 1}, "at least 2"),
+        ({"steps_per_generation": 1, "generation_batch_size": 8}, "Remove one"),
+        ({"per_device_eval_batch_size": 6}, "`training.per_device_eval_batch_size: 8`"),
+        ({"num_generations_eval": 3}, "`training.per_device_eval_batch_size: 9`"),
+    ],
+)
+def test_other_sizes_of_groups_that_trl_would_stop_at_are_refused(training, named):
+    with pytest.raises(RecipeError, match=re.escape(named)):
+        check_generations(rewarded(evaluation={"held_out_share": 0.1}, **training), 1)

@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from tiny import TINY_LLAMA, write_recipe
 
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
+from cpt.training.deepspeed_keys import DEFAULTS, REFUSED, REMOVED, fate_of_key
 from cpt.training.engine_profiles import (
-    IN_THE_RECIPE,
     changes_in_memory,
     check_fsdp,
     check_profile,
@@ -57,13 +58,98 @@ def test_a_profile_that_we_ship_follows_any_recipe_and_deepspeed_accepts_it(path
     )
 
 
-@pytest.mark.parametrize("key", IN_THE_RECIPE)
+def with_key(key, value):
+    """The sound profile with a key, such as `bf16.bf16_optimizer_states`."""
+    profile = json.loads(json.dumps(SOUND))
+    *sections, name = key.split(".")
+    section = profile
+    for step in sections:
+        section = section.setdefault(step, {})
+    section[name] = value
+    return profile
+
+
+@pytest.mark.parametrize("key", REFUSED)
 def test_a_key_that_cpt_replaces_is_refused_at_its_line(key, tmp_path, recipe):
     path = tmp_path / "zero.json"
-    path.write_text(json.dumps({**SOUND, key: {}}, indent=2))
-    (complaint,) = check_profile(path, recipe)
-    line = len(path.read_text().splitlines()) - 1
-    assert complaint.startswith(f"{path}:{line}: `{key}`: ") and "Remove it" in complaint
+    value = not DEFAULTS[key] if key in DEFAULTS else True
+    path.write_text(json.dumps(with_key(key, value), indent=2))
+    complaint = next(line for line in check_profile(path, recipe) if f"`{key}`: " in line)
+    name = key.rpartition(".")[2]
+    number = next(
+        number
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if f'"{name}"' in line
+    )
+    assert complaint.startswith(f"{path}:{number}: ") and "Remove it" in complaint
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_a_refused_key_that_is_off_is_accepted_unless_deepspeed_stops_at_it(key, recipe):
+    lines = check_profile(with_key(key, DEFAULTS.get(key, False)), recipe)
+    assert any(f"`{key}`: " in line for line in lines) == (key in REMOVED)
+
+
+class Recorder(dict):
+    """Notes the keys that are asked for, below `prefix`."""
+
+    def __init__(self, asked, prefix="", **sections):
+        super().__init__(sections)
+        self.asked, self.prefix = asked, prefix
+
+    def note(self, key):
+        self.asked.add(f"{self.prefix}{key}")
+
+    def __contains__(self, key):
+        self.note(key)
+        return super().__contains__(key)
+
+    def get(self, key, default=None):
+        self.note(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key):
+        self.note(key)
+        return super().__getitem__(key)
+
+    def keys(self):
+        return self
+
+
+def keys_of_deepspeed():
+    """The keys that the installed DeepSpeed reads; of sections without fields in a class those that it asks for."""
+    from deepspeed.comm.config import CommsLoggerConfig
+    from deepspeed.monitor.config import CSVConfig
+    from deepspeed.runtime import config, precision_config
+    from deepspeed.runtime.zero import config as zero
+
+    asked = {*config._REMOVED_TOP_LEVEL_CONFIG_KEYS}
+    asked |= {f"zero_optimization.{key}" for key in config._REMOVED_ZERO_CONFIG_KEYS}
+    sections = {
+        name: Recorder(asked, f"{name}.") for name in ("aio", "data_types", "flops_profiler")
+    }
+    numbers = {"train_micro_batch_size_per_gpu": 1, "train_batch_size": 1}
+    config.DeepSpeedConfig(Recorder(asked, **sections, **numbers))
+    classes = {
+        "bf16": precision_config.DeepSpeedBF16Config,
+        "fp16": precision_config.DeepSpeedFP16Config,
+        "comms_logger": CommsLoggerConfig,
+        "csv_monitor": CSVConfig,
+        "zero_optimization": zero.DeepSpeedZeroConfig,
+        "zero_optimization.leaf_module": zero.DeepSpeedZeroLeafModuleConfig,
+        "zero_optimization.offload_param": zero.DeepSpeedZeroOffloadParamConfig,
+        "zero_optimization.offload_optimizer": zero.DeepSpeedZeroOffloadOptimizerConfig,
+    }
+    for section, kind in classes.items():
+        names = (field.alias or name for name, field in kind.model_fields.items())
+        asked |= {f"{section}.{name}" for name in names}
+    return asked
+
+
+def test_every_key_that_the_installed_deepspeed_reads_is_in_the_table():
+    keys = keys_of_deepspeed()
+    assert {"zero_optimization", "flops_profiler.profile_step", "checkpoint", "aio.use_gds"} <= keys
+    assert sorted(key for key in keys if fate_of_key(key) is None) == []
 
 
 @pytest.mark.parametrize("stage", [1, 2])
@@ -104,6 +190,13 @@ COMPLAINTS = [
     ({"gradient_cliping": 1.0}, "`gradient_clipping`"),
     ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "`zero_optimization.overlap_com`"),
     ({"zero_optimization": {"stage": 7}}, "`zero_optimization.stage`"),
+    ({"zero_optimization": {"stage": 0}}, "`zero_optimization.stage` is 0"),
+    ({"zero_optimization": {}}, "`zero_optimization.stage` is 0"),
+    ({"data_types": {"grad_accum_type": "fp32"}}, "`grad_accum_dtype`"),
+    ({"flops_profiler": {"enable": True}}, "`flops_profiler.enable` is not a key"),
+    ({"bf16": {"enabled": "auto", "enabld": True}}, "Did you mean `enabled`"),
+    ({"prescale_gradients": True}, '"reduce_scatter": false'),
+    ({"gradient_predivide_factor": 2}, '"reduce_scatter": false'),
     ({"zero_optimization": None}, "`zero_optimization` is missing"),
     ({"zero_optimization": {"stage": "auto"}}, "`zero_optimization.stage`"),
     (
@@ -211,6 +304,33 @@ def test_a_file_that_is_not_a_profile_is_refused(tmp_path, text):
     (tmp_path / "zero.json").write_text(text)
     with pytest.raises(RecipeError, match="training.deepspeed"):
         read_profile(tmp_path / "zero.json")
+
+
+@pytest.mark.parametrize(
+    ("config", "instead"),
+    [
+        ({"deepspeed_config": {"zero_stage": 3}}, 'deepspeed: {"zero_optimization": {"stage": 3}}'),
+        ({"deepspeed_config": {"deepspeed_config_file": "z.json"}}, "training.deepspeed: z.json"),
+        ({"distributed_type": "MULTI_GPU"}, "zero_optimization"),
+        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}, "training.fsdp: true"),
+    ],
+)
+def test_the_config_of_accelerate_launch_is_refused_with_what_to_write(tmp_path, config, instead):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(yaml.safe_dump({"compute_environment": "LOCAL_MACHINE", **config}))
+    for given in (path, {"compute_environment": "LOCAL_MACHINE", **config}):
+        with pytest.raises(RecipeError, match=r"`accelerate launch`") as refusal:
+            read_profile(given)
+        assert instead in str(refusal.value)
+    (complaint,) = fsdp_complaints_of_file(path)
+    assert "`training.fsdp_config`" in complaint and instead in complaint
+
+
+def fsdp_complaints_of_file(path):
+    try:
+        return fsdp_complaints(str(path))
+    except RecipeError as problem:
+        return [str(problem)]
 
 
 # --- FSDP2 ---

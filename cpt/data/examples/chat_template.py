@@ -6,6 +6,8 @@ from functools import cached_property, lru_cache, partial
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
+from transformers import PreTrainedTokenizerBase
+
 from cpt.data.readers.documents import first_line
 from cpt.data.readers.example import NOT_TOKEN, Example, Message, Words, example_of
 from cpt.errors import RecipeError
@@ -351,3 +353,18 @@ class ExampleWriter:
                 " the model's chat version, or set a template for this one: tokenizer.chat_template = ..."
             )
         return self.template
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id of the token after the assistant's words in the chat template; None without template or token."""
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if template is None:
+        return None
+    added = tokenizer.added_tokens_decoder.items()
+    control = {token.content: number for number, token in added if token.special}
+    names = tokenizer.all_special_tokens
+    control |= dict(zip(names, tokenizer.all_special_ids, strict=True))
+    name = ChatTemplate(template, tokenizer.special_tokens_map, sorted(control)).turn_end
+    return None if name is None else control[name]
