@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from cpt.data.rows.selection import LARGEST_OF_AVERAGE, LARGEST_PART
 from cpt.evaluation.paired import DocumentLosses, bits_per_byte_difference
-from cpt.evaluation.verdict import outcome_of_set
+from cpt.evaluation.sentences import outcome_of_set
 
 Floats = NDArray[np.float64]
 RESULTS = Path(__file__).parents[1] / "results" / "verdict.json"

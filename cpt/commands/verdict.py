@@ -23,7 +23,7 @@ from cpt.distributed import (
 )
 from cpt.errors import CheckpointError, Interrupted
 from cpt.evaluation.evaluate import complete_verdict
-from cpt.evaluation.paired import dominated
+from cpt.evaluation.sentences import dominated
 from cpt.evaluation.verdict import Verdict
 from cpt.export.export import write_model_card
 from cpt.formatting import format_count, open_console

@@ -28,14 +28,12 @@ from cpt.evaluation.paired import (
     FEW,
     FEWEST,
     DocumentLosses,
-    EvaluationReport,
-    ScoreReport,
-    SetReport,
     accuracy_difference,
     accuracy_interval,
     bits_per_byte_difference,
     transitions,
 )
+from cpt.evaluation.reports import EvaluationReport, ScoreReport, SetReport
 from cpt.evaluation.scoring import document_losses
 from cpt.evaluation.sets import (
     DEFAULT_LENGTH,

@@ -21,19 +21,15 @@ from cpt.evaluation.paired import (
     TOO_FEW,
     Difference,
     DocumentLosses,
-    EvaluationReport,
     Outcome,
-    ScoreReport,
     accuracy_interval,
     bits_per_byte_difference,
-    dominated,
-    evidence,
     load_losses,
-    more,
-    relative,
     saved_losses,
 )
+from cpt.evaluation.reports import EvaluationReport, ScoreReport
 from cpt.evaluation.scoring import Point, course_of, read_evaluations
+from cpt.evaluation.sentences import domain_sentence, dominated, general_sentence, outcome_of_set
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
@@ -282,45 +278,6 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "headline": self.headline(), "worked": self.worked}
-
-
-def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
-    """Like `Difference.outcome`; also "unknown" if only a gain of general text, or only a loss of the domain, is
-    excluded."""
-    outcome = difference.outcome()
-    return "unknown" if outcome == ("not better" if is_general else "not worse") else outcome
-
-
-def domain_sentence(domain: Difference, other: str) -> str:
-    outcome = outcome_of_set(domain, is_general=False)
-    if outcome in ("better", "worse"):
-        what, how = ("It worked", "fewer") if outcome == "better" else ("It did harm", "more")
-        few = f" Only {domain.items} documents were compared." if domain.is_on_few else ""
-        change = f"the model needs {relative(domain)} {how} bits per byte than {other}"
-        return f"{what}: on held-out domain text {change}.{few}"
-    if outcome != "unknown":
-        gain = max(0.0, -domain.percents[1])
-        return f"It did not work: held-out domain text is at most {gain:.1f} % better ({evidence(domain)})."
-    return f"Whether it worked is unknown ({evidence(domain)}).{more(domain)}"
-
-
-def general_sentence(general: Difference, what: str = "general text") -> str:
-    """The forgetting that was measured, or that can be excluded, and that cannot."""
-    outcome, text = outcome_of_set(general, is_general=True), what[0].upper() + what[1:]
-    most = max(0.0, general.percents[2])
-    if outcome == "better":
-        return f"{text} became {relative(general)} better."
-    if outcome == "worse":
-        return f"{text} now needs {relative(general)} more bits per byte."
-    if outcome != "unknown":
-        return f"On {what}, forgetting of more than {most:.1f} % can be excluded ({evidence(general)})."
-    unknown = "whether anything was forgotten is unknown"
-    if general.items >= TOO_FEW:
-        unknown = (
-            f"forgetting of more than {100 * NEGLIGIBLE:.0f} % cannot be excluded,"
-            f" of more than {most:.1f} % it can"
-        )
-    return f"On {what}, {unknown} ({evidence(general)}).{more(general)}"
 
 
 def verdict_of_run(

@@ -15,16 +15,14 @@ from cpt.data.rows.contamination import Contamination, Hit
 from cpt.evaluation.paired import (
     Difference,
     DocumentLosses,
-    EvaluationReport,
-    ScoreReport,
     Transitions,
     bits_per_byte_difference,
     save_losses,
 )
+from cpt.evaluation.reports import EvaluationReport, ScoreReport
+from cpt.evaluation.sentences import general_sentence, outcome_of_set
 from cpt.evaluation.verdict import (
     NotRun,
-    general_sentence,
-    outcome_of_set,
     read_example_sets,
     verdict_of_run,
     verdict_page,
