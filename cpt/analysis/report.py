@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, write_page
+from cpt.evaluation.kinds import general_sets
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
@@ -189,12 +190,12 @@ def evaluations(record: RunRecord) -> list[Part]:
 
 def domain_against_general(record: RunRecord) -> list[Plot]:
     """A point for each evaluation: down is domain learned, right is general text forgotten."""
-    sets, retained = record.metrics.held_out_sets, get_dict(record.recipe, "evaluation", "retain")
+    sets, kept = record.metrics.held_out_sets, general_sets(record.recipe, record.inputs)
     general, domain = (
         [
             record.metrics.columns[column]
             for name, column in sets.items()
-            if (name in retained) == is_general
+            if (name in kept) == is_general
         ]
         for is_general in (True, False)
     )

@@ -24,6 +24,7 @@ from cpt.data.rows.open_sources import unchecked_sources
 from cpt.distributed import is_main_process, world_size
 from cpt.errors import CheckpointError, CptError, DataError, RecipeError
 from cpt.evaluation.domain_test import CHOICES, KINDS, Question, answer_questions, domain_test
+from cpt.evaluation.kinds import general_sets
 from cpt.evaluation.paired import (
     FEW,
     FEWEST,
@@ -61,7 +62,7 @@ from cpt.models.config import load_config, value_of
 from cpt.models.inventory import isolates_documents
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe, Tokenizer
-from cpt.runs.folder import EXPORT, RECIPE, TASK, VERDICT, read_object
+from cpt.runs.folder import EXPORT, INPUTS, RECIPE, TASK, VERDICT, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
@@ -381,10 +382,9 @@ def evaluate_after_training(
         sets = open_evaluation_sets(
             data_of_recipe(recipe, folder), load_tokenizer(recipe.tokenizer, recipe.model)
         )
+    kept = general_sets(recipe.model_dump(mode="json", by_alias=True), read_object(folder / INPUTS))
     for name, held_out in sets.items():
-        if (
-            name in evaluation.retain or held_out.rows.form in ONE_A_ROW
-        ):  # questions need domain texts
+        if name in kept or held_out.rows.form in ONE_A_ROW:  # questions need domain texts
             continue
         try:
             questions[name] = domain_test(held_out.texts(), most=most)

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cpt.evaluation.paired import Difference, Transitions
-from cpt.evaluation.sentences import pairs
+from cpt.evaluation.sentences import direction, disagreement, evidence, pairs, size
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,17 @@ class SetReport:
     against: Difference | None = None  # difference of bits per byte; lower is better
 
     def verdict(self) -> str:
-        """`code: better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
+        """`code: better: 2.5873 -> 2.0908 bits per byte; became 19.2 % better per document (95 % interval ...`"""
         found = self.against
         if found is None:
             right = f"{self.accuracy:.1%} of tokens predicted correctly"
             return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {right}."
-        change, low, high = found.percents
-        worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
-        interval = f"95 % interval {low:+.1f} to {high:+.1f} %{pairs(found)}{worse}"
-        metrics = f"{found.before:.4f} -> {found.after:.4f} bits per byte, {change:+.1f} %"
-        return f"{self.name}: {found.outcome()}: {metrics} ({interval})."
+        metrics = f"{found.before:.4f} -> {found.after:.4f} bits per byte"
+        outcome = found.outcome()
+        text = f"became {size(found)}" if direction(outcome) else evidence(found)
+        few = f", only {found.items} of them" if found.is_on_few else ""
+        line = f"{self.name}: {outcome}: {metrics}; {text}{few}."
+        return " ".join(filter(None, [line, disagreement(found)]))
 
 
 @dataclass(frozen=True)
