@@ -41,6 +41,17 @@ class Curve:
     """Empty: vertical lines at `x`."""
     faint: bool = False
     """Draw pale, in the color of the next curve: raw values behind smoothed ones."""
+    color: int | None = None
+    """Number of the color, to keep it in several plots; by default the next one."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """A square around a point, of changes that do not count; both axes then have one scale, and show it whole."""
+
+    x: float
+    y: float
+    reach: tuple[float, float]
 
 
 def curves(
@@ -50,6 +61,7 @@ def curves(
     *,
     over: str = "tokens",
     marks: Sequence[float] = (),
+    margin: Margin | None = None,
 ) -> list[Plot]:
     """A plot with triangles for events at `marks` on the x axis; none without values.
 
@@ -73,7 +85,11 @@ def curves(
         for line in drawn:
             marker = "." if len(line.x) <= MOST_POINTS else ""
             (drawing,) = axes.plot(
-                line.x, line.y, marker=marker, color=f"C{color}", label=as_label(line.name)
+                line.x,
+                line.y,
+                marker=marker,
+                color=f"C{color if line.color is None else line.color}",
+                label=as_label(line.name),
             )
             drawing.set(linewidth=0.8 if line.faint else 1.6, alpha=0.35 if line.faint else 1)
             color += not line.faint
@@ -91,6 +107,8 @@ def curves(
             )
         for place in (x for line in lines if not len(line.y) for x in line.x):
             axes.axvline(place, color="0.4", linestyle="--", linewidth=0.8)
+        if margin is not None:
+            draw_margin(axes, margin)
         if len(drawn) > 1 or len(marks):
             figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
         text = StringIO()
@@ -99,6 +117,27 @@ def curves(
         )
     svg = text.getvalue()
     return [Plot(title, svg[svg.index("<svg") :])]
+
+
+def draw_margin(axes: Any, margin: Margin) -> None:
+    (x, y), (width, height) = (margin.x, margin.y), margin.reach
+    corners = (x - width, x + width), (y - height, y + height)
+    axes.fill(
+        *zip(
+            *((corners[0][i], corners[1][j]) for i, j in ((0, 0), (1, 0), (1, 1), (0, 1))),
+            strict=True,
+        ),
+        color="0.9",
+        label="negligible",
+        zorder=0,
+    )
+    # Both axes show as many percent.
+    left, right, bottom, top = *axes.get_xlim(), *axes.get_ylim()
+    spans = (right - left) / width, (top - bottom) / height
+    widest = max(*spans, 2.4) / 2
+    centers = (left + right) / 2, (bottom + top) / 2
+    axes.set_xlim(centers[0] - widest * width, centers[0] + widest * width)
+    axes.set_ylim(centers[1] - widest * height, centers[1] + widest * height)
 
 
 def as_label(text: str) -> str:

@@ -10,8 +10,19 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, write_page
+from cpt.analysis.page import (
+    Curve,
+    Folded,
+    Margin,
+    Part,
+    Plot,
+    Table,
+    curves,
+    html_page,
+    write_page,
+)
 from cpt.evaluation.kinds import general_sets
+from cpt.evaluation.paired import NEGLIGIBLE
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
@@ -209,8 +220,13 @@ def domain_against_general(record: RunRecord) -> list[Plot]:
         Curve("before", x[:1], y[:1]),
         Curve("after", x[-1:], y[-1:]),
     ]
-    over = "general text, bits per byte"
-    return curves("Domain against general text", "domain, bits per byte", lines, over=over)
+    return curves(
+        "Domain against general text",
+        "domain, bits per byte",
+        lines,
+        over="general text, bits per byte",
+        margin=Margin(x[0], y[0], (NEGLIGIBLE * x[0], NEGLIGIBLE * y[0])) if len(x) else None,
+    )
 
 
 def plots(record: RunRecord, title: str, unit: str, columns: Mapping[str, str]) -> list[Plot]:

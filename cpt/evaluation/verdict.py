@@ -322,10 +322,13 @@ class Verdict:
         if not self.examples:
             domain = list(self.differences(is_general=False).values())
             return next_step(self.domain, general, [one.outcome() for one in domain])
-        if general is not None and general.outcome() == "worse":
+        if gives_scores(self.examples) and self.worked:
+            return REWARD
+        texts = [] if gives_scores(self.examples) else [self.domain, general]
+        if any(one is not None and one.outcome() == "worse" for one in texts):
             return FORGOT_OF_EXAMPLES
         if self.worked:
-            return REWARD if gives_scores(self.examples) else ASK
+            return ASK
         if self.worked is False:
             is_below = any(one.interval and one.interval[1] < CHANCE for one in self.examples)
             return EXCHANGED if is_below else NOT_LEARNED
