@@ -120,24 +120,16 @@ def curves(
 
 
 def draw_margin(axes: Any, margin: Margin) -> None:
-    (x, y), (width, height) = (margin.x, margin.y), margin.reach
-    corners = (x - width, x + width), (y - height, y + height)
-    axes.fill(
-        *zip(
-            *((corners[0][i], corners[1][j]) for i, j in ((0, 0), (1, 0), (1, 1), (0, 1))),
-            strict=True,
-        ),
-        color="0.9",
-        label="negligible",
-        zorder=0,
-    )
+    width, height = margin.reach
+    left, right = margin.x - width, margin.x + width
+    bottom, top = margin.y - height, margin.y + height
+    xs, ys = (left, right, right, left), (bottom, bottom, top, top)
+    axes.fill(xs, ys, color="0.9", label="negligible", zorder=0)
     # Both axes show as many percent.
-    left, right, bottom, top = *axes.get_xlim(), *axes.get_ylim()
-    spans = (right - left) / width, (top - bottom) / height
-    widest = max(*spans, 2.4) / 2
-    centers = (left + right) / 2, (bottom + top) / 2
-    axes.set_xlim(centers[0] - widest * width, centers[0] + widest * width)
-    axes.set_ylim(centers[1] - widest * height, centers[1] + widest * height)
+    x, y = axes.get_xlim(), axes.get_ylim()
+    reach = max((x[1] - x[0]) / width, (y[1] - y[0]) / height) / 2
+    axes.set_xlim(sum(x) / 2 - reach * width, sum(x) / 2 + reach * width)
+    axes.set_ylim(sum(y) / 2 - reach * height, sum(y) / 2 + reach * height)
 
 
 def as_label(text: str) -> str:

@@ -231,36 +231,41 @@ def bits_per_byte_difference(
             raise DataError(
                 "the two models were measured on different documents. Evaluate both on the same files."
             )
-        sizes = old.num_bytes.astype(np.float64)
-        refuse_too_few(len(sizes), "documents")
-        of_bytes.append(moments_of_ratio((new.nats - old.nats) / math.log(2), sizes))
+        refuse_too_few(len(old.hashes), "documents")
+        bits = (new.nats - old.nats) / math.log(2)
+        of_bytes.append(moments_of_ratio(bits, old.num_bytes.astype(np.float64)))
         is_known = (old.nats > 0) & (new.nats > 0)  # a document of one token has no loss
         if is_known.sum() >= FEWEST:
             of_documents.append(moments_of_mean(np.log(new.nats[is_known] / old.nats[is_known])))
     shares = np.ones(len(of_bytes)) if weights is None else np.array(weights, np.float64)
     shares /= shares.sum()
-    was, now = (
-        float(np.dot(shares, [losses.nats.sum() / losses.num_bytes.sum() for losses in side]))
-        / math.log(2)
-        for side in (before, after)
-    )
+    was = float(np.dot(shares, [losses.metrics()["bits_per_byte"] for losses in before]))
+    now = float(np.dot(shares, [losses.metrics()["bits_per_byte"] for losses in after]))
     typical = None
     if len(of_documents) == len(of_bytes):
         logs = weighted(of_documents, shares)
         typical = Estimate(*(math.expm1(one) for one in (logs.value, *logs.interval())))
-    nats, new_nats, num_bytes = (
-        np.concatenate([vars(losses)[name] for losses in side])
-        for side, name in ((before, "nats"), (after, "nats"), (before, "num_bytes"))
-    )
     return Difference(
         *(was, now, now - was, *weighted(of_bytes, shares).interval()),
-        items=len(num_bytes),
+        items=sum(len(losses.hashes) for losses in before),
         negligible=NEGLIGIBLE * was,
-        num_worse=int((new_nats > nats).sum()),
-        largest_share=float(num_bytes.max() / num_bytes.sum()),
         typical=typical,
-        long_documents=long_documents(nats, new_nats, num_bytes),
+        **of_each_document(before, after),
     )
+
+
+def of_each_document(
+    before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]
+) -> dict[str, Any]:
+    """What a difference says of single documents."""
+    nats = np.concatenate([losses.nats for losses in before])
+    new_nats = np.concatenate([losses.nats for losses in after])
+    num_bytes = np.concatenate([losses.num_bytes for losses in before])
+    return {
+        "num_worse": int((new_nats > nats).sum()),
+        "largest_share": float(num_bytes.max() / num_bytes.sum()),
+        "long_documents": long_documents(nats, new_nats, num_bytes),
+    }
 
 
 def long_documents(before: Floats, after: Floats, num_bytes: NDArray[np.int64]) -> LongDocuments:

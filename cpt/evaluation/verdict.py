@@ -455,17 +455,7 @@ def compare_sets(
     general sets (`kept`) together, if documents can be paired."""
     if not course or course[0].step != 0:
         return [], None, None
-    files, before, after = (
-        saved_losses(folder),
-        dict[str, DocumentLosses](),
-        dict[str, DocumentLosses](),
-    )
-    if 0 in files and len(files) > 1:
-        try:
-            before, after = load_losses(files[0]), load_losses(files[max(files)])
-        except CheckpointError as problem:
-            record_event(folder, DAMAGED, f"The verdict lacks intervals: {problem}")
-    both = {name: in_both(before[name], after[name]) for name in before.keys() & after.keys()}
+    both = losses_of_ends(folder)
     sets = []
     for name, was in course[0].bits_per_byte.items():
         if name not in course[-1].bits_per_byte:
@@ -485,6 +475,19 @@ def compare_sets(
         earlier, later = ([both[name][side] for name in names] for side in (0, 1))
         together.append(bits_per_byte_difference(earlier, later, weights) if names else None)
     return sets, together[0], together[1]
+
+
+def losses_of_ends(folder: Path) -> dict[str, tuple[DocumentLosses, DocumentLosses]]:
+    """Losses before the first step and after the last, of each set; none if they were not kept."""
+    files = saved_losses(folder)
+    if 0 not in files or len(files) < 2:
+        return {}
+    try:
+        before, after = load_losses(files[0]), load_losses(files[max(files)])
+    except CheckpointError as problem:
+        record_event(folder, DAMAGED, f"The verdict lacks intervals: {problem}")
+        return {}
+    return {name: in_both(before[name], after[name]) for name in before.keys() & after.keys()}
 
 
 def worst_documents(before: DocumentLosses, after: DocumentLosses) -> list[WorseDocument]:
