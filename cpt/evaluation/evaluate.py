@@ -158,8 +158,7 @@ def of_texts(
     ):
         raise DataError(
             f"the held-out set `{alone[0]}` has one document, but comparing two models needs at least {FEWEST}, and"
-            f" {FEW} for a useful interval. Hold out more, or split the document"
-            " (`text_documents` in a recipe)."
+            f" {FEW} for a useful interval. Hold out more documents."
         )
     return found
 

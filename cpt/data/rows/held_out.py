@@ -82,8 +82,8 @@ def whole_set(source: TokenizedSource, layout: Layout, cache_dir: Path) -> HeldO
     share = 1 - sizes[chosen].sum() / sizes.sum()
     count = len(sizes) - len(chosen)
     text = (
-        f"`{name}`: {count:,} of {len(sizes):,} documents, with {share:.0%} of the bytes, are longer than"
-        f" {LARGEST_OF_AVERAGE} average ones and are not evaluated. Split them to evaluate them."
+        f"`{name}`: {count:,} of {len(sizes):,} documents not evaluated, longer than {LARGEST_OF_AVERAGE} average ones"
+        f" ({100 * share:.0f} % of the bytes), as in a held-out share."
     )
     log.info(text)
     return replace(found, left_out=text)
@@ -164,7 +164,7 @@ def other_share(
     documents = f"{num_documents:,} document{'' if num_documents == 1 else 's'}"
     return (
         f"{name}: `evaluation.held_out_share` is {asked:.2%}, but {share:.2%} of the text is held out, in"
-        f" {documents}. Documents are chosen by hash, and very long ones are never held out. Split long documents,"
+        f" {documents}. Documents are chosen by hash, and very long ones are never held out. To choose others,"
         f" {REMEDY}"
     )
 
