@@ -248,7 +248,11 @@ SUSPICIOUS = -1 / 3  # change of domain text
 
 
 def next_step(
-    domain: Difference | None, general: Difference | None, sets: Sequence[Outcome]
+    domain: Difference | None,
+    general: Difference | None,
+    sets: Sequence[Outcome],
+    *,
+    can_forget: bool,
 ) -> str:
     """What to do next after a run on text: the first row of docs/tutorials/your_documents.md's table that applies.
     `sets`: the outcomes of all domain sets, if they differ."""
@@ -263,9 +267,9 @@ def next_step(
         return HOLD_OUT.format("domain documents")
     if not worked(domain):
         return LEARN_MORE
-    if general is None:
+    if general is None and can_forget:
         return MEASURE
-    is_open = general.outcome() in ("unknown", "no change found") and loss_is_possible(general)
-    if is_open:
+    is_open = general is not None and not direction(general.outcome())
+    if general is not None and is_open and loss_is_possible(general):
         return HOLD_OUT.format("general text")
     return COPIES if domain.decides.change < SUSPICIOUS else ASK

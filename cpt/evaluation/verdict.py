@@ -286,19 +286,23 @@ class Verdict:
                     *self.of_kind(general_sentence, self.domain, "held-out domain text"),
                     *self.of_kind(general_sentence, self.general, "held-out general text"),
                 ]
-                sentences += cost or ["Forgetting was not measured: no text was held out."]
+                sentences += cost or self.not_measured("text")
         elif self.domain is None:
             sentences = ["Whether it worked is unknown: no domain documents were compared."]
         else:
             forgetting = self.of_kind(general_sentence, self.general, "general text")
             sentences = [
                 *self.of_kind(domain_sentence, self.domain, "domain text"),
-                *(forgetting or ["Forgetting was not measured: no general text was held out."]),
+                *(forgetting or self.not_measured()),
             ]
         skipped, steps = self.skipped_steps
         if skipped and skipped >= MUCH_SKIPPED * steps:
             sentences.append(self.skipped_sentence())
         return sentences
+
+    def not_measured(self, what: str = "general text") -> list[str]:
+        """A model from new weights has nothing to forget."""
+        return [f"Forgetting was not measured: no {what} was held out."] if self.base else []
 
     def of_kind(
         self, sentence: Callable[[Difference, str], str], together: Difference | None, what: str
@@ -321,7 +325,8 @@ class Verdict:
             general = worst
         if not self.examples:
             domain = list(self.differences(is_general=False).values())
-            return next_step(self.domain, general, [one.outcome() for one in domain])
+            outcomes = [one.outcome() for one in domain]
+            return next_step(self.domain, general, outcomes, can_forget=self.base is not None)
         if gives_scores(self.examples) and self.worked:
             return REWARD
         texts = [] if gives_scores(self.examples) else [self.domain, general]
