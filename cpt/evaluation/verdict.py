@@ -17,7 +17,7 @@ from cpt.errors import CheckpointError
 from cpt.evaluation.kinds import domain_weights, general_sets
 from cpt.evaluation.paired import (
     EXAMPLES,
-    FEW_TO_EXCLUDE,
+    TOO_FEW,
     LEVEL,
     NEGLIGIBLE,
     Difference,
@@ -102,7 +102,7 @@ class ExampleSet:
     @property
     def worked(self) -> bool | None:
         """Whether the model orders pairs better than chance; None if the interval or the stage does not decide it."""
-        if self.interval is None or not self.is_against_chance or self.examples <= FEW_TO_EXCLUDE:
+        if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
             return None
         low, high = self.interval
         return True if low > CHANCE else False if high < CHANCE + NEGLIGIBLE else None

@@ -250,8 +250,8 @@ def test_scores_that_are_no_accuracies_get_a_mean():
     [
         (-0.3, -0.1, 50, 0.1, "better"),
         (0.1, 0.3, 50, 0.1, "worse"),
-        (0.01, 0.3, 5, 0.5, "worse"),
-        (-0.3, -0.1, 4, 0.1, "unknown"),
+        (0.01, 0.3, 7, 0.5, "worse"),
+        (-0.3, -0.1, 6, 0.1, "unknown"),
         (-0.0199, -5e-5, 50, 0.1, "better, negligible"),
         (0.001, 0.019, 50, 0.1, "worse, negligible"),
         (0.001, 0.021, 50, 0.1, "worse"),
