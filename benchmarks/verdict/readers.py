@@ -48,11 +48,11 @@ def main() -> None:
     if not (folder / "runs" / "base" / "final").exists():
         train(folder, "base", recipe_of_base(folder))
     for number, (name, case) in enumerate(cases.items(), 1):
-        run = folder / "runs" / name
+        run = folder / "runs" / f"run-{number:02}"  # a name that tells nothing
         if asked.only not in (None, name):
             continue
         if not (run / "verdict.md").exists():
-            train(folder, name, recipe_of(folder, name, dict(case["set"])))
+            train(folder, run.name, recipe_of(folder, name, dict(case["set"])))
         page = folder / "pages" / f"{number:02}.md"
         page.parent.mkdir(exist_ok=True)
         shutil.copy(run / "verdict.md", page)
@@ -124,6 +124,7 @@ def recipe_of(folder: Path, name: str, changes: dict[str, Any]) -> dict[str, Any
     recipe = recipe_of_base(folder) | {"stage": stage, "model": {"path": str(folder / "runs/base")}}
     recipe["tokenizer"] = {}
     recipe["budget"] = {"tokens": 150_000, "global_batch_tokens": 2048}
+    recipe["optimizer"] = {"learning_rate": 1e-3}
     recipe["data"]["sources"] = sources(folder, stage, changes.pop("data", ""))
     recipe["evaluation"] = evaluation(folder, stage, name, changes.pop("held_out", ""))
     if stage == "pretrain":
@@ -153,10 +154,10 @@ def sources(folder: Path, stage: str, choice: str) -> list[dict[str, Any]]:
         file = "exchanged" if choice == "exchanged" else "first_pairs"
         return [{"path": str(data / f"{file}.jsonl"), "name": "pairs"}]
     own = {"letters": "letters", "copies": "copies"}.get(choice, "domain_train")
-    domain = {"path": str(data / f"{own}.jsonl"), "name": "code", "weight": 0.7}
+    domain = {"path": str(data / f"{own}.jsonl"), "name": "code", "weight": 0.5}
     if choice in ("no_replay", "letters", "copies"):
         return [domain]
-    return [domain, {"path": str(data / "general_train.jsonl"), "name": "prose", "weight": 0.3}]
+    return [domain, {"path": str(data / "general_train.jsonl"), "name": "prose", "weight": 0.5}]
 
 
 def evaluation(folder: Path, stage: str, name: str, choice: str) -> dict[str, Any]:

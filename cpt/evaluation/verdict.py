@@ -17,9 +17,9 @@ from cpt.errors import CheckpointError
 from cpt.evaluation.kinds import domain_weights, general_sets
 from cpt.evaluation.paired import (
     EXAMPLES,
-    TOO_FEW,
     LEVEL,
     NEGLIGIBLE,
+    TOO_FEW,
     Difference,
     DocumentLosses,
     Outcome,
