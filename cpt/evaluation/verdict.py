@@ -274,8 +274,8 @@ class Verdict:
         return worked(self.domain)
 
     def headline(self) -> str:
-        """The result: what was learned, what was forgotten, what to do next."""
-        return " ".join([*self.findings(), self.next_step()])
+        """The result: what was learned, and what was forgotten."""
+        return " ".join(self.findings())
 
     def findings(self) -> list[str]:
         """A sentence on what was learned and one on what was forgotten; more if sets of a kind differ."""

@@ -121,7 +121,7 @@ def test_pages_never_outvote_answers():
     assert found.worked is None
     text = found.headline()
     assert "It did harm: `pages` became 4." in text and "It worked: `answers` became 20." in text
-    assert "Next: check with `cpt data preview`" in text
+    assert "Next: check with `cpt data preview`" in found.next_step()
 
 
 def test_sets_that_agree_get_one_sentence():
@@ -134,7 +134,7 @@ def test_forgetting_of_one_general_set_is_not_hidden_by_another():
     general = {"prose": changed(40, 1000, 0.06), "code": changed(40, 1000, -0.06, seed=1)}
     found = verdict_on({"domain": changed(40, 1000, -0.1)}, general)
     assert "It forgot: `prose` became" in found.headline()
-    assert "Next: replay more general text" in found.headline()
+    assert "Next: replay more general text" in found.next_step()
 
 
 def test_reported_cases_get_the_right_sentence():

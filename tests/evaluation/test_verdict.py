@@ -224,7 +224,7 @@ def test_a_run_worked_only_where_its_figures_show_it_and_says_it_in_the_approved
         assert verdict.worked is worked, name
         missing = ", ".join(one.what for one in verdict.not_run)
         parts.append(
-            f"{name}:\n{verdict.headline()}\nNot run: {missing}. Serve: {verdict.serve}.\n"
+            f"{name}:\n{verdict.headline()}\n{verdict.next_step()}\nNot run: {missing}. Serve: {verdict.serve}.\n"
         )
     parts += [f"one large document:\n{general_sentence(reported_case())}\n", whole_page(run)]
     found = "\n".join(parts).replace(str(tmp_path), "RUNS")
