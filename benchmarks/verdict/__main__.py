@@ -270,7 +270,7 @@ def results_text(found: dict[Case, Rates], asked: argparse.Namespace) -> str:
     lines = [
         json.dumps(
             {
-                **dict(zip(("documents", "sizes", "dependence", "noise"), case, strict=True)),
+                **dict(zip(("count", "sizes", "dependence", "noise"), case, strict=True)),
                 **rates,
             }
         )
