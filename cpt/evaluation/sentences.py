@@ -118,7 +118,8 @@ CONFIDENCE = "95 % interval"
 
 
 def change(estimate: Estimate) -> str:
-    return f"{abs(estimate.percents[0]):.1f} %"
+    percents = abs(estimate.percents[0])
+    return "less than 0.1 %" if percents < 0.05 else f"{percents:.1f} %"
 
 
 def interval(estimate: Estimate) -> str:
