@@ -22,9 +22,10 @@ from cpt.evaluation.paired import (
     DocumentLosses,
     bits_per_byte_difference,
     load_losses,
-    ratio_and_error,
+    moments_of_ratio,
     saved_losses,
 )
+from cpt.evaluation.sentences import evidence
 from cpt.formatting import format_count, format_duration
 from cpt.recipe.load import UNSET, differing_values
 from cpt.recipe.schema import Recipe
@@ -457,7 +458,8 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
         for place, losses in enumerate(run.losses.get(name) for run in runs):
             if texts[place] is not None and losses is not None and len(losses.hashes) >= FEWEST:
                 documents = (losses.nats / math.log(2), losses.num_bytes.astype(np.float64))
-                texts[place] = f"{texts[place]} ± {ratio_and_error([documents])[1]:.4f}"
+                error = math.sqrt(moments_of_ratio(*documents).variance)
+                texts[place] = f"{texts[place]} ± {error:.4f}"
         rows.append(Row(name, texts, values))
         found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
         if any(found):
@@ -471,9 +473,8 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
 def shown_difference(found: Difference | None) -> str | None:
     if found is None:
         return None
-    doubts = f"{', few' * found.is_on_few}{', not clear' * (not found.is_clear)}"
-    interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}"
-    return f"{found.difference:+.4f} ({interval}, {found.items:,} documents{doubts})"
+    few = ", few" if found.is_on_few else ""
+    return f"{found.difference:+.4f}, {found.outcome()} ({evidence(found)}{few})"
 
 
 def paired(

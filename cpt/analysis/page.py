@@ -41,6 +41,17 @@ class Curve:
     """Empty: vertical lines at `x`."""
     faint: bool = False
     """Draw pale, in the color of the next curve: raw values behind smoothed ones."""
+    color: int | None = None
+    """Number of the color, to keep it in several plots; by default the next one."""
+
+
+@dataclass(frozen=True)
+class Margin:
+    """A square around a point, of changes that do not count; both axes then have one scale, and show it whole."""
+
+    x: float
+    y: float
+    reach: tuple[float, float]
 
 
 def curves(
@@ -50,6 +61,7 @@ def curves(
     *,
     over: str = "tokens",
     marks: Sequence[float] = (),
+    margin: Margin | None = None,
 ) -> list[Plot]:
     """A plot with triangles for events at `marks` on the x axis; none without values.
 
@@ -73,7 +85,11 @@ def curves(
         for line in drawn:
             marker = "." if len(line.x) <= MOST_POINTS else ""
             (drawing,) = axes.plot(
-                line.x, line.y, marker=marker, color=f"C{color}", label=as_label(line.name)
+                line.x,
+                line.y,
+                marker=marker,
+                color=f"C{color if line.color is None else line.color}",
+                label=as_label(line.name),
             )
             drawing.set(linewidth=0.8 if line.faint else 1.6, alpha=0.35 if line.faint else 1)
             color += not line.faint
@@ -91,6 +107,8 @@ def curves(
             )
         for place in (x for line in lines if not len(line.y) for x in line.x):
             axes.axvline(place, color="0.4", linestyle="--", linewidth=0.8)
+        if margin is not None:
+            draw_margin(axes, margin)
         if len(drawn) > 1 or len(marks):
             figure.legend(loc="outside lower center", ncols=4, fontsize=9, frameon=False)
         text = StringIO()
@@ -99,6 +117,19 @@ def curves(
         )
     svg = text.getvalue()
     return [Plot(title, svg[svg.index("<svg") :])]
+
+
+def draw_margin(axes: Any, margin: Margin) -> None:
+    width, height = margin.reach
+    left, right = margin.x - width, margin.x + width
+    bottom, top = margin.y - height, margin.y + height
+    xs, ys = (left, right, right, left), (bottom, bottom, top, top)
+    axes.fill(xs, ys, color="0.9", label="negligible", zorder=0)
+    # Both axes show as many percent.
+    x, y = axes.get_xlim(), axes.get_ylim()
+    reach = max((x[1] - x[0]) / width, (y[1] - y[0]) / height) / 2
+    axes.set_xlim(sum(x) / 2 - reach * width, sum(x) / 2 + reach * width)
+    axes.set_ylim(sum(y) / 2 - reach * height, sum(y) / 2 + reach * height)
 
 
 def as_label(text: str) -> str:

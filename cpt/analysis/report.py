@@ -10,7 +10,19 @@ import typer
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from cpt.analysis.page import Curve, Folded, Part, Plot, Table, curves, html_page, write_page
+from cpt.analysis.page import (
+    Curve,
+    Folded,
+    Margin,
+    Part,
+    Plot,
+    Table,
+    curves,
+    html_page,
+    write_page,
+)
+from cpt.evaluation.kinds import general_sets
+from cpt.evaluation.paired import NEGLIGIBLE
 from cpt.formatting import format_count, format_duration, format_number, format_share
 from cpt.recipe.values import in_yaml
 from cpt.runs.folder import (
@@ -189,12 +201,12 @@ def evaluations(record: RunRecord) -> list[Part]:
 
 def domain_against_general(record: RunRecord) -> list[Plot]:
     """A point for each evaluation: down is domain learned, right is general text forgotten."""
-    sets, retained = record.metrics.held_out_sets, get_dict(record.recipe, "evaluation", "retain")
+    sets, kept = record.metrics.held_out_sets, general_sets(record.recipe, record.inputs)
     general, domain = (
         [
             record.metrics.columns[column]
             for name, column in sets.items()
-            if (name in retained) == is_general
+            if (name in kept) == is_general
         ]
         for is_general in (True, False)
     )
@@ -208,8 +220,13 @@ def domain_against_general(record: RunRecord) -> list[Plot]:
         Curve("before", x[:1], y[:1]),
         Curve("after", x[-1:], y[-1:]),
     ]
-    over = "general text, bits per byte"
-    return curves("Domain against general text", "domain, bits per byte", lines, over=over)
+    return curves(
+        "Domain against general text",
+        "domain, bits per byte",
+        lines,
+        over="general text, bits per byte",
+        margin=Margin(x[0], y[0], (NEGLIGIBLE * x[0], NEGLIGIBLE * y[0])) if len(x) else None,
+    )
 
 
 def plots(record: RunRecord, title: str, unit: str, columns: Mapping[str, str]) -> list[Plot]:

@@ -89,12 +89,17 @@ def comparison_page(comparison: Comparison) -> str:
 def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     """Losses, held-out sets and speed over tokens, one curve per run."""
     fits = comparable_losses(runs, [])
-    comparable = [run for run, fit in zip(runs, fits, strict=True) if fit]
-    found = curves("Training loss", "nats per token", curves_of(comparable, "loss_smoothed"))
+    losses = curves_of(runs, "loss_smoothed")
+    comparable = [curve for curve, fit in zip(losses, fits, strict=True) if fit]
+    found = curves("Training loss", "nats per token", comparable)
     for name, metric in held_out_metrics(runs).items():
         found += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric))
     return found + curves("Speed", "tokens/s", curves_of(runs, "tokens_per_second"))
 
 
 def curves_of(runs: Sequence[ComparedRun], metric: str) -> list[Curve]:
-    return [Curve(run.name, *run.record.metrics.curve(metric)) for run in runs]
+    """Every run has its color in all plots."""
+    return [
+        Curve(run.name, *run.record.metrics.curve(metric), color=number)
+        for number, run in enumerate(runs)
+    ]

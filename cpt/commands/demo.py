@@ -49,7 +49,8 @@ class SeedResult:
     domain_after: float
     general_before: float
     general_after: float
-    worked: bool  # by its verdict: the interval of the domain's change is below zero
+    worked: bool  # by its verdict
+    headline: str
 
     @property
     def domain_change(self) -> float:  # percent
@@ -234,11 +235,9 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
     answer = cpt.ask_server(model, PROMPT)
     cpt.title("Result")
     results = [read_result(run) for run in runs]
-    headline = read_object(runs[0].folder / VERDICT)["headline"]
     passed = all(result.passed for result in results)
     summary = {
         "rows": [asdict(result) for result in results],
-        "headline": headline,
         "page": str(runs[0].folder / VERDICT_PAGE),
         "answer": answer and {"prompt": PROMPT, "text": answer},
         "passed": passed,
@@ -246,7 +245,7 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
     (folder / "summary.json").write_text(
         json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    print_results(results, headline, console, folder)
+    print_results(results, console, folder)
     return 0 if passed else 1
 
 
@@ -314,12 +313,11 @@ def read_result(run: Run) -> SeedResult:
         general_before=general["before"],
         general_after=general["after"],
         worked=bool(verdict["worked"]),
+        headline=verdict["headline"],
     )
 
 
-def print_results(
-    results: Sequence[SeedResult], headline: str, console: Console, folder: Path
-) -> None:
+def print_results(results: Sequence[SeedResult], console: Console, folder: Path) -> None:
     columns = ("domain before", "after", "change", "general before", "after", "change")
     numbers = [Column(name, justify="right") for name in columns]
     table = Table("", *numbers, title="Bits per byte on held-out documents")
@@ -342,7 +340,8 @@ def print_results(
         f"{outcome}: domain text falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by"
         f" {GENERAL_RISE_PERCENT:.0f} % or less, in {num_passed} of {len(results)} seeds."
     )
-    console.print(headline, highlight=False)
+    for one in results:
+        console.print(f"{one.run.removeprefix('code-')}: {one.headline}", highlight=False)
     first, last = (folder / results[number].run for number in (0, -1))
     lines = [
         f"The verdict: {first / VERDICT_PAGE}",

@@ -21,7 +21,7 @@ from cpt.evaluation.evaluate import (
     measure,
     model_at,
 )
-from cpt.evaluation.paired import EvaluationReport
+from cpt.evaluation.reports import EvaluationReport
 from cpt.evaluation.sets import has_held_out
 from cpt.evaluation.tasks import task_choices
 from cpt.formatting import open_console

@@ -204,9 +204,10 @@ def recipe_text(
     shared_lines = shared.found()
     texts = [without_lines(text, shared_lines).strip() for text in facts.sample]
     texts = sorted((text for text in texts if len(text.split()) > 20), key=len)
-    beginnings = [
-        found[0] for text in texts[len(texts) // 2 :][:2] if (found := FIRST_WORDS.match(text))
-    ]
+    # Of documents of usual length; two that begin alike give one prompt.
+    usual = texts[len(texts) // 2 :]
+    begun = [found[0] for text in usual if (found := FIRST_WORDS.match(text))]
+    beginnings = list(dict.fromkeys(begun))[:2]
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     environment.filters |= {"yaml": plain, "rate": lambda rate: in_yaml(float(f"{rate:.2e}"))}
     written = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(

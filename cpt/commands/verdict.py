@@ -23,8 +23,9 @@ from cpt.distributed import (
 )
 from cpt.errors import CheckpointError, Interrupted
 from cpt.evaluation.evaluate import complete_verdict
-from cpt.evaluation.paired import dominated
-from cpt.evaluation.verdict import Verdict
+from cpt.evaluation.reports import ScoreReport
+from cpt.evaluation.sentences import signed
+from cpt.evaluation.verdict import SetVerdict, Verdict
 from cpt.export.export import write_model_card
 from cpt.formatting import format_count, open_console
 from cpt.launch.supervise import command_of_attempt, refuse_more_than_the_machine_holds
@@ -90,7 +91,7 @@ def print_verdict(run: Run, *, batch_size: int = 8) -> None:
 
 
 def show(verdict: Verdict, run: Run, console: Console) -> None:
-    """Print the verdict as a table and a sentence, then what was not run and where everything is."""
+    """Print the numbers as a table, what was not run, then the result and the next step, and where everything is."""
     table = Table(
         "",
         "items",
@@ -98,73 +99,60 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         "after",
         "change",
         "95 % interval",
+        "per byte",
         "worse",
         "result",
         box=None,
         pad_edge=False,
     )
     for one in sorted(verdict.sets, key=lambda one: one.is_general):
-        kind = "general" if one.is_general else "domain"
-        found = one.difference
-        interval = "{:+.1f} to {:+.1f} %".format(*found.percents[1:]) if found else "none"
-        change = f"{100 * (one.after / one.before - 1):+.1f} %"
-        numbers = (
-            format_count(one.documents),
-            f"{one.before:.4f}",
-            f"{one.after:.4f}",
-            change,
-            interval,
-        )
-        worse = (
-            ""
-            if found is None or found.num_worse is None
-            else f"{found.num_worse / found.items:.0%}"
-        )
-        name = escape(one.name) if one.name == kind else f"{escape(one.name)} ({kind})"
-        table.add_row(f"{name}, bits per byte", *numbers, worse, one.outcome)
+        table.add_row(*row_of_set(one))
     for test in [*verdict.domain_test, *verdict.tasks]:
-        found, name = test.against, f"{escape(test.name)}, {test.metric}"
-        if found is None:
-            table.add_row(
-                name,
-                format_count(test.questions),
-                "",
-                f"{test.value:.3f}",
-                "",
-                "none",
-                "",
-                "unknown",
-            )
-            continue
-        scores = (f"{found.before:.3f}", f"{test.value:.3f}", f"{found.difference:+.3f}")
-        interval = f"{found.low:+.3f} to {found.high:+.3f}"
-        result = found.outcome(higher_is_better=test.higher_is_better)
-        table.add_row(name, format_count(test.questions), *scores, interval, "", result)
+        table.add_row(*row_of_score(test))
     if table.rows:
         console.print(table)
-    console.print(verdict.headline(), markup=False)
     for test in [*verdict.domain_test, *verdict.tasks]:
         if test.transitions is not None:
             console.print(
                 f"{test.name}, {test.metric}, by question: {test.transitions}.", markup=False
             )
-    for one in verdict.sets:
-        if (
-            one.difference
-            and one.difference.is_dominated
-            and dominated(one.difference) not in verdict.headline()
-        ):
-            console.print(f"warning: `{one.name}`: {dominated(one.difference)}", markup=False)
+    for sentence in verdict.notes():
+        console.print(sentence, markup=False)
     show_data(verdict, console)
     if verdict.not_run:
         console.print(
             f"Not run: {', '.join(missing.what for missing in verdict.not_run)}; the page has the commands."
         )
+    for sentence in [*verdict.findings(), verdict.next_step()]:
+        console.print(sentence, markup=False, highlight=False)
     console.print(
         f"Page: {run.folder / VERDICT_PAGE}", f"Model: {run.export_folder}", sep="\n", markup=False
     )
     if verdict.serve:
         console.print(f"Serve it: {verdict.serve}", markup=False)
+
+
+def row_of_set(one: SetVerdict) -> list[str]:
+    kind, found = "general" if one.is_general else "domain", one.difference
+    name = escape(one.name) if one.name == kind else f"{escape(one.name)} ({kind})"
+    per_byte = f"{100 * (one.after / one.before - 1):+.1f} %"
+    row = [f"{name}, bits per byte", format_count(one.documents)]
+    row += [f"{one.before:.4f}", f"{one.after:.4f}"]
+    if found is None:
+        return [*row, "", "none", per_byte, "", one.outcome]
+    worse = "" if found.num_worse is None else f"{found.num_worse / found.items:.0%}"
+    change = f"{found.decides.percents[0]:+.1f} %"
+    return [*row, change, signed(found.decides), per_byte, worse, one.outcome]
+
+
+def row_of_score(test: ScoreReport) -> list[str]:
+    found, name = test.against, f"{escape(test.name)}, {test.metric}"
+    row = [name, format_count(test.questions)]
+    if found is None:
+        return [*row, "", f"{test.value:.3f}", "", "none", "", "", "unknown"]
+    interval = f"{found.low:+.3f} to {found.high:+.3f}"
+    numbers = [f"{found.before:.3f}", f"{test.value:.3f}", f"{found.difference:+.3f}", interval]
+    return [*row, *numbers, "", "", found.outcome(higher_is_better=test.higher_is_better)]
 
 
 def show_data(verdict: Verdict, console: Console) -> None:

@@ -24,18 +24,17 @@ from cpt.data.rows.open_sources import unchecked_sources
 from cpt.distributed import is_main_process, world_size
 from cpt.errors import CheckpointError, CptError, DataError, RecipeError
 from cpt.evaluation.domain_test import CHOICES, KINDS, Question, answer_questions, domain_test
+from cpt.evaluation.kinds import general_sets
 from cpt.evaluation.paired import (
     FEW,
     FEWEST,
     DocumentLosses,
-    EvaluationReport,
-    ScoreReport,
-    SetReport,
     accuracy_difference,
     accuracy_interval,
     bits_per_byte_difference,
     transitions,
 )
+from cpt.evaluation.reports import EvaluationReport, ScoreReport, SetReport
 from cpt.evaluation.scoring import document_losses
 from cpt.evaluation.sets import (
     DEFAULT_LENGTH,
@@ -63,7 +62,7 @@ from cpt.models.config import load_config, value_of
 from cpt.models.inventory import isolates_documents
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe, Tokenizer
-from cpt.runs.folder import EXPORT, RECIPE, TASK, VERDICT, read_object
+from cpt.runs.folder import EXPORT, INPUTS, RECIPE, TASK, VERDICT, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
@@ -159,8 +158,7 @@ def of_texts(
     ):
         raise DataError(
             f"the held-out set `{alone[0]}` has one document, but comparing two models needs at least {FEWEST}, and"
-            f" {FEW} for a useful interval. Hold out more, or split the document"
-            " (`text_documents` in a recipe)."
+            f" {FEW} for a useful interval. Hold out more documents."
         )
     return found
 
@@ -383,10 +381,9 @@ def evaluate_after_training(
         sets = open_evaluation_sets(
             data_of_recipe(recipe, folder), load_tokenizer(recipe.tokenizer, recipe.model)
         )
+    kept = general_sets(recipe.model_dump(mode="json", by_alias=True), read_object(folder / INPUTS))
     for name, held_out in sets.items():
-        if (
-            name in evaluation.retain or held_out.rows.form in ONE_A_ROW
-        ):  # questions need domain texts
+        if name in kept or held_out.rows.form in ONE_A_ROW:  # questions need domain texts
             continue
         try:
             questions[name] = domain_test(held_out.texts(), most=most)

@@ -9,7 +9,7 @@ one per document.
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -28,21 +28,24 @@ LEVEL = 0.95  # confidence level of every interval
 NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)
 FEWEST = 2
 FEW = 20  # with fewer documents, the report mentions it
-# With fewer documents the result is unknown. For skewed differences the 95 % interval covers only 85 to 93 %, the
-# 99 % interval about 95 %.
-TOO_FEW = 7
+TOO_FEW = 7  # with fewer documents the result is unknown: skewed changes mislead too often
+FEW_TO_EXCLUDE = 8  # with so many documents or fewer, "no change found" would promise too much
 MOST_FOR_SKEWNESS = 2.0  # limit of Hall's quantile, in multiples of Student's
 NEGLIGIBLE = 0.02  # share of bits per byte or of a score; for accuracies, 2 points
-NOTICEABLE = (
-    0.05  # share of a negligible change: 0.1 % of bits per byte, to detect runs without effect
-)
-DOMINANT = 0.2  # share of the bytes in one document
+DOMINANT = 0.25  # share of the bytes in one document
+POWER = 0.8  # chance that the advised number of documents decides
 EXAMPLES = 3  # worst documents and lost questions that are shown
 
-Outcome = Literal["better", "worse", "about the same", "not worse", "not better", "unknown"]
+Outcome = Literal[
+    "better",
+    "worse",
+    "better, negligible",
+    "worse, negligible",
+    "no change found",
+    "unknown",
+]
 
 Floats = NDArray[np.float64]
-Stratum = tuple[Floats, Floats]  # difference and size of each document
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,44 @@ def load_losses(path: Path) -> dict[str, DocumentLosses]:
         ) from problem
 
 
+def in_both(one: DocumentLosses, other: DocumentLosses) -> tuple[DocumentLosses, DocumentLosses]:
+    """The same documents of two measurements of a set, if it changed between them, as by a new version of cpt."""
+    if np.array_equal(one.hashes, other.hashes):
+        return one, other
+    _, mine, its = np.intersect1d(one.hashes, other.hashes, return_indices=True)
+    return tuple(  # type: ignore[return-value]
+        DocumentLosses(*(values[chosen] for values in vars(losses).values()))
+        for losses, chosen in ((one, mine), (other, its))
+    )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A relative change with its confidence interval; 0.03 is 3 % more bits."""
+
+    change: float
+    low: float
+    high: float
+
+    @property
+    def percents(self) -> tuple[float, float, float]:
+        return 100 * self.change, 100 * self.low, 100 * self.high
+
+    @property
+    def direction(self) -> int:
+        """1 if the interval is above 0, -1 if it is below, else 0."""
+        return int(self.low > 0) - int(self.high < 0)
+
+
+@dataclass(frozen=True)
+class LongDocuments:
+    """The longest document if it has more than `DOMINANT` of the bytes, else the longest ones with half of them."""
+
+    documents: int
+    share: float  # of the bytes
+    change: float  # of their bits together; 0.03 is 3 % more
+
+
 @dataclass(frozen=True)
 class Difference:
     """A metric on the same items before and after, with the confidence interval of the difference."""
@@ -126,141 +167,197 @@ class Difference:
     negligible: float = 0.0  # smaller changes count as zero; in the unit of the difference
     num_worse: int | None = None  # documents with more bits than before
     largest_share: float | None = None  # share of the bytes in the largest document
+    typical: Estimate | None = None  # of one document: exp(mean of log(after / before)) - 1
+    long_documents: LongDocuments | None = None
 
     @property
-    def is_clear(self) -> bool:
-        """Whether the interval excludes 0, and the change may be large enough to notice."""
-        return (
-            self.items >= TOO_FEW
-            and (self.low > 0 or self.high < 0)
-            and max(-self.low, self.high) > NOTICEABLE * self.negligible
-        )
+    def decides(self) -> Estimate:
+        """What decides the direction: the documents, each counted once, if there are any; else the difference."""
+        return self.typical or self.of_all
 
-    def outcome(self, *, higher_is_better: bool = False) -> Outcome:
-        """The conclusion from the interval; "unknown" if it excludes neither a relevant gain nor a relevant loss, or
-        with fewer than `TOO_FEW` items."""
-        if self.items < TOO_FEW:
-            return "unknown"
-        low, high = (-self.high, -self.low) if higher_is_better else (self.low, self.high)
-        if self.is_clear:
-            return "better" if high < 0 else "worse"
-        if high <= self.negligible:
-            return "about the same" if low >= -self.negligible else "not worse"
-        return "not better" if low >= -self.negligible else "unknown"
+    @property
+    def of_all(self) -> Estimate:
+        """The difference relative to the value before: of held-out text, the change of all bytes together."""
+        unit = abs(self.before) or 1.0
+        return Estimate(self.difference / unit, self.low / unit, self.high / unit)
+
+    @property
+    def margin(self) -> float:
+        """The negligible change, relative to the value before."""
+        return self.negligible / (abs(self.before) or 1.0)
 
     @property
     def is_dominated(self) -> bool:
-        """Whether one document decides much of the result; with very few documents, one always does."""
-        return (
-            self.largest_share is not None
-            and self.largest_share > DOMINANT
-            and self.items >= 2 / DOMINANT
-        )
+        """Whether one document has so many of the bytes that it may decide their change alone."""
+        return self.largest_share is not None and self.largest_share > DOMINANT
 
     @property
-    def percents(self) -> tuple[float, float, float]:
-        """Change, and both ends of its interval, in percent of the value before."""
-        change, low, high = (
-            100 * value / self.before for value in (self.difference, self.low, self.high)
-        )
-        return change, low, high
+    def is_clear(self) -> bool:
+        return self.outcome() not in ("no change found", "unknown")
 
     @property
     def is_on_few(self) -> bool:
         return self.items < FEW
 
+    def outcome(self, *, higher_is_better: bool = False) -> Outcome:
+        """The conclusion from the interval. It is "unknown" only of few items, or of documents that do not agree while
+        one of them has much of the bytes."""
+        if self.items < TOO_FEW:
+            return "unknown"
+        found = self.decides
+        if not math.isfinite(self.after):
+            return "worse"
+        if found.direction:
+            is_better = (found.direction > 0) == higher_is_better
+            if max(abs(found.low), abs(found.high)) <= self.margin:
+                return "better, negligible" if is_better else "worse, negligible"
+            return "better" if is_better else "worse"
+        is_open = max(abs(found.low), abs(found.high)) > self.margin
+        if is_open and (self.items <= FEW_TO_EXCLUDE or self.is_dominated):
+            return "unknown"
+        return "no change found"
+
 
 def bits_per_byte_difference(
-    before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]
+    before: Sequence[DocumentLosses],
+    after: Sequence[DocumentLosses],
+    weights: Sequence[float] | None = None,
 ) -> Difference:
-    """Difference of the bits per byte of several sets together; each set is a stratum. Both have the same sets in the
-    same order; tokenizers may differ. Raises DataError for different documents, or fewer than two in a set."""
-    strata = []
+    """Difference of the bits per byte of several sets together, by their weights or equally. Both have the same sets
+    in the same order; tokenizers may differ. Raises DataError for different documents, or fewer than two in a set."""
+    of_bytes, of_documents = list[Moments](), list[Moments]()
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
             raise DataError(
                 "the two models were measured on different documents. Evaluate both on the same files."
             )
-        strata.append(((new.nats - old.nats) / math.log(2), old.num_bytes.astype(np.float64)))
-    low, high = ratio_interval(strata)
-    num_bytes = sum(int(losses.num_bytes.sum()) for losses in before)
-    was, now = (
-        sum(float(losses.nats.sum()) for losses in side) / math.log(2) / num_bytes
-        for side in (before, after)
-    )
+        refuse_too_few(len(old.hashes), "documents")
+        bits = (new.nats - old.nats) / math.log(2)
+        of_bytes.append(moments_of_ratio(bits, old.num_bytes.astype(np.float64)))
+        is_known = (old.nats > 0) & (new.nats > 0)  # a document of one token has no loss
+        if is_known.sum() >= FEWEST:
+            of_documents.append(moments_of_mean(np.log(new.nats[is_known] / old.nats[is_known])))
+    shares = np.ones(len(of_bytes)) if weights is None else np.array(weights, np.float64)
+    shares /= shares.sum()
+    was = float(np.dot(shares, [losses.metrics()["bits_per_byte"] for losses in before]))
+    now = float(np.dot(shares, [losses.metrics()["bits_per_byte"] for losses in after]))
+    typical = None
+    if len(of_documents) == len(of_bytes):
+        logs = weighted(of_documents, shares)
+        typical = Estimate(*(math.expm1(one) for one in (logs.value, *logs.interval())))
     return Difference(
-        *(was, now, now - was, low, high),
-        items=sum(len(sizes) for _, sizes in strata),
+        *(was, now, now - was, *weighted(of_bytes, shares).interval()),
+        items=sum(len(losses.hashes) for losses in before),
         negligible=NEGLIGIBLE * was,
-        num_worse=sum(int((differences > 0).sum()) for differences, _ in strata),
-        largest_share=max(float(sizes.max()) for _, sizes in strata) / num_bytes,
+        typical=typical,
+        **of_each_document(before, after),
     )
+
+
+def of_each_document(
+    before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]
+) -> dict[str, Any]:
+    """What a difference says of single documents."""
+    nats = np.concatenate([losses.nats for losses in before])
+    new_nats = np.concatenate([losses.nats for losses in after])
+    num_bytes = np.concatenate([losses.num_bytes for losses in before])
+    return {
+        "num_worse": int((new_nats > nats).sum()),
+        "largest_share": float(num_bytes.max() / num_bytes.sum()),
+        "long_documents": long_documents(nats, new_nats, num_bytes),
+    }
+
+
+def long_documents(before: Floats, after: Floats, num_bytes: NDArray[np.int64]) -> LongDocuments:
+    order = np.argsort(-num_bytes, kind="stable")
+    shares = num_bytes[order].cumsum() / num_bytes.sum()
+    count = 1 if shares[0] > DOMINANT else int(np.searchsorted(shares, 0.5)) + 1
+    longest = order[:count]
+    change = float(after[longest].sum() / before[longest].sum() - 1)
+    return LongDocuments(count, float(shares[count - 1]), change)
 
 
 def mean_difference(before: Floats, after: Floats) -> Difference:
     """Difference of the mean of a value per item, such as a task's score; DataError for fewer than two items."""
     if np.isin(np.concatenate([before, after]), (0, 1)).all():
         return accuracy_difference(before.astype(bool), after.astype(bool))
-    low, high = ratio_interval([(after - before, np.ones(len(before)))])
+    refuse_too_few(len(before), "questions")
+    found = moments_of_mean(after - before)
     was, now = float(before.mean()), float(after.mean())
     return Difference(
         was,
         now,
-        float((after - before).mean()),
-        low,
-        high,
+        found.value,
+        *found.interval(),
         len(before),
         negligible=NEGLIGIBLE * abs(was),
     )
 
 
-def ratio_interval(strata: Sequence[Stratum]) -> tuple[float, float]:
-    """The interval of (sum of differences) / (sum of sizes), for documents of very unequal size and skewed
-    differences.
+@dataclass(frozen=True)
+class Moments:
+    """An estimate and the moments of its error."""
+
+    value: float
+    variance: float
+    third: float
+    degrees: float  # of freedom of the variance
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Student's interval; each end is extended to that of Hall's transformation, which removes the skewness (Hall
+        1992, doi.org/10.1111/j.2517-6161.1992.tb01876.x), if that is further out. `python -m benchmarks.verdict`
+        simulates the coverage, and compares other intervals."""
+        error = math.sqrt(self.variance)
+        skewness = self.third / self.variance**1.5 if self.variance else 0.0
+        reach = t_quantile(level, self.degrees)
+        low = self.value - error * max(reach, hall(reach, skewness))
+        high = self.value - error * min(-reach, hall(-reach, skewness))
+        return float(low), float(high)
+
+
+def weighted(parts: Sequence[Moments], shares: Floats) -> Moments:
+    """The weighted mean of independent estimates, with Satterthwaite's degrees of freedom (1946,
+    doi.org/10.2307/3002019)."""
+    variances = [share**2 * part.variance for share, part in zip(shares, parts, strict=True)]
+    variance = sum(variances)
+    squares = sum(one**2 / part.degrees for one, part in zip(variances, parts, strict=True))
+    return Moments(
+        value=float(np.dot(shares, [part.value for part in parts])),
+        variance=variance,
+        third=float(np.dot(shares**3, [part.third for part in parts])),
+        degrees=variance**2 / squares if squares else sum(part.degrees for part in parts),
+    )
+
+
+def moments_of_mean(values: Floats) -> Moments:
+    count = len(values)
+    residuals = values - values.mean()
+    # Each residual has lost 1 / count of its variance to the mean.
+    residuals = residuals / (count * math.sqrt(1 - 1 / count))
+    variance, third = float((residuals**2).sum()), float((residuals**3).sum())
+    return Moments(float(values.mean()), variance, third, count - 1.0)
+
+
+def moments_of_ratio(differences: Floats, sizes: Floats) -> Moments:
+    """Of (sum of differences) / (sum of sizes), for documents of very unequal size.
 
     A few large documents decide most of such a ratio. The usual standard error is then too small, and there are fewer
     degrees of freedom than documents. We use the HC2 error with the degrees of freedom of Bell and McCaffrey (Imbens
-    and Kolesar 2016, doi.org/10.1162/REST_a_00552). Student's t still misses too often on the side of the long tail.
-    So each end is extended to that of Hall's transformation, which removes the skewness (Hall 1992,
-    doi.org/10.1111/j.2517-6161.1992.tb01876.x), if that is further out. Documents are drawn within their stratum
-    (Cochran, Sampling Techniques, 1977, section 6.11). `tests/evaluation/test_paired.py` simulates the coverage.
-
-    Raises:
-        DataError: a stratum has fewer than two documents.
+    and Kolesar 2016, doi.org/10.1162/REST_a_00552).
     """
-    for differences, _ in strata:
-        refuse_too_few(len(differences), "documents")
-    ratio, error, degrees, skewness = ratio_and_error(strata)
-    reach = t_quantile(0.99 if sum(len(own) for _, own in strata) < TOO_FEW else LEVEL, degrees)
-    low, high = (
-        ratio - error * extreme(quantile, hall(quantile, skewness))
-        for quantile, extreme in ((reach, max), (-reach, min))
-    )
-    return low, high
+    total = float(sizes.sum())
+    ratio = float(differences.sum() / total)
+    residuals = differences - ratio * sizes
+    residuals = (residuals - residuals.mean()) / np.sqrt(1 - sizes / total) / total
+    degrees = float((sizes**2).sum() ** 2 / (sizes**4).sum())
+    variance, third = float((residuals**2).sum()), float((residuals**3).sum())
+    return Moments(ratio, variance, third, max(1.0, degrees))
 
 
 def refuse_too_few(number: int, items: str) -> None:
     if number < FEWEST:
         needs = f"an interval needs at least {FEWEST} {items}, {FEW} to be useful"
         raise DataError(f"{needs}; got {number}. Hold out more documents.")
-
-
-def ratio_and_error(strata: Sequence[Stratum]) -> tuple[float, float, float, float]:
-    """The ratio, its standard error, the error's degrees of freedom, and the ratio's skewness; each stratum needs at
-    least two documents."""
-    sizes = np.concatenate([sizes for _, sizes in strata])
-    ratio = float(sum(differences.sum() for differences, _ in strata) / sizes.sum())
-    variance = third_moment = 0.0
-    for differences, own in strata:
-        residuals = differences - ratio * own
-        residuals = (residuals - residuals.mean()) / np.sqrt(1 - own / sizes.sum())
-        # Lost by subtracting the stratum's mean; 0 anyway for a single stratum.
-        lost = 1.0 if len(strata) == 1 else 1 - 1 / len(own)
-        variance += float((residuals**2).sum()) / lost
-        third_moment += float((residuals**3).sum())
-    degrees = float((sizes**2).sum() ** 2 / (sizes**4).sum())
-    skewness = third_moment / variance**1.5 if variance else 0.0
-    return ratio, math.sqrt(variance) / float(sizes.sum()), max(1.0, degrees), skewness
 
 
 def hall(quantile: float, skewness: float) -> float:
@@ -391,122 +488,3 @@ def share_that_moved(
         [independent.mean(), below.mean() - low, above.mean() + high], 0, 1
     ).tolist()
     return share, low, high
-
-
-@dataclass(frozen=True)
-class SetReport:
-    name: str
-    documents: int
-    tokens: int
-    num_bytes: int
-    loss: float
-    perplexity: float
-    bits_per_byte: float
-    accuracy: float
-    against: Difference | None = None  # difference of bits per byte; lower is better
-
-    def verdict(self) -> str:
-        """`code: better: 2.5873 -> 2.0908 bits per byte, -19.2 % (95 % interval -20.4 to -18.0 %, 181 pairs).`"""
-        found = self.against
-        if found is None:
-            right = f"{self.accuracy:.1%} of tokens predicted correctly"
-            return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {right}."
-        change, low, high = found.percents
-        worse = "" if found.num_worse is None else f", {found.num_worse:,} of them worse"
-        interval = f"95 % interval {low:+.1f} to {high:+.1f} %{pairs(found)}{worse}"
-        metrics = f"{found.before:.4f} -> {found.after:.4f} bits per byte, {change:+.1f} %"
-        return f"{self.name}: {found.outcome()}: {metrics} ({interval})."
-
-
-@dataclass(frozen=True)
-class ScoreReport:
-    """The score of a task, or of one kind of question of the domain test."""
-
-    name: str
-    metric: str
-    value: float
-    interval: tuple[float, float] | None  # 95 % interval of the value
-    questions: int  # 0 if unknown
-    higher_is_better: bool = True
-    against: Difference | None = None
-    before: float | None = None  # the base's value, also without an interval
-    transitions: Transitions | None = None  # None unless each answer is right or wrong
-
-    def verdict(self) -> str:
-        """`code cloze (accuracy): better: 0.5 -> 0.7, +0.2 (95 % interval +0.08 to +0.32, 92 pairs).`, to 4 digits."""
-        title, found = f"{self.name} ({self.metric})", self.against
-        if found is None:
-            spread = (
-                " (95 % interval {:.3f} to {:.3f})".format(*self.interval)
-                if self.interval is not None
-                else ""
-            )
-            change = "" if self.before is None else f"{self.before:.3f} -> "
-            questions = (
-                f", {self.questions:,} questions" if self.questions else ", without an interval"
-            )
-            return f"{title}: {change}{self.value:.3f}{spread}{questions}."
-        interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
-        metrics = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
-        line = f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {metrics} ({interval})."
-        return line if self.transitions is None else f"{line} By question: {self.transitions}."
-
-
-@dataclass(frozen=True)
-class EvaluationReport:
-    model: str
-    base: str | None
-    sets: list[SetReport]
-    domain_test: list[ScoreReport]
-    tasks: list[ScoreReport]
-
-    def to_json(self) -> dict[str, Any]:
-        content = asdict(self)
-        for part in ("sets", "domain_test", "tasks"):
-            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in vars(self)[part]]
-        return content
-
-    def verdicts(self) -> list[str]:
-        reports: list[SetReport | ScoreReport] = [*self.sets, *self.domain_test, *self.tasks]
-        return [report.verdict() for report in reports]
-
-
-def pairs(found: Difference) -> str:
-    return f"; only {found.items} pairs" if found.is_on_few else f", {found.items:,} pairs"
-
-
-def relative(difference: Difference) -> str:
-    """`19.2 % (95 % interval 18.0 to 20.4 %)`, without the sign of the change."""
-    change, *ends = map(abs, difference.percents)
-    return f"{change:.1f} % (95 % interval {min(ends):.1f} to {max(ends):.1f} %)"
-
-
-def evidence(difference: Difference) -> str:
-    """`95 % interval -29.0 to +55.0 % from 20 documents, 19 of them worse`"""
-    _, low, high = difference.percents
-    worse = "" if difference.num_worse is None else f", {difference.num_worse:,} of them worse"
-    return f"95 % interval {low:+.1f} to {high:+.1f} % from {difference.items:,} documents{worse}"
-
-
-def more(difference: Difference) -> str:
-    """Advice to resolve an unknown result."""
-    if difference.items < TOO_FEW:
-        return f" {difference.items} documents are too few. Hold out at least {TOO_FEW}, better {FEW} or more."
-    if difference.is_dominated:
-        return f" {dominated(difference)}"
-    # The interval's width falls with the square root of the number of items; the goal is +- `negligible`.
-    reach = (difference.high - difference.low) / 2
-    needed = math.ceil(difference.items * (reach / difference.negligible) ** 2)
-    if needed <= difference.items:  # narrow enough, but on both sides of the margin
-        return f" {4 * difference.items:,} documents instead of {difference.items:,} would halve the interval."
-    needed += -needed % 10 ** max(
-        0, len(str(needed)) - 2
-    )  # round up to two digits: 1,234 becomes 1,300
-    narrow = f"+-{100 * difference.negligible / difference.before:.0f} %"
-    return f" Hold out about {needed:,} documents instead of {difference.items:,} for an interval of {narrow}."
-
-
-def dominated(difference: Difference) -> str:
-    share = f"{100 * (difference.largest_share or 0):.0f} % of the bytes"
-    remedy = "split or remove it, and hold out more documents"
-    return f"One document has {share} and dominates this result: {remedy}."

@@ -20,11 +20,11 @@ from cpt.errors import CptError, DataError, RecipeError, ResourceError, UserCode
 from cpt.evaluation.paired import (
     NORMAL_QUANTILE,
     Difference,
-    ScoreReport,
     Transitions,
     mean_difference,
     transitions,
 )
+from cpt.evaluation.reports import ScoreReport
 from cpt.plugins import check_options, did_you_mean, find
 from cpt.recipe.paths import is_function
 from cpt.recipe.rules import DOMAIN_TEST

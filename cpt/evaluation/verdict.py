@@ -3,7 +3,7 @@ page and as a JSON file."""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from jinja2 import Environment
 from cpt.data.readers.decontamination import REASON
 from cpt.data.rows.contamination import Contamination
 from cpt.errors import CheckpointError
+from cpt.evaluation.kinds import domain_weights, general_sets
 from cpt.evaluation.paired import (
     EXAMPLES,
     LEVEL,
@@ -21,19 +22,33 @@ from cpt.evaluation.paired import (
     TOO_FEW,
     Difference,
     DocumentLosses,
-    EvaluationReport,
     Outcome,
-    ScoreReport,
     accuracy_interval,
     bits_per_byte_difference,
-    dominated,
-    evidence,
+    in_both,
     load_losses,
-    more,
-    relative,
     saved_losses,
 )
+from cpt.evaluation.reports import EvaluationReport, ScoreReport
 from cpt.evaluation.scoring import Point, course_of, read_evaluations
+from cpt.evaluation.sentences import (
+    ASK,
+    EXCHANGED,
+    FORGOT_OF_EXAMPLES,
+    HOLD_OUT,
+    NOT_LEARNED,
+    READ,
+    REWARD,
+    differ,
+    direction,
+    disagreement,
+    domain_sentence,
+    dominated,
+    general_sentence,
+    next_step,
+    signed,
+    worked,
+)
 from cpt.files import DAMAGED, write_atomic
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
@@ -184,11 +199,7 @@ class SetVerdict:
 
     @property
     def outcome(self) -> Outcome:
-        return (
-            outcome_of_set(self.difference, is_general=self.is_general)
-            if self.difference
-            else "unknown"
-        )
+        return self.difference.outcome() if self.difference else "unknown"
 
 
 @dataclass(frozen=True)
@@ -235,44 +246,100 @@ class Verdict:
     fallbacks: list[str] = field(
         default_factory=list
     )  # values that this machine forced, each with its reason
+    left_out: list[str] = field(
+        default_factory=list
+    )  # very long documents that were not evaluated, a sentence each set
+
+    def differences(self, *, is_general: bool) -> dict[str, Difference]:
+        """Of the sets of a kind, by name."""
+        return {
+            one.name: one.difference
+            for one in self.sets
+            if one.is_general == is_general and one.difference
+        }
 
     @property
     def worked(self) -> bool | None:
-        """Whether the domain (for a run on pairs, the choice between answers) improved; None if the interval does not
-        decide it."""
+        """Whether the domain (for a run on pairs, the choice between answers) improved; None if that is open, or if
+        only some of the sets did."""
         if self.examples:
             results = [one.worked for one in self.examples]
             return None if None in results else all(results)
-        outcome = (
-            "unknown" if self.domain is None else outcome_of_set(self.domain, is_general=False)
-        )
-        return None if outcome == "unknown" else outcome == "better"
+        if self.domain is None:
+            return None
+        sets = list(self.differences(is_general=False).values())
+        if differ(sets, self.domain):
+            results = [worked(one) for one in sets]
+            return None if True in results else False
+        return worked(self.domain)
 
     def headline(self) -> str:
-        """The result in a few sentences: what was learned, what was forgotten, whether many steps were skipped."""
+        """The result: what was learned, and what was forgotten."""
+        return " ".join(self.findings())
+
+    def findings(self) -> list[str]:
+        """A sentence on what was learned and one on what was forgotten; more if sets of a kind differ."""
         if self.examples:
             sentences = [one.sentence() for one in self.examples]
             if not gives_scores(self.examples):
-                texts = {"held-out domain text": self.domain, "held-out general text": self.general}
                 cost = [
-                    general_sentence(one, what) for what, one in texts.items() if one is not None
+                    *self.of_kind(general_sentence, self.domain, "held-out domain text"),
+                    *self.of_kind(general_sentence, self.general, "held-out general text"),
                 ]
-                sentences += cost or ["Forgetting is unknown: no held-out text was evaluated."]
+                sentences += cost or self.not_measured("text")
         elif self.domain is None:
-            why = "no domain documents were compared, so there is no interval."
-            sentences = [f"Whether it worked is unknown: {why}"]
+            sentences = ["Whether it worked is unknown: no domain documents were compared."]
         else:
-            forgot = "Forgetting is unknown: no general set was evaluated."
+            forgetting = self.of_kind(general_sentence, self.general, "general text")
             sentences = [
-                domain_sentence(
-                    self.domain, "its base" if self.base is not None else "before its first step"
-                ),
-                general_sentence(self.general) if self.general else forgot,
+                *self.of_kind(domain_sentence, self.domain, "domain text"),
+                *(forgetting or self.not_measured()),
             ]
         skipped, steps = self.skipped_steps
         if skipped and skipped >= MUCH_SKIPPED * steps:
             sentences.append(self.skipped_sentence())
-        return " ".join(sentences)
+        return sentences
+
+    def not_measured(self, what: str = "general text") -> list[str]:
+        """A model from new weights has nothing to forget."""
+        return [f"Forgetting was not measured: no {what} was held out."] if self.base else []
+
+    def of_kind(
+        self, sentence: Callable[[Difference, str], str], together: Difference | None, what: str
+    ) -> list[str]:
+        """One sentence on all sets of a kind; one on each if they differ."""
+        if together is None:
+            return []
+        sets = self.differences(is_general=together is self.general)
+        found = {what: together}
+        if differ(list(sets.values()), together):
+            found = {f"`{name}`": one for name, one in sets.items()}
+        sentences = [(sentence(one, name), disagreement(one)) for name, one in found.items()]
+        return [text for pair in sentences for text in pair if text]
+
+    def next_step(self) -> str:
+        """What to do next: the row of the table in docs/tutorials/your_documents.md."""
+        general, of_general = self.general, self.differences(is_general=True)
+        worst = max(of_general.values(), key=lambda one: direction(one.outcome()), default=None)
+        if worst is not None and worst.outcome() == "worse":
+            general = worst
+        if not self.examples:
+            domain = list(self.differences(is_general=False).values())
+            outcomes = [one.outcome() for one in domain]
+            return next_step(self.domain, general, outcomes, can_forget=self.base is not None)
+        if gives_scores(self.examples) and self.worked:
+            return REWARD
+        texts = [] if gives_scores(self.examples) else [self.domain, general]
+        if any(one is not None and one.outcome() == "worse" for one in texts):
+            return FORGOT_OF_EXAMPLES
+        if self.worked:
+            return ASK
+        if self.worked is False:
+            is_below = any(one.interval and one.interval[1] < CHANCE for one in self.examples)
+            return EXCHANGED if is_below else NOT_LEARNED
+        if any(one.is_against_chance and one.interval for one in self.examples):
+            return HOLD_OUT.format("pairs")
+        return READ
 
     def skipped_sentence(self) -> str:
         """`38 of 40 steps were skipped`; empty if no step was skipped."""
@@ -280,47 +347,21 @@ class Verdict:
         reasons = "were skipped by the loss guard (see events.jsonl)."
         return f"{skipped:,} of {steps:,} steps {reasons}" if skipped else ""
 
+    def notes(self) -> list[str]:
+        """Sentences on single sets: long documents that decide the change per byte, or that were left out."""
+        dominant = [
+            f"`{one.name}`: {dominated(one.difference)}"
+            for one in self.sets
+            if one.difference and one.difference.is_dominated
+        ]
+        return dominant + self.left_out
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "headline": self.headline(), "worked": self.worked}
-
-
-def outcome_of_set(difference: Difference, *, is_general: bool) -> Outcome:
-    """Like `Difference.outcome`; also "unknown" if only a gain of general text, or only a loss of the domain, is
-    excluded."""
-    outcome = difference.outcome()
-    return "unknown" if outcome == ("not better" if is_general else "not worse") else outcome
-
-
-def domain_sentence(domain: Difference, other: str) -> str:
-    outcome = outcome_of_set(domain, is_general=False)
-    if outcome in ("better", "worse"):
-        what, how = ("It worked", "fewer") if outcome == "better" else ("It did harm", "more")
-        few = f" Only {domain.items} documents were compared." if domain.is_on_few else ""
-        change = f"the model needs {relative(domain)} {how} bits per byte than {other}"
-        return f"{what}: on held-out domain text {change}.{few}"
-    if outcome != "unknown":
-        gain = max(0.0, -domain.percents[1])
-        return f"It did not work: held-out domain text is at most {gain:.1f} % better ({evidence(domain)})."
-    return f"Whether it worked is unknown ({evidence(domain)}).{more(domain)}"
-
-
-def general_sentence(general: Difference, what: str = "general text") -> str:
-    """The forgetting that was measured, or that can be excluded, and that cannot."""
-    outcome, text = outcome_of_set(general, is_general=True), what[0].upper() + what[1:]
-    most = max(0.0, general.percents[2])
-    if outcome == "better":
-        return f"{text} became {relative(general)} better."
-    if outcome == "worse":
-        return f"{text} now needs {relative(general)} more bits per byte."
-    if outcome != "unknown":
-        return f"On {what}, forgetting of more than {most:.1f} % can be excluded ({evidence(general)})."
-    unknown = "whether anything was forgotten is unknown"
-    if general.items >= TOO_FEW:
-        unknown = (
-            f"forgetting of more than {100 * NEGLIGIBLE:.0f} % cannot be excluded,"
-            f" of more than {most:.1f} % it can"
-        )
-    return f"On {what}, {unknown} ({evidence(general)}).{more(general)}"
+        content = {**asdict(self), "headline": self.headline(), "worked": self.worked}
+        content["next"] = self.next_step()
+        for entry, one in zip(content["sets"], self.sets, strict=True):
+            entry["outcome"] = one.outcome
+        return content
 
 
 def verdict_of_run(
@@ -336,7 +377,9 @@ def verdict_of_run(
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
     evaluations = read_evaluations(folder / METRICS)
     course, examples = course_of(evaluations), read_example_sets(folder / METRICS)
-    sets, domain, general = compare_sets(folder, course, recipe.evaluation.retain)
+    inputs = read_object(folder / INPUTS)
+    kept = general_sets(recipe.model_dump(mode="json", by_alias=True), inputs)
+    sets, domain, general = compare_sets(folder, course, recipe, kept)
     missing = not_measured(folder, recipe, sets, examples, evaluation)
     if contamination is None:
         why = "training documents were not searched: cpt contamination RECIPE"
@@ -348,7 +391,7 @@ def verdict_of_run(
         if not any(one.what.startswith(what) for one in not_run)
     }
     sources = []
-    for name, facts in read_object(folder / INPUTS).get("data", {}).get("sources", {}).items():
+    for name, facts in inputs.get("data", {}).get("sources", {}).items():
         decontaminated = sum(
             count for reason, count in facts["dropped"].items() if reason.startswith(REASON)
         )
@@ -394,6 +437,7 @@ def verdict_of_run(
         is_complete=is_complete,
         examples=examples,
         fallbacks=read_fallbacks(folder),
+        left_out=list(inputs.get("data", {}).get("left_out", {}).values()),
     )
 
 
@@ -410,38 +454,45 @@ def read_fallbacks(folder: Path) -> list[str]:
 
 
 def compare_sets(
-    folder: Path, course: Sequence[Point], retained: Mapping[str, Any]
+    folder: Path, course: Sequence[Point], recipe: Recipe, kept: Collection[str]
 ) -> tuple[list[SetVerdict], Difference | None, Difference | None]:
     """Compare each set that was evaluated before the first step and after the last, and all domain sets and all
-    general sets together, if documents can be paired."""
+    general sets (`kept`) together, if documents can be paired."""
     if not course or course[0].step != 0:
         return [], None, None
-    files, before, after = (
-        saved_losses(folder),
-        dict[str, DocumentLosses](),
-        dict[str, DocumentLosses](),
-    )
-    if 0 in files and len(files) > 1:
-        try:
-            before, after = load_losses(files[0]), load_losses(files[max(files)])
-        except CheckpointError as problem:
-            record_event(folder, DAMAGED, f"The verdict lacks intervals: {problem}")
+    both = losses_of_ends(folder)
     sets = []
     for name, was in course[0].bits_per_byte.items():
         if name not in course[-1].bits_per_byte:
             continue
-        documents = len(before[name].hashes) if name in before and name in after else None
-        has_pairs = documents is not None and documents > 1
-        difference = bits_per_byte_difference([before[name]], [after[name]]) if has_pairs else None
-        worst = worst_documents(before[name], after[name]) if difference is not None else []
-        now = course[-1].bits_per_byte[name]
-        sets.append(SetVerdict(name, name in retained, was, now, documents, difference, worst))
+        documents = len(both[name][0].hashes) if name in both else None
+        now, difference, worst = course[-1].bits_per_byte[name], None, list[WorseDocument]()
+        if documents is not None and documents > 1:
+            old, new = both[name]
+            difference = bits_per_byte_difference([old], [new])
+            worst = worst_documents(old, new)
+            was, now = difference.before, difference.after
+        sets.append(SetVerdict(name, name in kept, was, now, documents, difference, worst))
     together = []
     for is_general in (False, True):
         names = [one.name for one in sets if one.is_general == is_general and one.difference]
-        pairs = ([losses[name] for name in names] for losses in (before, after))
-        together.append(bits_per_byte_difference(*pairs) if names else None)
+        weights = None if is_general else domain_weights(recipe, names)
+        earlier, later = ([both[name][side] for name in names] for side in (0, 1))
+        together.append(bits_per_byte_difference(earlier, later, weights) if names else None)
     return sets, together[0], together[1]
+
+
+def losses_of_ends(folder: Path) -> dict[str, tuple[DocumentLosses, DocumentLosses]]:
+    """Losses before the first step and after the last, of each set; none if they were not kept."""
+    files = saved_losses(folder)
+    if 0 not in files or len(files) < 2:
+        return {}
+    try:
+        before, after = load_losses(files[0]), load_losses(files[max(files)])
+    except CheckpointError as problem:
+        record_event(folder, DAMAGED, f"The verdict lacks intervals: {problem}")
+        return {}
+    return {name: in_both(before[name], after[name]) for name in before.keys() & after.keys()}
 
 
 def worst_documents(before: DocumentLosses, after: DocumentLosses) -> list[WorseDocument]:
@@ -513,7 +564,7 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
 def verdict_page(verdict: Verdict) -> str:
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
     filters: dict[str, Any] = {"cell": lambda text: text.replace("|", "\\|")}
-    environment.filters |= filters | {"sample": sample, "dominated": dominated}
+    environment.filters |= filters | {"sample": sample, "signed": signed}
     template = environment.from_string(
         Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8")
     )

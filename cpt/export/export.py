@@ -359,6 +359,7 @@ def write_model_card(
     verdict = ""
     if run is not None and step is None and (run / VERDICT_PAGE).is_file():
         page = (run / VERDICT_PAGE).read_text(encoding="utf-8").strip()
+        page = re.sub(r"^Next: .*\n\n", "", page, count=1, flags=re.MULTILINE)  # not for its users
         verdict = re.sub(r"^#+ ", lambda marks: f"##{marks[0]}", page, flags=re.MULTILINE)
     environment_of_page = Environment(
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True

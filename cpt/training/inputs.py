@@ -18,6 +18,7 @@ from cpt.data.readers.hub import COMMIT, PINNED, hub_files, named_revision
 from cpt.data.readers.sources import kind_of
 from cpt.data.rows.build import PreparedData
 from cpt.errors import CheckpointError, RecipeError
+from cpt.evaluation.kinds import written_by_model
 from cpt.files import KnownHashes
 from cpt.models.build import DTYPES
 from cpt.models.config import MODEL_FILES, TOKENIZER_FILES, WEIGHTS
@@ -362,6 +363,8 @@ def describe_inputs(
             "tokens": data.num_tokens,
             "sources": sources,
             "held_out": data.held_out_files,
+            "written_by_model": written_by_model(recipe),
+            "left_out": {name: one.left_out for name, one in data.held_out.items() if one.left_out},
         },
         "tokenizer": {"path": tokenizer.name_or_path, "xxh3": hash_of_tokenizer(tokenizer)},
         "weights": {

@@ -147,7 +147,7 @@ def test_one_seed_that_fails_fails_the_demo(tmp_path):
         write_run(tmp_path / f"code-seed{i}", 1.6, general) for i, general in enumerate((1.0, 1.04))
     ]
     console = Console(record=True, width=80)
-    print_results([read_result(run) for run in runs], "It worked: so it did.", console, tmp_path)
+    print_results([read_result(run) for run in runs], console, tmp_path)
     printed = console.export_text()
     assert (
         "NOT passed" in printed and f"  cpt compare {runs[0].folder} {runs[1].folder}\n" in printed

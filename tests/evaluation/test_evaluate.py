@@ -17,7 +17,8 @@ from cpt.evaluation.evaluate import (
     model_at,
     of_texts,
 )
-from cpt.evaluation.paired import DocumentLosses, ScoreReport, bits_per_byte_difference
+from cpt.evaluation.paired import DocumentLosses, bits_per_byte_difference
+from cpt.evaluation.reports import ScoreReport
 from cpt.evaluation.sets import EvaluationSet, data_of_recipe, data_of_texts, open_evaluation_sets
 from cpt.evaluation.tasks import TaskScore
 from cpt.recipe.load import load_recipe

@@ -15,16 +15,14 @@ from cpt.data.rows.contamination import Contamination, Hit
 from cpt.evaluation.paired import (
     Difference,
     DocumentLosses,
-    EvaluationReport,
-    ScoreReport,
     Transitions,
     bits_per_byte_difference,
     save_losses,
 )
+from cpt.evaluation.reports import EvaluationReport, ScoreReport
+from cpt.evaluation.sentences import disagreement, general_sentence
 from cpt.evaluation.verdict import (
     NotRun,
-    general_sentence,
-    outcome_of_set,
     read_example_sets,
     verdict_of_run,
     verdict_page,
@@ -226,37 +224,29 @@ def test_a_run_worked_only_where_its_figures_show_it_and_says_it_in_the_approved
         assert verdict.worked is worked, name
         missing = ", ".join(one.what for one in verdict.not_run)
         parts.append(
-            f"{name}:\n{verdict.headline()}\nNot run: {missing}. Serve: {verdict.serve}.\n"
+            f"{name}:\n{verdict.headline()}\n{verdict.next_step()}\nNot run: {missing}. Serve: {verdict.serve}.\n"
         )
     parts += [f"one large document:\n{general_sentence(reported_case())}\n", whole_page(run)]
     found = "\n".join(parts).replace(str(tmp_path), "RUNS")
     check_approved(found, APPROVED)
 
 
-def test_a_wide_interval_under_one_large_document_is_unknown_and_not_as_good_as_before(run):
+def test_documents_that_agree_outvote_a_long_one_and_the_sentence_says_which(run):
     found = reported_case()
-    assert (
-        found.outcome() == "unknown"
-        and found.low < -0.2 * found.before
-        and found.high > 0.4 * found.before
-    )
-    assert (found.num_worse, found.is_dominated) == (
-        19,
-        True,
-    ) and found.largest_share == pytest.approx(0.44, abs=0.01)
-    assert "cannot be excluded, of more than 43.0 % it can" in general_sentence(found)
+    assert found.outcome() == "worse" and found.low < 0 < found.high
+    assert found.num_worse == 19 and found.largest_share == pytest.approx(0.44, abs=0.01)
+    assert "19 of 20 documents became worse" in general_sentence(found)
+    assert "one document, with 44 % of the bytes, became 1.0 % better" in disagreement(found)
     verdict = verdict_of_run(run())
     dominated = replace(verdict, sets=[replace(one, difference=found) for one in verdict.sets])
-    assert "44 % of the bytes" in verdict_page(dominated) and "of the bytes" not in verdict_page(
-        verdict
-    )
+    assert "one document has 44 % of the bytes" in verdict_page(dominated)
+    assert "of the bytes" not in verdict_page(verdict)
 
 
-def test_general_text_of_which_only_a_gain_is_excluded_is_unknown():
+def test_general_text_of_which_only_a_gain_is_excluded_names_the_loss_that_is_possible():
     difference = Difference(1.0, 1.01, 0.01, -0.005, 0.05, items=40, negligible=0.02)
-    assert outcome_of_set(difference, is_general=True) == "unknown"
-    assert "more than 2 % cannot be excluded" in general_sentence(difference)
-    assert outcome_of_set(difference, is_general=False) == "not better"
+    assert difference.outcome() == "no change found"
+    assert "a loss of up to 5.0 % is possible" in general_sentence(difference)
 
 
 def test_the_documents_that_became_worst_come_first_and_better_ones_are_not_listed(run):
@@ -274,9 +264,17 @@ def test_the_documents_that_became_worst_come_first_and_better_ones_are_not_list
     )
 
 
-def test_the_advice_for_an_unknown_result_never_asks_for_fewer_documents():
-    narrow = Difference(1.0, 1.01, 0.01, -0.005, 0.025, items=8, negligible=0.02)
-    assert "32 documents instead of 8" in general_sentence(narrow)
+@pytest.mark.parametrize(
+    ("low", "high", "items", "needed"),
+    [(-0.01, 0.05, 8, 37), (-0.005, 0.025, 30, 140), (-0.04, 0.05, 40, 740)],
+)
+def test_the_advised_number_of_documents_decides_at_the_change_that_was_seen(
+    low, high, items, needed
+):
+    """N = items x (1.43 x half width / distance)^2; the distance is to 0 or to the margin, the larger one."""
+    change = (low + high) / 2
+    found = Difference(1.0, 1 + change, change, low, high, items=items, negligible=0.02)
+    assert f"about {needed} documents instead of {items}" in general_sentence(found)
 
 
 def test_steps_that_were_trained_again_after_they_were_skipped_do_not_count(run):

@@ -267,7 +267,11 @@ def test_the_record_holds_the_hashes_of_model_tokenizer_and_data(tokenizer_folde
     source = SourceReport(name="a", dropped={}, files={"a.txt": "0f"}, **facts)
     held_out = {"exam": {"b.txt": "1e"}}
     data = SimpleNamespace(
-        fingerprint="abc", num_tokens=10, sources=[source], held_out_files=held_out
+        fingerprint="abc",
+        num_tokens=10,
+        sources=[source],
+        held_out={"exam": SimpleNamespace(left_out="`exam`: one is too long.")},
+        held_out_files=held_out,
     )
     profile = {"zero_optimization": {"stage": 2}}
     chosen = {
@@ -283,6 +287,7 @@ def test_the_record_holds_the_hashes_of_model_tokenizer_and_data(tokenizer_folde
     assert (
         inputs["data"]["sources"]["a"]["files"] == {"a.txt": "0f"}
         and inputs["data"]["held_out"] == held_out
+        and inputs["data"]["left_out"] == {"exam": "`exam`: one is too long."}
     )
     assert inputs["data"]["sources"]["a"]["account"].startswith(
         "a: 1 file read (30 B); 3 documents"

@@ -252,7 +252,7 @@ def print_points(points: Sequence[LinePoint]) -> None:
     for one in points:
         cells = [f"{one.share:g}{' base' * (one.share == 0)}{' trained' * (one.share == 1)}"]
         for kind in (one.domain, one.general):
-            change, low, high = kind["base"].percents if kind else (0, 0, 0)
+            change, low, high = kind["base"].decides.percents if kind else (0, 0, 0)
             cells.append(f"{kind['base'].after:.4f}" if kind else "not evaluated")
             cells.append(
                 f"{change:+.1f} % ({low:+.1f} to {high:+.1f})" if kind and one.share else ""

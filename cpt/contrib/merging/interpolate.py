@@ -190,7 +190,7 @@ def conclusion(points: Sequence[LinePoint]) -> str:
     if best is None or best.general is None:
         return f"No point that is clearly better than the trained model keeps {KEPT_GAIN:.0%} of its domain gain."
     kept = best.domain["base"].difference / trained.domain["base"].difference
-    change, low, high = best.general["trained"].percents
+    change, low, high = best.general["trained"].decides.percents
     return (
         f"Best point: {best.share:g} keeps {kept:.0%} of the domain gain. Its bits per byte of general text are"
         f" {change:+.1f} % against the trained model's (95 % interval {low:+.1f} to {high:+.1f} %)."

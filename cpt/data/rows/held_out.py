@@ -1,5 +1,6 @@
 """Build the held-out rows, and check before a run how much of a source is held out."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from cpt.data.readers.documents import absurd_share
 from cpt.data.readers.sources import files_of, kind_of, listing_of, pieces_of
 from cpt.data.rows.contamination import work_of
 from cpt.data.rows.packing import FORMAT, Layout, Row
-from cpt.data.rows.selection import is_held_out, longest_held_out
+from cpt.data.rows.selection import LARGEST_OF_AVERAGE, is_held_out, longest_held_out
 from cpt.data.store.shards import texts_of
 from cpt.data.store.token_files import Hashes, Int64, StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
@@ -23,6 +24,7 @@ from cpt.errors import DataError
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Evaluation, Source
 
+log = logging.getLogger("cpt")
 MOST_BYTES_READ = 64 * 2**20  # per source in `cpt check` and `cpt init`, in a second or two
 FAR_OFF = 2  # factor between requested and actual share
 REMEDY = "add documents, or name separate files: `evaluation.perplexity`"
@@ -35,6 +37,7 @@ class HeldOutSet:
     num_documents: int
     chosen: Int64 | None = None  # numbers of the set's documents; None for rows made by hand
     form: str = "document"  # of the rows: see `cpt.data.readers.columns`
+    left_out: str = ""  # a sentence on very long documents that are not evaluated
 
 
 def held_out_set(
@@ -67,10 +70,23 @@ def held_out_set(
 
 
 def whole_set(source: TokenizedSource, layout: Layout, cache_dir: Path) -> HeldOutSet:
-    """A held-out set with separate files."""
+    """A held-out set with separate files. As in a held-out share, a very long document is left out."""
     documents, name = source.documents(source.plan.held_out), reported_name(source.work.source)
     layout = replace(layout, form=form_of_source(source.work.source))
-    return held_out_set(name, documents, np.arange(len(documents)), layout, cache_dir)
+    sizes = documents.num_bytes
+    longest = LARGEST_OF_AVERAGE * sizes.mean() if layout.form == "document" else sizes.max()
+    chosen = np.flatnonzero(sizes <= longest)
+    found = held_out_set(name, documents, chosen, layout, cache_dir)
+    if len(chosen) == len(sizes):
+        return found
+    share = 1 - sizes[chosen].sum() / sizes.sum()
+    count = len(sizes) - len(chosen)
+    text = (
+        f"`{name}`: {count:,} of {len(sizes):,} documents not evaluated, longer than {LARGEST_OF_AVERAGE} average ones"
+        f" ({100 * share:.0f} % of the bytes), as in a held-out share."
+    )
+    log.info(text)
+    return replace(found, left_out=text)
 
 
 def check_sizes(data: Data, evaluation: Evaluation, *, few: int) -> tuple[list[Account], list[str]]:
@@ -148,7 +164,7 @@ def other_share(
     documents = f"{num_documents:,} document{'' if num_documents == 1 else 's'}"
     return (
         f"{name}: `evaluation.held_out_share` is {asked:.2%}, but {share:.2%} of the text is held out, in"
-        f" {documents}. Documents are chosen by hash, and very long ones are never held out. Split long documents,"
+        f" {documents}. Documents are chosen by hash, and very long ones are never held out. To choose others,"
         f" {REMEDY}"
     )
 

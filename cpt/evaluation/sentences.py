@@ -1,0 +1,276 @@
+"""What a verdict says in words: the outcome of a difference, its size, and what to do next."""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+from cpt.evaluation.paired import (
+    FEW,
+    NORMAL_QUANTILE,
+    POWER,
+    TOO_FEW,
+    Difference,
+    Estimate,
+    Outcome,
+)
+
+DECIDING = 1 + NormalDist().inv_cdf(POWER) / NORMAL_QUANTILE
+"""A change of so many half widths of its interval is found with a chance of `POWER`."""
+
+
+def worked(domain: Difference) -> bool | None:
+    """Whether domain text improved by more than a negligible change; None if that is open."""
+    outcome = domain.outcome()
+    if outcome == "unknown" or (outcome == "no change found" and gain_is_possible(domain)):
+        return None
+    return outcome == "better"
+
+
+def gain_is_possible(found: Difference) -> bool:
+    return found.decides.low < -found.margin
+
+
+def loss_is_possible(found: Difference) -> bool:
+    return found.decides.high > found.margin
+
+
+def direction(outcome: Outcome) -> int:
+    """1 for worse, -1 for better, else 0."""
+    return outcome.startswith("worse") - outcome.startswith("better")
+
+
+def differ(sets: Sequence[Difference], together: Difference) -> bool:
+    """Whether the sets of a kind need a sentence each: one changed clearly, and together they did otherwise."""
+    whole = direction(together.outcome())
+    clear = {direction(one.outcome()) for one in sets if one.outcome() in ("better", "worse")}
+    return bool(clear - {whole})
+
+
+def domain_sentence(domain: Difference, what: str = "domain text") -> str:
+    outcome = domain.outcome()
+    if not math.isfinite(domain.after):
+        return f"It did harm: on {what} the model's loss is no longer a number."
+    match outcome:
+        case "better":
+            return f"It worked: {what} became {size(domain)}."
+        case "worse":
+            return f"It did harm: {what} became {size(domain)}."
+        case "better, negligible":
+            return f"It hardly worked: {what} became {size(domain, that_count(domain))}."
+        case "worse, negligible":
+            return f"It did not work: {what} became {size(domain, that_count(domain))}."
+        case "no change found" if gain_is_possible(domain):
+            most = f"a gain of up to {-domain.decides.percents[1]:.1f} % is possible"
+            return f"No change of {what} was found, but {most} ({evidence(domain)}).{more(domain)}"
+        case "no change found":
+            gain = max(0.0, -domain.decides.percents[1])
+            excluded = f"a gain of more than {gain:.1f} % is excluded"
+            return f"It did not work: no change of {what} was found, and {excluded} ({evidence(domain)})."
+        case _:
+            return f"Whether it worked is unknown: {doubt(domain, what)}"
+
+
+def general_sentence(general: Difference, what: str = "general text") -> str:
+    """The forgetting that was measured, or that is excluded."""
+    outcome, text = general.outcome(), what[0].upper() + what[1:]
+    if not math.isfinite(general.after):
+        return f"It forgot: on {what} the model's loss is no longer a number."
+    match outcome:
+        case "better":
+            return f"{text} became {size(general)}."
+        case "worse":
+            return f"It forgot: {what} became {size(general)}."
+        case "better, negligible":
+            return f"It did not forget: {what} became {size(general, that_count(general))}."
+        case "worse, negligible":
+            return f"It forgot little: {what} became {size(general, that_count(general))}."
+        case "no change found" if loss_is_possible(general):
+            most = f"a loss of up to {general.decides.percents[2]:.1f} % is possible"
+            return (
+                f"No change of {what} was found, but {most} ({evidence(general)}).{more(general)}"
+            )
+        case "no change found":
+            loss = max(0.0, general.decides.percents[2])
+            excluded = f"forgetting of more than {loss:.1f} % is excluded"
+            return f"It did not forget: no change of {what} was found, and {excluded} ({evidence(general)})."
+        case _:
+            return f"Whether it forgot is unknown: {doubt(general, what)}"
+
+
+def size(found: Difference, remark: str = "") -> str:
+    """`3.4 % worse per document (95 % interval 3.0 to 3.9 %) and 3.1 % per byte (2.2 to 4.0 %); 43 of 43 documents
+    became worse`"""
+    decides = found.decides
+    is_worse = decides.change > 0
+    per = "per byte" if found.typical is None else "per document"
+    text = f"{change(decides)} {'worse' if is_worse else 'better'} {per} ({CONFIDENCE} {interval(decides)})"
+    if found.typical is not None and not disagrees(found):
+        text += f" and {change(found.of_all)} per byte ({interval(found.of_all)})"
+    text += remark
+    if found.num_worse is None:
+        return text
+    number = found.num_worse if is_worse else found.items - found.num_worse
+    became = "became worse" if is_worse else "improved"
+    return f"{text}; {number:,} of {found.items:,} documents {became}"
+
+
+CONFIDENCE = "95 % interval"
+
+
+def change(estimate: Estimate) -> str:
+    percents = abs(estimate.percents[0])
+    return "less than 0.1 %" if percents < 0.05 else f"{percents:.1f} %"
+
+
+def interval(estimate: Estimate) -> str:
+    """Both ends without the sign of the change."""
+    sign = -1 if estimate.change < 0 else 1
+    ends = sorted(sign * end for end in estimate.percents[1:])
+    return "{:.1f} to {:.1f} %".format(*ends)
+
+
+def signed(estimate: Estimate) -> str:
+    return "{:+.1f} to {:+.1f} %".format(*estimate.percents[1:])
+
+
+def counted(found: Difference) -> str:
+    return f"{found.num_worse:,} of {found.items:,} documents became worse"
+
+
+def that_count(found: Difference) -> str:
+    return f", less than the {percent(found.margin)} that count"
+
+
+def evidence(found: Difference) -> str:
+    """`95 % interval -29.0 to +55.0 % per document; 19 of 20 documents became worse`"""
+    per = "per byte" if found.typical is None else "per document"
+    text = f"{CONFIDENCE} {signed(found.decides)} {per}"
+    return f"{text}; {counted(found)}" if found.num_worse is not None else text
+
+
+def disagrees(found: Difference) -> bool:
+    """Whether all bytes together, or the long documents, say something else than the documents, each counted once."""
+    if found.typical is None or found.long_documents is None:
+        return False
+    way = found.typical.direction
+    if way == 0:
+        return found.of_all.direction != 0
+    return found.of_all.change * way < 0 or (
+        found.of_all.direction == 0 and found.long_documents.change * way < 0
+    )
+
+
+def disagreement(found: Difference) -> str:
+    """Why all bytes together say something else; empty if they do not."""
+    long = found.long_documents
+    if not disagrees(found) or long is None:
+        return ""
+    number = f"{change(found.of_all)} {'more' if found.of_all.change > 0 else 'fewer'}"
+    whole = f"All documents together need {number} bits ({signed(found.of_all)})"
+    which = "one document" if long.documents == 1 else f"the {long.documents:,} longest documents"
+    way = "worse" if long.change > 0 else "better"
+    became = f"with {percent(long.share)} of the bytes, became {100 * abs(long.change):.1f} % {way}"
+    return f"{whole}: {which}, {became}."
+
+
+def doubt(found: Difference, what: str) -> str:
+    """Why a result is unknown, and what would decide it."""
+    if found.items < TOO_FEW:
+        few = f"{found.items} documents of {what} are too few ({evidence(found)})."
+        return f"{few} Hold out at least {TOO_FEW}, better {FEW} or more."
+    if found.is_dominated:
+        why = f"one document has {percent(found.largest_share)} of the bytes, and the others do not agree"
+    else:
+        why = f"{found.items} documents of {what} do not agree"
+    return f"{why} ({evidence(found)}).{more(found)}"
+
+
+def more(found: Difference) -> str:
+    """How many documents would decide, at the change that was observed."""
+    estimate = found.decides
+    reach = DECIDING * (estimate.high - estimate.low) / 2
+    # Either the change is shown, or that it is negligible, whichever is nearer.
+    goal = max(abs(estimate.change), found.margin - abs(estimate.change))
+    needed = math.ceil(found.items * (reach / goal) ** 2)
+    needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
+    if needed <= found.items:
+        return ""
+    return f" Hold out about {needed:,} documents instead of {found.items:,} to decide it."
+
+
+def percent(share: float | None) -> str:
+    return f"{100 * (share or 0):.0f} %"
+
+
+def pairs(found: Difference) -> str:
+    return f"; only {found.items} pairs" if found.is_on_few else f", {found.items:,} pairs"
+
+
+def dominated(found: Difference) -> str:
+    return f"one document has {percent(found.largest_share)} of the bytes and decides their change."
+
+
+ASK = "Next: ask the model your own questions (cpt chat), then export it (cpt export)."
+LEARN_MORE = (
+    "Next: check with `cpt data preview` that the text is clean and new to the base; then double the learning rate, or"
+    " train on more tokens."
+)
+HARM = (
+    "Next: check with `cpt data preview` that held-out and training documents are alike; then train with a third of"
+    " the learning rate."
+)
+HOLD_OUT = "Next: hold out more {} (`evaluation.held_out_share` or `evaluation.perplexity`), and run it again."
+FORGOT = (
+    "Next: replay more general text (a larger `weight` of its source); if that is not enough, halve the learning rate"
+    " or train an adapter (--lora)."
+)
+FORGOT_OF_EXAMPLES = (
+    "Next: halve the learning rate, or train an adapter (--lora): both forget less."
+)
+MEASURE = "Next: measure forgetting before you use the model: hold out general text (`evaluation.retain: general`)."
+COPIES = (
+    "Next: look for near copies before you believe so large a gain (`data.deduplicate: near`, or hold out whole"
+    " folders); then ask the model your own questions (cpt chat)."
+)
+EXCHANGED = (
+    "Next: check with `cpt data preview` that better and worse answers are not exchanged; then train with a third of"
+    " the learning rate."
+)
+NOT_LEARNED = (
+    "Next: check with `cpt data preview` that the better answers are better; then double the learning rate, or train"
+    " on more pairs."
+)
+REWARD = "Next: use it as the reward of another run (stages grpo, rloo, ppo)."
+READ = (
+    "Next: read the samples, ask the model your own questions (cpt chat), and measure what you need with a task"
+    " (`evaluation.tasks`)."
+)
+SUSPICIOUS = -1 / 3  # change of domain text
+
+
+def next_step(
+    domain: Difference | None,
+    general: Difference | None,
+    sets: Sequence[Outcome],
+    *,
+    can_forget: bool,
+) -> str:
+    """What to do next after a run on text: the first row of docs/tutorials/your_documents.md's table that applies.
+    `sets`: the outcomes of all domain sets, if they differ."""
+    forgot = general is not None and general.outcome() == "worse"
+    if domain is None:
+        return HOLD_OUT.format("domain documents")
+    if domain.outcome() == "worse" or "worse" in sets:
+        return HARM
+    if forgot:
+        return FORGOT if domain.outcome() == "better" else HARM
+    if worked(domain) is None:
+        return HOLD_OUT.format("domain documents")
+    if not worked(domain):
+        return LEARN_MORE
+    if general is None and can_forget:
+        return MEASURE
+    is_open = general is not None and not direction(general.outcome())
+    if general is not None and is_open and loss_is_possible(general):
+        return HOLD_OUT.format("general text")
+    return COPIES if domain.decides.change < SUSPICIOUS else ASK
