@@ -142,7 +142,9 @@ class Estimate:
     @property
     def direction(self) -> int:
         """1 if the interval is above 0, -1 if it is below, else 0."""
-        return int(self.low > 0) - int(self.high < 0)
+        if self.low > 0:
+            return 1
+        return -1 if self.high < 0 else 0
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ def loss_is_possible(found: Difference) -> bool:
 
 def direction(outcome: Outcome) -> int:
     """1 for worse, -1 for better, else 0."""
-    return outcome.startswith("worse") - outcome.startswith("better")
+    if outcome.startswith("worse"):
+        return 1
+    return -1 if outcome.startswith("better") else 0
 
 
 def differ(sets: Sequence[Difference], together: Difference) -> bool:
