@@ -132,17 +132,17 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         console.print(f"Serve it: {verdict.serve}", markup=False)
 
 
-def row_of_set(one: SetVerdict) -> list[str]:
-    kind, found = "general" if one.is_general else "domain", one.difference
-    name = escape(one.name) if one.name == kind else f"{escape(one.name)} ({kind})"
-    per_byte = f"{100 * (one.after / one.before - 1):+.1f} %"
-    row = [f"{name}, bits per byte", format_count(one.documents)]
-    row += [f"{one.before:.4f}", f"{one.after:.4f}"]
-    if found is None:
-        return [*row, "", "none", per_byte, "", one.outcome]
-    worse = "" if found.num_worse is None else f"{found.num_worse / found.items:.0%}"
-    change = f"{found.decides.percents[0]:+.1f} %"
-    return [*row, change, signed(found.decides), per_byte, worse, one.outcome]
+def row_of_set(of_set: SetVerdict) -> list[str]:
+    kind, difference = "general" if of_set.is_general else "domain", of_set.difference
+    name = escape(of_set.name) if of_set.name == kind else f"{escape(of_set.name)} ({kind})"
+    per_byte = f"{100 * (of_set.after / of_set.before - 1):+.1f} %"
+    row = [f"{name}, bits per byte", format_count(of_set.documents)]
+    row += [f"{of_set.before:.4f}", f"{of_set.after:.4f}"]
+    if difference is None:
+        return [*row, "", "none", per_byte, "", of_set.outcome]
+    worse = "" if difference.num_worse is None else f"{difference.num_worse / difference.items:.0%}"
+    change = f"{difference.decides.percents[0]:+.1f} %"
+    return [*row, change, signed(difference.decides), per_byte, worse, of_set.outcome]
 
 
 def row_of_score(test: ScoreReport) -> list[str]:

@@ -116,19 +116,19 @@ def load_losses(path: Path) -> dict[str, DocumentLosses]:
         ) from problem
 
 
-def in_both(one: DocumentLosses, other: DocumentLosses) -> tuple[DocumentLosses, DocumentLosses]:
+def in_both(before: DocumentLosses, after: DocumentLosses) -> tuple[DocumentLosses, DocumentLosses]:
     """The same documents of two measurements of a set, if it changed between them, as by a new version of cpt."""
-    if np.array_equal(one.hashes, other.hashes):
-        return one, other
-    _, mine, its = np.intersect1d(one.hashes, other.hashes, return_indices=True)
+    if np.array_equal(before.hashes, after.hashes):
+        return before, after
+    _, mine, its = np.intersect1d(before.hashes, after.hashes, return_indices=True)
     return tuple(  # type: ignore[return-value]
         DocumentLosses(*(values[chosen] for values in vars(losses).values()))
-        for losses, chosen in ((one, mine), (other, its))
+        for losses, chosen in ((before, mine), (after, its))
     )
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RelativeChange:
     """A relative change with its confidence interval; 0.03 is 3 % more bits."""
 
     change: float
@@ -169,19 +169,19 @@ class Difference:
     negligible: float = 0.0  # smaller changes count as zero; in the unit of the difference
     num_worse: int | None = None  # documents with more bits than before
     largest_share: float | None = None  # share of the bytes in the largest document
-    typical: Estimate | None = None  # of one document: exp(mean of log(after / before)) - 1
+    typical: RelativeChange | None = None  # of one document: exp(mean of log(after / before)) - 1
     long_documents: LongDocuments | None = None
 
     @property
-    def decides(self) -> Estimate:
+    def decides(self) -> RelativeChange:
         """What decides the direction: the documents, each counted once, if there are any; else the difference."""
         return self.typical or self.of_all
 
     @property
-    def of_all(self) -> Estimate:
+    def of_all(self) -> RelativeChange:
         """The difference relative to the value before: of held-out text, the change of all bytes together."""
         unit = abs(self.before) or 1.0
-        return Estimate(self.difference / unit, self.low / unit, self.high / unit)
+        return RelativeChange(self.difference / unit, self.low / unit, self.high / unit)
 
     @property
     def margin(self) -> float:
@@ -206,15 +206,15 @@ class Difference:
         one of them has much of the bytes."""
         if self.items < TOO_FEW:
             return "unknown"
-        found = self.decides
+        decides = self.decides
         if not math.isfinite(self.after):
             return "worse"
-        if found.direction:
-            is_better = (found.direction > 0) == higher_is_better
-            if max(abs(found.low), abs(found.high)) <= self.margin:
+        if decides.direction:
+            is_better = (decides.direction > 0) == higher_is_better
+            if max(abs(decides.low), abs(decides.high)) <= self.margin:
                 return "better, negligible" if is_better else "worse, negligible"
             return "better" if is_better else "worse"
-        is_open = max(abs(found.low), abs(found.high)) > self.margin
+        is_open = max(abs(decides.low), abs(decides.high)) > self.margin
         if is_open and (self.items <= FEW_TO_EXCLUDE or self.is_dominated):
             return "unknown"
         return "no change found"
@@ -246,7 +246,7 @@ def bits_per_byte_difference(
     typical = None
     if len(of_documents) == len(of_bytes):
         logs = weighted(of_documents, shares)
-        typical = Estimate(*(math.expm1(one) for one in (logs.value, *logs.interval())))
+        typical = RelativeChange(*(math.expm1(end) for end in (logs.value, *logs.interval())))
     return Difference(
         *(was, now, now - was, *weighted(of_bytes, shares).interval()),
         items=sum(len(losses.hashes) for losses in before),
@@ -284,13 +284,13 @@ def mean_difference(before: Floats, after: Floats) -> Difference:
     if np.isin(np.concatenate([before, after]), (0, 1)).all():
         return accuracy_difference(before.astype(bool), after.astype(bool))
     refuse_too_few(len(before), "questions")
-    found = moments_of_mean(after - before)
+    moments = moments_of_mean(after - before)
     was, now = float(before.mean()), float(after.mean())
     return Difference(
         was,
         now,
-        found.value,
-        *found.interval(),
+        moments.value,
+        *moments.interval(),
         len(before),
         negligible=NEGLIGIBLE * abs(was),
     )
@@ -322,7 +322,7 @@ def weighted(parts: Sequence[Moments], shares: Floats) -> Moments:
     doi.org/10.2307/3002019)."""
     variances = [share**2 * part.variance for share, part in zip(shares, parts, strict=True)]
     variance = sum(variances)
-    squares = sum(one**2 / part.degrees for one, part in zip(variances, parts, strict=True))
+    squares = sum(own**2 / part.degrees for own, part in zip(variances, parts, strict=True))
     return Moments(
         value=float(np.dot(shares, [part.value for part in parts])),
         variance=variance,

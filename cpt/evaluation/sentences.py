@@ -10,8 +10,8 @@ from cpt.evaluation.paired import (
     POWER,
     TOO_FEW,
     Difference,
-    Estimate,
     Outcome,
+    RelativeChange,
 )
 
 DECIDING = 1 + NormalDist().inv_cdf(POWER) / NORMAL_QUANTILE
@@ -26,12 +26,12 @@ def worked(domain: Difference) -> bool | None:
     return outcome == "better"
 
 
-def gain_is_possible(found: Difference) -> bool:
-    return found.decides.low < -found.margin
+def gain_is_possible(difference: Difference) -> bool:
+    return difference.decides.low < -difference.margin
 
 
-def loss_is_possible(found: Difference) -> bool:
-    return found.decides.high > found.margin
+def loss_is_possible(difference: Difference) -> bool:
+    return difference.decides.high > difference.margin
 
 
 def direction(outcome: Outcome) -> int:
@@ -48,168 +48,172 @@ def differ(sets: Sequence[Difference], together: Difference) -> bool:
     return bool(clear - {whole})
 
 
-def domain_sentence(domain: Difference, what: str = "domain text") -> str:
+def domain_sentence(domain: Difference, name: str = "domain text") -> str:
     outcome = domain.outcome()
     if not math.isfinite(domain.after):
-        return f"It did harm: on {what} the model's loss is no longer a number."
+        return f"It did harm: on {name} the model's loss is no longer a number."
     match outcome:
         case "better":
-            return f"It worked: {what} became {size(domain)}."
+            return f"It worked: {name} became {size(domain)}."
         case "worse":
-            return f"It did harm: {what} became {size(domain)}."
+            return f"It did harm: {name} became {size(domain)}."
         case "better, negligible":
-            return f"It hardly worked: {what} became {size(domain, that_count(domain))}."
+            return f"It hardly worked: {name} became {size(domain, that_count(domain))}."
         case "worse, negligible":
-            return f"It did not work: {what} became {size(domain, that_count(domain))}."
+            return f"It did not work: {name} became {size(domain, that_count(domain))}."
         case "no change found" if gain_is_possible(domain):
             most = f"a gain of up to {-domain.decides.percents[1]:.1f} % is possible"
-            return f"No change of {what} was found, but {most} ({evidence(domain)}).{more(domain)}"
+            return f"No change of {name} was found, but {most} ({evidence(domain)}).{more(domain)}"
         case "no change found":
             gain = max(0.0, -domain.decides.percents[1])
             excluded = f"a gain of more than {gain:.1f} % is excluded"
-            return f"It did not work: no change of {what} was found, and {excluded} ({evidence(domain)})."
+            return f"It did not work: no change of {name} was found, and {excluded} ({evidence(domain)})."
         case _:
-            return f"Whether it worked is unknown: {doubt(domain, what)}"
+            return f"Whether it worked is unknown: {doubt(domain, name)}"
 
 
-def general_sentence(general: Difference, what: str = "general text") -> str:
+def general_sentence(general: Difference, name: str = "general text") -> str:
     """The forgetting that was measured, or that is excluded."""
-    outcome, text = general.outcome(), what[0].upper() + what[1:]
+    outcome, text = general.outcome(), name[0].upper() + name[1:]
     if not math.isfinite(general.after):
-        return f"It forgot: on {what} the model's loss is no longer a number."
+        return f"It forgot: on {name} the model's loss is no longer a number."
     match outcome:
         case "better":
             return f"{text} became {size(general)}."
         case "worse":
-            return f"It forgot: {what} became {size(general)}."
+            return f"It forgot: {name} became {size(general)}."
         case "better, negligible":
-            return f"It did not forget: {what} became {size(general, that_count(general))}."
+            return f"It did not forget: {name} became {size(general, that_count(general))}."
         case "worse, negligible":
-            return f"It forgot little: {what} became {size(general, that_count(general))}."
+            return f"It forgot little: {name} became {size(general, that_count(general))}."
         case "no change found" if loss_is_possible(general):
             most = f"a loss of up to {general.decides.percents[2]:.1f} % is possible"
             return (
-                f"No change of {what} was found, but {most} ({evidence(general)}).{more(general)}"
+                f"No change of {name} was found, but {most} ({evidence(general)}).{more(general)}"
             )
         case "no change found":
             loss = max(0.0, general.decides.percents[2])
             excluded = f"forgetting of more than {loss:.1f} % is excluded"
-            return f"It did not forget: no change of {what} was found, and {excluded} ({evidence(general)})."
+            return f"It did not forget: no change of {name} was found, and {excluded} ({evidence(general)})."
         case _:
-            return f"Whether it forgot is unknown: {doubt(general, what)}"
+            return f"Whether it forgot is unknown: {doubt(general, name)}"
 
 
-def size(found: Difference, remark: str = "") -> str:
+def size(difference: Difference, remark: str = "") -> str:
     """`3.4 % worse per document (95 % interval 3.0 to 3.9 %) and 3.1 % per byte (2.2 to 4.0 %); 43 of 43 documents
     became worse`"""
-    decides = found.decides
+    decides = difference.decides
     is_worse = decides.change > 0
-    per = "per byte" if found.typical is None else "per document"
+    per = "per byte" if difference.typical is None else "per document"
     text = f"{change(decides)} {'worse' if is_worse else 'better'} {per} ({CONFIDENCE} {interval(decides)})"
-    if found.typical is not None and not disagrees(found):
-        text += f" and {change(found.of_all)} per byte ({interval(found.of_all)})"
+    if difference.typical is not None and not disagrees(difference):
+        text += f" and {change(difference.of_all)} per byte ({interval(difference.of_all)})"
     text += remark
-    if found.num_worse is None:
+    if difference.num_worse is None:
         return text
-    number = found.num_worse if is_worse else found.items - found.num_worse
+    number = difference.num_worse if is_worse else difference.items - difference.num_worse
     became = "became worse" if is_worse else "improved"
-    return f"{text}; {number:,} of {found.items:,} documents {became}"
+    return f"{text}; {number:,} of {difference.items:,} documents {became}"
 
 
 CONFIDENCE = "95 % interval"
 
 
-def change(estimate: Estimate) -> str:
+def change(estimate: RelativeChange) -> str:
     percents = abs(estimate.percents[0])
     return "less than 0.1 %" if percents < 0.05 else f"{percents:.1f} %"
 
 
-def interval(estimate: Estimate) -> str:
+def interval(estimate: RelativeChange) -> str:
     """Both ends without the sign of the change."""
     sign = -1 if estimate.change < 0 else 1
     ends = sorted(sign * end for end in estimate.percents[1:])
     return "{:.1f} to {:.1f} %".format(*ends)
 
 
-def signed(estimate: Estimate) -> str:
+def signed(estimate: RelativeChange) -> str:
     return "{:+.1f} to {:+.1f} %".format(*estimate.percents[1:])
 
 
-def counted(found: Difference) -> str:
-    return f"{found.num_worse:,} of {found.items:,} documents became worse"
+def counted(difference: Difference) -> str:
+    return f"{difference.num_worse:,} of {difference.items:,} documents became worse"
 
 
-def that_count(found: Difference) -> str:
-    return f", less than the {percent(found.margin)} that count"
+def that_count(difference: Difference) -> str:
+    return f", less than the {percent(difference.margin)} that count"
 
 
-def evidence(found: Difference) -> str:
+def evidence(difference: Difference) -> str:
     """`95 % interval -29.0 to +55.0 % per document; 19 of 20 documents became worse`"""
-    per = "per byte" if found.typical is None else "per document"
-    text = f"{CONFIDENCE} {signed(found.decides)} {per}"
-    return f"{text}; {counted(found)}" if found.num_worse is not None else text
+    per = "per byte" if difference.typical is None else "per document"
+    text = f"{CONFIDENCE} {signed(difference.decides)} {per}"
+    return f"{text}; {counted(difference)}" if difference.num_worse is not None else text
 
 
-def disagrees(found: Difference) -> bool:
+def disagrees(difference: Difference) -> bool:
     """Whether all bytes together, or the long documents, say something else than the documents, each counted once."""
-    if found.typical is None or found.long_documents is None:
+    if difference.typical is None or difference.long_documents is None:
         return False
-    way = found.typical.direction
+    way = difference.typical.direction
     if way == 0:
-        return found.of_all.direction != 0
-    return found.of_all.change * way < 0 or (
-        found.of_all.direction == 0 and found.long_documents.change * way < 0
+        return difference.of_all.direction != 0
+    return difference.of_all.change * way < 0 or (
+        difference.of_all.direction == 0 and difference.long_documents.change * way < 0
     )
 
 
-def disagreement(found: Difference) -> str:
+def disagreement(difference: Difference) -> str:
     """Why all bytes together say something else; empty if they do not."""
-    long = found.long_documents
-    if not disagrees(found) or long is None:
+    long = difference.long_documents
+    if not disagrees(difference) or long is None:
         return ""
-    number = f"{change(found.of_all)} {'more' if found.of_all.change > 0 else 'fewer'}"
-    whole = f"All documents together need {number} bits ({signed(found.of_all)})"
+    number = f"{change(difference.of_all)} {'more' if difference.of_all.change > 0 else 'fewer'}"
+    whole = f"All documents together need {number} bits ({signed(difference.of_all)})"
     which = "one document" if long.documents == 1 else f"the {long.documents:,} longest documents"
     way = "worse" if long.change > 0 else "better"
     became = f"with {percent(long.share)} of the bytes, became {100 * abs(long.change):.1f} % {way}"
     return f"{whole}: {which}, {became}."
 
 
-def doubt(found: Difference, what: str) -> str:
+def doubt(difference: Difference, name: str) -> str:
     """Why a result is unknown, and what would decide it."""
-    if found.items < TOO_FEW:
-        few = f"{found.items} documents of {what} are too few ({evidence(found)})."
+    if difference.items < TOO_FEW:
+        few = f"{difference.items} documents of {name} are too few ({evidence(difference)})."
         return f"{few} Hold out at least {TOO_FEW}, better {FEW} or more."
-    if found.is_dominated:
-        why = f"one document has {percent(found.largest_share)} of the bytes, and the others do not agree"
+    if difference.is_dominated:
+        why = f"one document has {percent(difference.largest_share)} of the bytes, and the others do not agree"
     else:
-        why = f"{found.items} documents of {what} do not agree"
-    return f"{why} ({evidence(found)}).{more(found)}"
+        why = f"{difference.items} documents of {name} do not agree"
+    return f"{why} ({evidence(difference)}).{more(difference)}"
 
 
-def more(found: Difference) -> str:
+def more(difference: Difference) -> str:
     """How many documents would decide, at the change that was observed."""
-    estimate = found.decides
+    estimate = difference.decides
     reach = DECIDING * (estimate.high - estimate.low) / 2
     # Either the change is shown, or that it is negligible, whichever is nearer.
-    goal = max(abs(estimate.change), found.margin - abs(estimate.change))
-    needed = math.ceil(found.items * (reach / goal) ** 2)
+    goal = max(abs(estimate.change), difference.margin - abs(estimate.change))
+    needed = math.ceil(difference.items * (reach / goal) ** 2)
     needed += -needed % 10 ** max(0, len(str(needed)) - 2)  # two digits: 1,234 becomes 1,300
-    if needed <= found.items:
+    if needed <= difference.items:
         return ""
-    return f" Hold out about {needed:,} documents instead of {found.items:,} to decide it."
+    return f" Hold out about {needed:,} documents instead of {difference.items:,} to decide it."
 
 
 def percent(share: float | None) -> str:
     return f"{100 * (share or 0):.0f} %"
 
 
-def pairs(found: Difference) -> str:
-    return f"; only {found.items} pairs" if found.is_on_few else f", {found.items:,} pairs"
+def pairs(difference: Difference) -> str:
+    return (
+        f"; only {difference.items} pairs"
+        if difference.is_on_few
+        else f", {difference.items:,} pairs"
+    )
 
 
-def dominated(found: Difference) -> str:
-    return f"one document has {percent(found.largest_share)} of the bytes and decides their change."
+def dominated(difference: Difference) -> str:
+    return f"one document has {percent(difference.largest_share)} of the bytes and decides their change."
 
 
 ASK = "Next: ask the model your own questions (cpt chat), then export it (cpt export)."
