@@ -68,7 +68,9 @@ def test_each_next_step_of_a_verdict_is_in_the_table_of_next_steps():
     things = ("domain documents", "general text", "pairs")
     steps = [step.format(thing) for step in steps for thing in things]
     assert len(set(steps)) >= 12
-    missing = [step for step in steps if plain(step.removeprefix("Next: ").rstrip(".")) not in table]
+    missing = [
+        step for step in steps if plain(step.removeprefix("Next: ").rstrip(".")) not in table
+    ]
     assert missing == []
 
 
