@@ -16,7 +16,7 @@ PICTURE = Path(__file__).parent / "images/verdict.svg"
 
 if __name__ == "__main__":
     run = Run(Path(sys.argv[1]))
-    console = Console(file=io.StringIO(), record=True, width=118, highlight=False)
+    console = Console(file=io.StringIO(), record=True, width=126, highlight=False)
     console.print(f"$ cpt verdict {run.folder}", style="bold")
     show(complete_verdict(run, batch_size=8), run, console)
     PICTURE.parent.mkdir(exist_ok=True)

@@ -407,14 +407,15 @@ class Evaluation(Section):
     """Share of each source's documents, chosen by the hash of their text, that is evaluated and never trained on.
     Very long documents are never held out."""
     perplexity: FromStep[list[HeldOut]] = []
-    """Further held-out sets: loss, perplexity and bits per byte of each."""
+    """Further held-out sets: loss, perplexity and bits per byte of each. Documents longer than four average ones are
+    not evaluated."""
     retain: Free[dict[str, Annotated[float, Field(gt=0, le=1)] | None]] = {}
     """Held-out sets of general text, to measure forgetting: `{general: 0.02}` stops the run when bits per byte are 2 %
-    above those before the first step; null never stops. The other sets are the domain. A word, a list of words, or
-    a word as the key of a limit: `general`, `[code, tasks]`, `{general: 0.02}`. If no source and no held-out set has
-    this name, the word adds its own when the recipe is loaded. general: web pages; code: HumanEval (both from the
-    Hub); tasks: three lm-eval tasks for `evaluation.tasks`; python-prose, python-code: text of this Python's standard
-    library, without a network."""
+    above those before the first step; null never stops. The other sets are the domain, except sources with `replay_kl`
+    and texts that a model wrote. A word, a list of words, or a word as the key of a limit: `general`, `[code, tasks]`,
+    `{general: 0.02}`. If no source and no held-out set has this name, the word adds its own when the recipe is loaded.
+    general: web pages; code: HumanEval (both from the Hub); tasks: three lm-eval tasks for `evaluation.tasks`;
+    python-prose, python-code: text of this Python's standard library, without a network."""
     stop: Free[EarlyStop | None] = None
     """Stop early: `{set: domain, patience: 3, margin: 0.001}`. The state is in checkpoints, so a resumed run stops at
     the same step. A checkpoint is saved at each improvement, and the best one is kept and named in the log and the

@@ -7,6 +7,7 @@ import pytest
 from documented import PAGES, TUTORIALS, blocks_of, complaints, run_page
 from prepared import prepare
 
+from cpt.evaluation import sentences
 from cpt.hardware import INSTALL_LINES
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +57,23 @@ def test_the_installation_page_has_the_install_lines_of_doctor():
     page = (ROOT / "docs/howto/installing.md").read_text()
     assert all(INSTALL_LINES[name] in page for name in ("g++", "C compiler", "nvcc"))
     assert not any("apt-get install nvidia-cuda-toolkit" in line for line in INSTALL_LINES.values())
+
+
+def test_each_next_step_of_a_verdict_is_in_the_table_of_next_steps():
+    page = (ROOT / "docs/tutorials/your_documents.md").read_text()
+    section = page.partition("### What to do after the verdict")[2].partition("\n## ")[0]
+    remedies = [row.split(" | ")[-1] for row in section.splitlines() if row.startswith("| ")]
+    table = plain("\n".join(remedies))
+    steps = [text for text in vars(sentences).values() if str(text).startswith("Next: ")]
+    things = ("domain documents", "general text", "pairs")
+    steps = [step.format(thing) for step in steps for thing in things]
+    assert len(set(steps)) >= 12
+    missing = [
+        step for step in steps if plain(step.removeprefix("Next: ").rstrip(".")) not in table
+    ]
+    assert missing == []
+
+
+def plain(text):
+    """Without marks of code and links."""
+    return re.sub(r"`|\[([^]]*)\]\([^)]*\)", r"\1", text)
