@@ -28,7 +28,7 @@ class SetReport:
         metrics = f"{found.before:.4f} -> {found.after:.4f} bits per byte"
         outcome = found.outcome()
         text = f"became {size(found)}" if direction(outcome) else evidence(found)
-        few = f", only {found.items} of them" if found.is_on_few else ""
+        few = " (few)" if found.is_on_few else ""
         line = f"{self.name}: {outcome}: {metrics}; {text}{few}."
         return " ".join(filter(None, [line, disagreement(found)]))
 

@@ -65,7 +65,7 @@ def domain_sentence(domain: Difference, name: str = "domain text") -> str:
             most = f"a gain of up to {-domain.decides.percents[1]:.1f} % is possible"
             return f"No change of {name} was found, but {most} ({evidence(domain)}).{more(domain)}"
         case "no change found":
-            gain = max(0.0, -domain.decides.percents[1])
+            gain = max(0.1, -domain.decides.percents[1])
             excluded = f"a gain of more than {gain:.1f} % is excluded"
             return f"It did not work: no change of {name} was found, and {excluded} ({evidence(domain)})."
         case _:
@@ -92,7 +92,7 @@ def general_sentence(general: Difference, name: str = "general text") -> str:
                 f"No change of {name} was found, but {most} ({evidence(general)}).{more(general)}"
             )
         case "no change found":
-            loss = max(0.0, general.decides.percents[2])
+            loss = max(0.1, general.decides.percents[2])
             excluded = f"forgetting of more than {loss:.1f} % is excluded"
             return f"It did not forget: no change of {name} was found, and {excluded} ({evidence(general)})."
         case _:
@@ -178,7 +178,7 @@ def disagreement(difference: Difference) -> str:
 def doubt(difference: Difference, name: str) -> str:
     """Why a result is unknown, and what would decide it."""
     if difference.items < TOO_FEW:
-        few = f"{difference.items} documents of {name} are too few ({evidence(difference)})."
+        few = f"{difference.items} documents of {name} are too few."
         return f"{few} Hold out at least {TOO_FEW}, better {FEW} or more."
     if difference.is_dominated:
         why = f"one document has {percent(difference.largest_share)} of the bytes, and the others do not agree"
@@ -213,7 +213,7 @@ def pairs(difference: Difference) -> str:
 
 
 def dominated(difference: Difference) -> str:
-    return f"one document has {percent(difference.largest_share)} of the bytes and decides their change."
+    return f"one document has {percent(difference.largest_share)} of the bytes: the change per byte is mostly its own."
 
 
 ASK = "Next: ask the model your own questions (cpt chat), then export it (cpt export)."
@@ -276,7 +276,9 @@ def next_step(
         return LEARN_MORE
     if general is None and can_forget:
         return MEASURE
-    is_open = general is not None and not direction(general.outcome())
-    if general is not None and is_open and loss_is_possible(general):
+    if general is not None and general.outcome() == "unknown":
         return HOLD_OUT.format("general text")
-    return COPIES if domain.decides.change < SUSPICIOUS else ASK
+    if general is not None and not direction(general.outcome()) and loss_is_possible(general):
+        return HOLD_OUT.format("general text")
+    is_suspicious = can_forget and domain.decides.change < SUSPICIOUS
+    return COPIES if is_suspicious else ASK

@@ -111,7 +111,9 @@ OF_OLDER = """
 """
 REMOVED = frozenset(OF_OLDER.split())
 """DeepSpeed stops at these keys, also if they are off."""
-REFUSED: Mapping[str, str] = dict.fromkeys(REMOVED, "DeepSpeed 0.19 has removed it") | by_word(
+REFUSED: Mapping[str, str] = dict.fromkeys(
+    sorted(REMOVED), "DeepSpeed 0.19 has removed it"
+) | by_word(
     {
         "the recipe has it, as `training.parallelism_config.sp_size`": "sequence_parallel_size",
         TENSOR_PARALLEL: "tensor_parallel",
