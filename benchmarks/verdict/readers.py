@@ -72,15 +72,19 @@ def write_data(folder: Path) -> None:
         draw.shuffle(found)
         texts[f"{kind}_{part}"] = found[: 500 if part == "train" else 60]
     held = texts["domain_held_out"]
-    texts["four"], texts["seven"] = held[:4], held[:7]
+    texts["four"] = held[:4]
     texts["little_general"] = texts["general_held_out"][:6]
     texts["giant"] = [*texts["general_held_out"], "\n".join(texts["general_train"][:90])]
+    letters = ["".join(draw.choices(LETTERS, k=600)) for _ in range(3)]
+    texts["seven"] = [*held[:4], *letters]
     texts["letters"] = ["".join(draw.choices(LETTERS, k=600)) for _ in range(300)]
     texts["copies"] = [*texts["domain_train"][:60], *(f"# copy\n{text[:-5]}" for text in held)] * 2
     for name, some in texts.items():
         write(data / f"{name}.jsonl", ({"text": text} for text in some))
     pairs = [json.loads(line) for line in (TINY / "preferences.jsonl").read_text().splitlines()]
     exchanged = [{**one, "chosen": one["rejected"], "rejected": one["chosen"]} for one in pairs]
+    questions = [{"prompt": animal, "answer": "o"} for animal in ("pig", "fox", "owl", "bee")]
+    write(data / "questions.jsonl", questions)
     write(data / "pairs.jsonl", pairs)
     write(data / "held_pairs.jsonl", pairs[40:])
     write(data / "exchanged.jsonl", exchanged[:40])
@@ -155,7 +159,7 @@ def sources(folder: Path, stage: str, choice: str) -> list[dict[str, Any]]:
         return [{"path": str(data / f"{file}.jsonl"), "name": "pairs"}]
     own = {"letters": "letters", "copies": "copies"}.get(choice, "domain_train")
     domain = {"path": str(data / f"{own}.jsonl"), "name": "code", "weight": 0.5}
-    if choice in ("no_replay", "letters", "copies"):
+    if choice in ("no_replay", "letters"):
         return [domain]
     return [domain, {"path": str(data / "general_train.jsonl"), "name": "prose", "weight": 0.5}]
 
@@ -165,7 +169,7 @@ def evaluation(folder: Path, stage: str, name: str, choice: str) -> dict[str, An
     if stage == "sft":
         return {"held_out_share": 0.3, "prompts": ["What is 3 and 4?"]}
     if stage == "grpo":
-        return {"perplexity": [{"path": str(TINY / "questions.jsonl"), "name": "questions"}]}
+        return {"perplexity": [{"path": str(data / "questions.jsonl"), "name": "questions"}]}
     if stage in ("dpo", "reward"):
         file = "five_pairs" if name == "five_pairs" else "held_pairs"
         return {"perplexity": [{"path": str(data / f"{file}.jsonl"), "name": "answers"}]}
@@ -175,7 +179,7 @@ def evaluation(folder: Path, stage: str, name: str, choice: str) -> dict[str, An
     if choice == "domain_only" or stage == "pretrain":
         del files["general"]
     if choice == "two_domains":
-        files = {"code": "domain_held_out", "letters": "letters", "general": "general_held_out"}
+        files = {"code": "domain_held_out", "manuals": "general_held_out"}
     sets = [{"path": str(data / f"{file}.jsonl"), "name": key} for key, file in files.items()]
     retain = {"retain": {"general": None}} if "general" in files else {}
     return {"perplexity": sets, **retain, "prompts": PROMPTS}
