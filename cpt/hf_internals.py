@@ -46,6 +46,11 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         "read pickles as data only",
         LOOP,
     ),
+    "transformers.Trainer._issue_warnings_after_load": (
+        "load_result",
+        "it warns about a tied head, which has the weights of the embedding",
+        "a check of tied weights",
+    ),
     "transformers.Trainer._get_num_items_in_batch": (
         "batch_samples, device",
         "transformers copies the count to the GPU, for which the host waits",
@@ -275,6 +280,15 @@ class TrainerHooks(Trainer):
             resume_from_checkpoint,
             partial(super()._load_from_checkpoint, resume_from_checkpoint, model),
         )
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn about missing weights, but not about one that is tied to a loaded one."""
+        missing = set(load_result.missing_keys)
+        assert self.model is not None
+        weights = dict(self.model.named_parameters(remove_duplicate=False))
+        loaded = {id(weight) for name, weight in weights.items() if name not in missing}
+        lost = [name for name in load_result.missing_keys if id(weights.get(name)) not in loaded]
+        super()._issue_warnings_after_load(type(load_result)(lost, load_result.unexpected_keys))
 
     def _run_epoch(self, *, resume_from_checkpoint: str | None, **options: Any) -> None:  # type: ignore[override]
         # Pass no checkpoint, so that it skips random states, which are wrong for another number of processes.

@@ -1,5 +1,6 @@
 """Compare runs: their differences and their results."""
 
+import json
 import math
 import os
 from collections import Counter, defaultdict
@@ -200,7 +201,8 @@ def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
         for one in run.record.changes:
             if one["kind"] != "free" and one["step"] >= fork:
                 note = f" ({one['note']})" if one["note"] else ""
-                change = f"{shown(one['before'])} -> {shown(one['after'])}{note}"
+                before, after = shown([one["before"], one["after"]])
+                change = f"{before} -> {after}{note}"
                 texts[f"step {one['step']}: {one['key']}"].append(change)
     names = dict.fromkeys(name for texts in found for name in texts)
     rows = [
@@ -227,18 +229,40 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
         )
     rows = []
     for key, values in differing_values([tree for tree in trees if tree]):
-        cells = iter(values)
-        rows.append(Row(key, [shown(next(cells)) if tree else None for tree in trees]))
+        cells = iter(shown(values))
+        rows.append(Row(key, [next(cells) if tree else None for tree in trees]))
     return Topic("Recipe", rows)
 
 
-def shown(value: Any) -> str:
-    """Format as one line of YAML."""
+def shown(values: Sequence[Any]) -> list[str]:
+    """Format differing values as one line of YAML each; of a long one, the part that differs from the others."""
+    texts = [one_line(value) for value in values]
+    written = [json.dumps(value, default=str) for value in values]
+    if len(set(texts)) < len(set(written)):  # they differ in blanks, or `1` is a text
+        texts = [
+            "not set" if value is UNSET else text
+            for value, text in zip(values, written, strict=True)
+        ]
+    return [around_difference(text, texts) for text in texts]
+
+
+def one_line(value: Any) -> str:
     if value is UNSET:
         return "not set"
     if isinstance(value, dict):
         value = {key: child for key, child in value.items() if child not in (None, [], {})}
-    return shorten(in_yaml(value))
+    return " ".join(in_yaml(value).split())
+
+
+def around_difference(text: str, others: Sequence[str]) -> str:
+    """A text, or `LONGEST` characters around the first one in which it differs from the most similar text."""
+    if len(text) <= LONGEST:
+        return text
+    same = [len(os.path.commonprefix([text, other])) for other in others if other != text]
+    first = max(0, max(same, default=0) - LONGEST // 2)
+    first = min(first, len(text) - LONGEST)
+    end = first + LONGEST
+    return f"{'...' if first else ''}{text[first:end]}{'...' if end < len(text) else ''}"
 
 
 def shorten(text: str) -> str:

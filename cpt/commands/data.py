@@ -14,15 +14,17 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
+from xxhash import xxh3_64_intdigest
 
 from cpt.command_line import Overrides, RecipePath
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder, encoder_of
-from cpt.data.readers.account import Losses, format_account
-from cpt.data.readers.columns import sections_of
+from cpt.data.readers.account import Losses, format_account, with_held_out
+from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.documents import BadRow
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.packing import pack
+from cpt.data.rows.selection import is_held_out, longest_held_out
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
@@ -105,11 +107,22 @@ def preview_command(
         kept, example = dropped.pop(None, []), Column("for example", overflow="fold")
         kept_bytes = sum(len(document.text.encode()) for document in kept)
         account = losses.account(f"what was read of {reported_name(one)}", len(kept), kept_bytes)
+        held_out = list[PreviewedExample]()
+        if loaded.evaluation.held_out_share is not None and key.startswith("data.sources"):
+            kept, held_out = split_held_out(
+                kept, loaded.evaluation.held_out_share, form_of_source(one)
+            )
+            account = with_held_out(
+                account, len(held_out), sum(len(document.text.encode()) for document in held_out)
+            )
         table = Table("documents", "become", example, "which reads", title=reported_name(one))
         if kept:
             table.add_row(
                 f"{len(kept):,}", "kept", escape(kept[0].where), escape(excerpt(kept[0].text))
             )
+        if held_out:
+            cells = "held out", held_out[0].where, excerpt(held_out[0].text)
+            table.add_row(f"{len(held_out):,}", *map(escape, cells))
         for reason, lost in sorted(dropped.items(), key=lambda item: -len(item[1])):
             cells = f"dropped: {reason}", lost[0].where, excerpt(lost[0].text)
             table.add_row(f"{len(lost):,}", *map(escape, cells), style="yellow")
@@ -119,6 +132,23 @@ def preview_command(
             show_examples(console, kept[:rows], encoder, tokenizer)
         elif kept and rows:
             show_rows(console, kept, encoder, tokenizer, loaded, rows)
+
+
+def split_held_out(
+    documents: Sequence[PreviewedExample], share: float, form: str
+) -> tuple[list[PreviewedExample], list[PreviewedExample]]:
+    """The documents that a run trains on, and those that it holds out; the limit on very long ones is that of these
+    documents, not of the whole source."""
+    raw = [document.text.encode() for document in documents]
+    hashes = np.array([xxh3_64_intdigest(text) for text in raw], np.uint64)
+    sizes = np.array([len(text) for text in raw], np.int64)
+    longest = None
+    if form == "document":
+        longest = longest_held_out(int(sizes.sum()), len(sizes), share)
+    chosen = is_held_out(hashes, sizes, share, longest).tolist()
+    trained = [document for document, out in zip(documents, chosen, strict=True) if not out]
+    held_out = [document for document, out in zip(documents, chosen, strict=True) if out]
+    return trained, held_out
 
 
 def show_examples(

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,15 @@ from transformers import PreTrainedModel
 from xxhash import xxh3_64_intdigest
 
 from cpt.data.readers.columns import ONE_A_ROW, form_of_stage, sections_of
-from cpt.data.readers.decontamination import EvaluationDocument
+from cpt.data.readers.decontamination import EvaluationDocument, Hashes
 from cpt.data.readers.sources import files_of
-from cpt.data.rows.contamination import Contamination, find_contamination
+from cpt.data.rows.contamination import TrainingSearch, search_training
 from cpt.data.rows.open_sources import unchecked_sources
-from cpt.distributed import is_main_process, world_size
+from cpt.data.store.tokenization import DocumentEncoder
+from cpt.distributed import is_main_process, main_process_decides, world_size
 from cpt.errors import CheckpointError, CptError, DataError, RecipeError
 from cpt.evaluation.domain_test import CHOICES, KINDS, Question, answer_questions, domain_test
+from cpt.evaluation.gain import Gain, MarkedSet, Nats, gain_of, mark_set, nats_of_parts
 from cpt.evaluation.kinds import general_sets
 from cpt.evaluation.paired import (
     FEW,
@@ -35,7 +38,7 @@ from cpt.evaluation.paired import (
     transitions,
 )
 from cpt.evaluation.reports import EvaluationReport, ScoreReport, SetReport
-from cpt.evaluation.scoring import document_losses
+from cpt.evaluation.scoring import course_of, document_losses, read_evaluations
 from cpt.evaluation.sets import (
     DEFAULT_LENGTH,
     EvaluationData,
@@ -54,7 +57,7 @@ from cpt.evaluation.tasks import (
     task_transitions,
     tasks_of_recipe,
 )
-from cpt.evaluation.verdict import NotRun, Verdict, verdict_of_run, write_verdict
+from cpt.evaluation.verdict import NotRun, Verdict, compare_sets, verdict_of_run, write_verdict
 from cpt.formatting import format_bytes
 from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model
@@ -62,7 +65,7 @@ from cpt.models.config import load_config, value_of
 from cpt.models.inventory import isolates_documents
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model, Recipe, Tokenizer
-from cpt.runs.folder import EXPORT, INPUTS, RECIPE, TASK, VERDICT, read_object
+from cpt.runs.folder import EXPORT, INPUTS, METRICS, RECIPE, TASK, VERDICT, read_object
 from cpt.runs.record import Run
 from cpt.tokenizer.load import load_tokenizer
 
@@ -80,6 +83,7 @@ class EvaluationRequest:
     made: Mapping[str, list[Question]] = field(default_factory=dict)  # existing questions, by set
     tasks: Sequence[TaskChoice] = ()
     batch_size: int = 8
+    gain: Sequence[MarkedSet] = ()  # to measure part by part
     is_compared: bool = False  # compared with another model, which needs two documents per set
 
 
@@ -92,6 +96,7 @@ class EvaluationResult:
     tasks: list[TaskScore] = field(default_factory=list)
     questions: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     """Those of `answers`, each with its place and right answer, and shortened."""
+    parts: list[Nats] = field(default_factory=list)  # the loss of each part of the sets of `gain`
 
 
 def measure(
@@ -135,11 +140,12 @@ def measure(
         for kind in KINDS:
             answers[name, kind] = is_right[[question.kind == kind for question in some]]
             texts[name, kind] = [str(question) for question in some if question.kind == kind]
+    parts = [nats_of_parts(loaded, marked, request.batch_size) for marked in request.gain]
     del loaded
     gc.collect()
     if on_gpu:
         torch.cuda.empty_cache()
-    return EvaluationResult(str(model.path), losses, answers, tasks, texts)
+    return EvaluationResult(str(model.path), losses, answers, tasks, texts, parts)
 
 
 def of_texts(
@@ -283,35 +289,31 @@ def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
     the base. A measurement that fails is listed in the verdict with the command to repeat it; with several processes
     the error is raised, because the others wait."""
     recipe = load_recipe(run.folder / RECIPE)
-    evaluation, contamination, not_run = None, None, list[NotRun]()
+    search, not_searched = None, list[NotRun]()
     try:
-        evaluation, not_run = evaluate_after_training(run.folder, recipe, batch_size=batch_size)
+        search = main_process_decides(partial(search_after_training, recipe))
+    except CptError as problem:
+        again = f"cpt contamination {run.folder / RECIPE}"
+        not_searched = [NotRun("contamination", f"{one_line(problem)}. Again: {again}")]
+    measured, gain, not_run = None, list[Gain](), list[NotRun]()
+    try:
+        measured, gain, not_run = evaluate_after_training(
+            run.folder, recipe, copied=search.copied if search else None, batch_size=batch_size
+        )
     except (CptError, torch.OutOfMemoryError) as problem:
         if world_size() > 1:
             raise
-        not_run = [
-            NotRun(
-                "domain test and benchmarks",
-                f"{one_line(problem)}. Again: cpt verdict {run.folder}",
-            )
-        ]
-    try:
-        contamination = search_after_training(recipe) if is_main_process() else None
-    except CptError as problem:
-        not_run.append(
-            NotRun(
-                "contamination",
-                f"{one_line(problem)}. Again: cpt contamination {run.folder / RECIPE}",
-            )
-        )
+        again = f"cpt verdict {run.folder}"
+        not_run = [NotRun("domain test and benchmarks", f"{one_line(problem)}. Again: {again}")]
     serve = f"cpt serve {run.export_folder}"
     verdict = verdict_of_run(
         run.folder,
-        evaluation=evaluation,
-        contamination=contamination,
+        evaluation=measured,
+        contamination=search.contamination if search else None,
         serve=serve,
-        not_run=not_run,
+        not_run=[*not_run, *not_searched],
         is_complete=True,
+        gain=gain,
     )
     verdict = with_places(verdict, run.folder, recipe)
     if is_main_process():
@@ -353,9 +355,10 @@ def one_line(problem: BaseException) -> str:
 
 
 def evaluate_after_training(
-    folder: Path, recipe: Recipe, *, batch_size: int = 8
-) -> tuple[EvaluationReport | None, list[NotRun]]:
-    """Domain test and tasks of a finished run's model and its base, and the reasons for missing domain tests."""
+    folder: Path, recipe: Recipe, *, copied: Hashes | None = None, batch_size: int = 8
+) -> tuple[EvaluationReport | None, list[Gain], list[NotRun]]:
+    """Domain test and tasks of a finished run's model and its base, what the gain is made of, and the reasons for
+    missing domain tests. `copied`: runs of words that training documents share with held-out ones, sorted."""
     evaluation, tasks = recipe.evaluation, tasks_of_recipe(recipe.evaluation.tasks)
     most, is_of_texts = (
         domain_questions(evaluation.tasks),
@@ -389,22 +392,63 @@ def evaluate_after_training(
             questions[name] = domain_test(held_out.texts(), most=most)
         except DataError as problem:
             not_run.append(NotRun(f"domain test of {name}", one_line(problem)))
-    if not questions and not tasks:
-        return None, not_run
-    request = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size)
+    marked = marked_sets(
+        folder, recipe, kept, sets, np.empty(0, np.uint64) if copied is None else copied
+    )
+    if not questions and not tasks and not marked:
+        return None, [], not_run
+    request = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size, gain=marked)
     # Each with the tokenizer in its folder: that of the run may have new tokens, unknown to the base.
     paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
     what = [
         *(f"domain test of {name}" for name in questions),
         *(name for choice in tasks for name in choice.names),
+        *(f"what the gain on {one.held_out.rows.name} is made of" for one in marked),
     ]
     log.info(f"Measuring {' and '.join(paths)}: {', '.join(what)}")
-    return build_report(
-        *(measure(model_at(path, recipe.model), request) for path in paths)
-    ), not_run
+    measured = [measure(model_at(path, recipe.model), request) for path in paths]
+    report = build_report(*measured) if questions or tasks else None
+    return report, gains_of(marked, measured), not_run
 
 
-def search_after_training(recipe: Recipe) -> Contamination | None:
+def gains_of(marked: Sequence[MarkedSet], measured: Sequence[EvaluationResult]) -> list[Gain]:
+    """What the gain on each set is made of; `measured` is the run's model and its base."""
+    if not marked:
+        return []
+    after, before = measured
+    gains = map(gain_of, marked, before.parts, after.parts)
+    return [gain for gain in gains if gain is not None]
+
+
+def marked_sets(
+    folder: Path, recipe: Recipe, kept: set[str], sets: Mapping[str, EvaluationSet], copied: Hashes
+) -> list[MarkedSet]:
+    """The domain sets that improved and have shared lines or copied phrases. None if the base has another tokenizer:
+    the parts would be made of other tokens."""
+    improved = [
+        one.name
+        for one in compare_sets(
+            folder, course_of(read_evaluations(folder / METRICS)), recipe, kept
+        )[0]
+        if one.outcome == "better" and not one.is_general and one.name in sets
+    ]
+    if not improved:
+        return []
+    encoders = [
+        DocumentEncoder(load_tokenizer(Tokenizer(), model_at(path, recipe.model)))
+        for path in (str(folder), str(recipe.model.path))
+    ]
+    if encoders[0].fingerprint != encoders[1].fingerprint or encoders[0].slow_tokenizer is not None:
+        return []
+    marked = [
+        mark_set(sets[name], encoders[0], copied)
+        for name in improved
+        if sets[name].rows.form == "document"
+    ]
+    return [one for one in marked if one is not None]
+
+
+def search_after_training(recipe: Recipe) -> TrainingSearch | None:
     """Search the training sources for evaluation documents and questions; None without any of these. Raises DataError
     if the sources are too large or not local files."""
     data, evaluation = sections_of(recipe)
@@ -424,7 +468,7 @@ def search_after_training(recipe: Recipe) -> Contamination | None:
         for choice in choices
         for question in task_texts(choice.names, choice.folder)
     )
-    return find_contamination(data, evaluation, questions)
+    return search_training(data, evaluation, questions)
 
 
 def task_metrics(weights: Path) -> dict[str, float]:

@@ -14,6 +14,7 @@ from jinja2 import Environment
 from cpt.data.readers.decontamination import REASON
 from cpt.data.rows.contamination import Contamination
 from cpt.errors import CheckpointError
+from cpt.evaluation.gain import Gain
 from cpt.evaluation.kinds import domain_weights, general_sets
 from cpt.evaluation.paired import (
     EXAMPLES,
@@ -250,6 +251,8 @@ class Verdict:
         default_factory=list
     )  # very long documents that were not evaluated, a sentence each set
 
+    gain: list[Gain] = field(default_factory=list)  # of the domain sets that improved
+
     def differences(self, *, is_general: bool) -> dict[str, Difference]:
         """Of the sets of a kind, by name."""
         return {
@@ -348,13 +351,15 @@ class Verdict:
         return f"{skipped:,} of {steps:,} steps {reasons}" if skipped else ""
 
     def notes(self) -> list[str]:
-        """Sentences on single sets: long documents that decide the change per byte, or that were left out."""
+        """Sentences on single sets: long documents that decide the change per byte, or that were left out;
+        what a gain is made of."""
         dominant = [
             f"`{one.name}`: {dominated(one.difference)}"
             for one in self.sets
             if one.difference and one.difference.is_dominated
         ]
-        return dominant + self.left_out
+        gains = [sentence for one in self.gain for sentence in one.sentences()]
+        return dominant + self.left_out + gains
 
     def to_json(self) -> dict[str, Any]:
         content = {**asdict(self), "headline": self.headline(), "worked": self.worked}
@@ -372,6 +377,7 @@ def verdict_of_run(
     serve: str | None = None,
     not_run: Sequence[NotRun] = (),
     is_complete: bool = False,
+    gain: Sequence[Gain] = (),
 ) -> Verdict:
     """Build the verdict of a finished run; the arguments have later measurements, and `not_run` the failed ones."""
     recipe, run = load_recipe(folder / RECIPE), Run(folder)
@@ -438,6 +444,7 @@ def verdict_of_run(
         examples=examples,
         fallbacks=read_fallbacks(folder),
         left_out=list(inputs.get("data", {}).get("left_out", {}).values()),
+        gain=list(gain),
     )
 
 

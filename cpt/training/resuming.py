@@ -1,6 +1,7 @@
 """Resume from a checkpoint: the same rows, weights, moments and random numbers, or a warning about what differs."""
 
 import json
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -51,6 +52,7 @@ from cpt.runs.history import read_history
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer
 
+log = logging.getLogger("cpt")
 BIT_EXACT = "bit-exact"
 WAYS_TO_COMPUTE = (  # free keys that may change the order of sums
     *(
@@ -92,6 +94,8 @@ def train_from(trainer: "CPTTrainer", data: PreparedData, point: ResumePoint) ->
             checkpoint = main_process_decides(
                 lambda: make_universal(written, folder, trust=point.trusted)
             )
+    step = f", after step {manifest.step:,}" if manifest is not None else ""
+    log.info(f"Resuming from {point.checkpoint}{step}.")
     trainer.train(resume_from_checkpoint=str(checkpoint))
     if is_main_process():
         remove_universal(folder)

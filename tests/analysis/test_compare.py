@@ -267,3 +267,47 @@ def test_the_printed_comparison_is_as_approved(tmp_path, cpt):
     code, said = cpt("compare", first, second)
     assert code == 0
     check_approved(said, Path(__file__).with_name("approved_comparison.txt"))
+
+
+LONG = "x" * 120
+
+
+@pytest.mark.parametrize(
+    ("values", "visible"),
+    [
+        ((f"{LONG}one", f"{LONG}two"), ("one", "two")),
+        ((f"{LONG}one{LONG}", f"{LONG}two{LONG}", "short"), ("one", "two", "short")),
+        (([LONG, LONG, 1], [LONG, LONG, 2]), ("1]", "2]")),
+        (({"a": LONG, "b": {"c": 1}}, {"a": LONG, "b": {"c": 2}}), ("c: 1", "c: 2")),
+        ((LONG, LONG + "end"), ("x", "end")),
+        (("a  b", "a b"), ("a  b", "a b")),
+        (("1", 1), ('"1"', "1")),
+    ],
+)
+def test_what_differs_of_long_values_is_visible(values, visible):
+    found = module.shown(values)
+    assert len(set(found)) == len(values) and max(map(len, found)) <= module.LONGEST + 6
+    assert all(part in text for part, text in zip(visible, found, strict=True))
+
+
+def test_long_keys_and_values_are_whole_in_a_narrow_terminal(tmp_path, cpt, monkeypatch):
+    key = "a_key_of_the_model_config_with_a_very_long_name_" * 2 + "end"
+
+    def plant(recipe, **others):
+        recipe["model"]["config"] = {"model_type": "llama", key: LONG + "planted"}
+
+    def other(recipe, **others):
+        recipe["model"]["config"] = {"model_type": "llama", key: LONG + "another"}
+
+    folders = [write_run(tmp_path / one.__name__, one) for one in (plant, other)]
+    for columns in ("80", ""):
+        monkeypatch.setenv("COLUMNS", columns)
+        code, said = cpt("compare", *folders)
+        table = said[said.index("Recipe") :]
+        letters = "".join(
+            line[: line.find("  ")].strip() if "  " in line else line for line in table.splitlines()
+        )
+        assert code == 0
+        for part in ("planted", "another"):
+            assert part in "".join(said.split()), columns
+        assert key in letters.replace(" ", ""), (columns, table)

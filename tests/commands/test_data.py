@@ -1,6 +1,7 @@
 """`cpt data check`, `preview` and `ingest`."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -141,6 +142,17 @@ def test_preview_shows_kept_and_dropped_documents_and_packed_rows(cpt, recipe_wi
     assert code == 0 and "bad.jsonl:2" in said and "row 0: " in said
     for reason in ("bad row: null", "dropped: shorter", "dropped: empty"):
         assert reason in said
+
+
+def test_preview_counts_the_documents_that_a_run_trains_on(cpt, tiny_recipe, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", [{"text": f"{n} text " * 20} for n in range(60)])
+    tiny_recipe["data"]["sources"] = [{"path": str(rows), "name": "rows"}]
+    tiny_recipe["evaluation"] = {"held_out_share": 0.3}
+    recipe = write_recipe(tiny_recipe, tmp_path / "r.yaml")
+    counted = re.compile(r"([\d,]+) trained on \(.*?\), ([\d,]+) held out")
+    previewed = counted.search(cpt("data", "preview", recipe)[1])
+    forecast = counted.search(cpt("mixture", recipe)[1])
+    assert previewed.groups() == forecast.groups() and int(previewed[2]) > 0
 
 
 @pytest.mark.heavy

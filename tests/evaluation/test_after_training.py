@@ -102,7 +102,7 @@ def load(tmp_path):
 
 def test_a_set_of_too_few_documents_is_left_out_and_listed(recipe, load, folder):
     recipe["evaluation"]["perplexity"][0]["max_documents"] = 10
-    found, (not_run,) = evaluate_after_training(folder, load(recipe))
+    found, _, (not_run,) = evaluate_after_training(folder, load(recipe))
     assert (
         found is None
         and not_run.what == "domain test of domain"
@@ -113,13 +113,13 @@ def test_a_set_of_too_few_documents_is_left_out_and_listed(recipe, load, folder)
 
 def test_a_run_from_new_weights_has_no_base(recipe, load, tiny_recipe, folder):
     recipe |= {"stage": "pretrain", "model": tiny_recipe["model"]}
-    found, (not_run,) = evaluate_after_training(folder, load(recipe))
+    found, _, (not_run,) = evaluate_after_training(folder, load(recipe))
     assert found is None and "new weights" in not_run.why
 
 
 def test_no_questions_are_made_of_pairs(recipe, load, folder):
     recipe |= {"stage": "dpo", "evaluation": {"held_out_share": 0.5}}
-    assert evaluate_after_training(folder, load(recipe)) == (None, [])
+    assert evaluate_after_training(folder, load(recipe)) == (None, [], [])
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import logging
 from dataclasses import replace
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 from tiny import write_recipe
 from tiny_run import save_checkpoint
 from tiny_trainers import trainer_of
+from torch.nn.modules.module import _IncompatibleKeys
 
 from cpt.checkpoints.manifest import read_manifest, write_manifest
 from cpt.checkpoints.resume import ResumePoint
@@ -66,3 +68,26 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_command_that_starts_
         train_from(
             trainer, trainer.prepared_data, replace(point, manifest=read_manifest(checkpoint))
         )
+
+
+@pytest.mark.heavy
+def test_the_log_names_the_checkpoint_and_only_weights_that_are_missing(
+    tiny_recipe, tmp_path, caplog
+):
+    tiny_recipe["model"]["config"] = {
+        **tiny_recipe["model"]["config"],
+        "tie_word_embeddings": True,
+    }
+    trainer_of(tiny_recipe, tmp_path, steps=2, checkpoints={"every_steps": 2}).train()
+    trainer = trainer_of(tiny_recipe, tmp_path, steps=4, checkpoints={"every_steps": 2})
+    checkpoint = trainer.run_folder / "checkpoint-2"
+    caplog.set_level("INFO", logger="cpt")
+    logging.getLogger("transformers").addHandler(caplog.handler)  # it does not propagate
+    point = ResumePoint(checkpoint, read_manifest(checkpoint))
+    train_from(trainer, trainer.prepared_data, point)
+    assert f"Resuming from {checkpoint}, after step 2." in caplog.text
+    assert "missing keys" not in caplog.text
+    lost = _IncompatibleKeys(["lm_head.weight", "model.norm.weight"], [])
+    trainer._issue_warnings_after_load(lost)
+    logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert "model.norm.weight" in caplog.text and "lm_head" not in caplog.text

@@ -21,6 +21,7 @@ from cpt.contrib.merging.interpolate import Line, LinePoint, best_point, compare
 from cpt.contrib.merging.task_arithmetic import write_chat_vector
 from cpt.errors import CheckpointError, RecipeError
 from cpt.evaluation.evaluate import held_out_sets, model_at
+from cpt.evaluation.kinds import general_sets
 from cpt.export.export import finish, new_folder, write_average
 from cpt.export.proof import (
     check_vocabulary,
@@ -42,7 +43,7 @@ from cpt.models.build import DTYPES
 from cpt.models.config import weights_folder
 from cpt.recipe.load import load_recipe
 from cpt.recipe.paths import result_of_run
-from cpt.runs.folder import RECIPE
+from cpt.runs.folder import INPUTS, RECIPE, read_object
 
 MergeMethod = Literal["lora", "task_arithmetic", "average"]
 MergedDtype = Literal["stored", "bfloat16", "float16", "float32"]
@@ -214,15 +215,18 @@ def walk_line(
         raise RecipeError(
             f"--interpolate takes a run that has a base, or two models and held-out sets: {usage}"
         )
+    recorded = read_object(run / INPUTS) if run else {}
     general = {
-        *held.evaluation.retain,
+        *general_sets(own.model_dump(mode="json", by_alias=True) if own else {}, recorded),
         *(text.partition("=")[0] for text in texts if text.startswith("general")),
     }
     shares = {number / (count - 1) for number in range(count)} | (
         {share} if share is not None else set()
     )
     line = Line(*ends)
-    points = compare_points(line.walk(held, sorted(shares), general), general)
+    folder = run or Path()
+    losses = line.walk(held, sorted(shares), general, folder / "interpolation")
+    points = compare_points(losses, general)
     print_points(points)
     yield conclusion(points)
     best = best_point(points)
@@ -231,7 +235,7 @@ def walk_line(
         report = list(written(output, partial(line.write, share=share, dtype=dtype)))
         write_seal(output, report)
         yield from report
-    yield save_points(run or Path(), points)
+    yield save_points(folder, points)
     if output is not None and share is None:
         raise CheckpointError(
             f"{output} is not written: no point is best. Choose one, such as --point 0.5"

@@ -1,23 +1,37 @@
 """Walk the line between a base and the model trained from it, (1 - share) * base + share * trained: what each point
 keeps of the domain and of general text (WiSE-FT, arXiv 2109.01903)."""
 
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
+from xxhash import xxh3_128
 
 from cpt.checkpoints.model_folder import LARGEST_FILE
+from cpt.data.rows.held_out import HeldOutSet
+from cpt.data.rows.packing import PackedRows
 from cpt.errors import CheckpointError, DataError
 from cpt.evaluation.evaluate import EvaluationRequest, fitting, of_texts
-from cpt.evaluation.paired import Difference, DocumentLosses, bits_per_byte_difference
+from cpt.evaluation.paired import (
+    Difference,
+    DocumentLosses,
+    bits_per_byte_difference,
+    load_losses,
+    save_losses,
+)
 from cpt.evaluation.scoring import document_losses
 from cpt.evaluation.sets import EvaluationData, open_evaluation_sets
 from cpt.export.export import write_model_card
 from cpt.export.trained import stored_dtype
 from cpt.export.write import rounded_to
+from cpt.formatting import format_duration
 from cpt.models.build import build_model
 from cpt.models.config import load_config, weights_folder
 from cpt.models.inventory import build_on_meta
@@ -61,10 +75,18 @@ class Line:
                 )
 
     def walk(
-        self, held: EvaluationData, shares: Sequence[float], general: Collection[str]
+        self,
+        held: EvaluationData,
+        shares: Sequence[float],
+        general: Collection[str],
+        folder: Path | None = None,
     ) -> dict[float, dict[str, DocumentLosses]]:
         """The losses of each point on each held-out set, as `cpt evaluate` measures them; no point is written. Raises
-        DataError if all sets are `general`."""
+        DataError if all sets are `general`.
+
+        Args:
+            folder: keeps the losses of the points, so that none is measured twice.
+        """
         sets = open_evaluation_sets(fitting(held, self.trained), self.tokenizer)
         rows = {
             name: one.rows
@@ -74,14 +96,42 @@ class Line:
             raise DataError(
                 f"all held-out sets ({', '.join(rows)}) are general text. Add one of the domain."
             )
-        on_gpu, found = torch.cuda.is_available(), {}
+        on_gpu = torch.cuda.is_available()
+        measured, found = None, dict[float, dict[str, DocumentLosses]]()
+        if folder is not None:
+            measured = folder / self.key(rows, on_gpu=on_gpu)
+            found = losses_in(measured, shares)
+        missing = [share for share in shares if share not in found]
+        if found:
+            log.info(f"Measured before, in {measured}: {len(found)} of {len(shares)} points.")
+        if not missing:
+            return {share: found[share] for share in shares}
         model = self.load(self.trained, torch.bfloat16 if on_gpu else torch.float32)
         model.to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
-        for number, share in enumerate(shares, 1):
-            log.info(f"Point {number} of {len(shares)}: {share:g}")
+        begin = monotonic()
+        for number, share in enumerate(missing):
+            rest = len(missing) - number
+            seconds = (monotonic() - begin) / number * rest if number else 0.0
+            to_go = f", about {format_duration(seconds)} to go" if number else ""
+            log.info(f"Point {share:g}: {rest} of {len(shares)} left to measure{to_go}")
             self.put(model, share)
             found[share] = document_losses(model, rows, batch_size=8)
-        return found
+            if measured is not None:
+                save_losses(measured / f"{share!r}.npz", found[share])
+        return {share: found[share] for share in shares}
+
+    def key(self, rows: Mapping[str, HeldOutSet], *, on_gpu: bool) -> str:
+        """A hash of the weights of both ends, of the rows, and of the dtype of the computation."""
+        digest = xxh3_128()
+        for end in self.ends:
+            for name, tensor in end.items():
+                digest.update(name.encode())
+                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        for name, of_set in rows.items():
+            packed = cast(PackedRows, of_set.rows)
+            documents = [name, packed.documents.digest, packed.packing_folder.name]
+            digest.update(json.dumps([documents, on_gpu]).encode())
+        return digest.hexdigest()
 
     def write(self, output: Path, *, share: float, dtype: torch.dtype | None) -> list[str]:
         """Write one point; returns a line about it."""
@@ -92,6 +142,16 @@ class Line:
         carry_extension(self.trained.path, output)
         write_model_card(output, None, output.name)
         return [f"The point {share:g} on the line from the base to {self.trained.path}."]
+
+
+def losses_in(folder: Path, shares: Sequence[float]) -> dict[float, dict[str, DocumentLosses]]:
+    """The losses of the points that were measured before; damaged ones are measured again."""
+    found = {}
+    for share in shares:
+        with suppress(CheckpointError):
+            if (path := folder / f"{share!r}.npz").is_file():
+                found[share] = load_losses(path)
+    return found
 
 
 def refuse_unlike(base: Model, trained: Model) -> None:

@@ -206,8 +206,9 @@ def show_rewritten(done: Rewritten, output: Path) -> None:
     for reason, count in done.dropped.most_common():
         table.add_row(f"{count:,}", f"dropped: {reason}", style="yellow")
     console.print(table)
-    asked = f"{done.documents:,} documents, {done.pieces:,} texts sent to the model"
-    console.print(f"{asked}; {done.groups_done_before:,} group(s) were finished before.")
+    read = f"{done.documents:,} documents, {done.pieces:,} texts"
+    calls = f"{done.calls:,} calls answered by the model in this run"
+    console.print(f"{read}; {calls}; {done.groups_done_before:,} group(s) were finished before.")
     if done.removed:
         listed = ", ".join(
             f"{reason} from {count:,}" for reason, count in done.removed.most_common()

@@ -118,6 +118,13 @@ class Runs:
         shared = unicodedata.normalize("NFC", b" ".join(words[begin : begin + WORDS]).decode())
         return Overlap(set_name, where, shared, share, is_enough)
 
+    def copied(self, text: str) -> list[int]:
+        """The hashes of a text's runs that an evaluation document has; for a text with an overlap."""
+        runs = np.unique(runs_of(COMPARISONS[self.comparison](text)))
+        places = np.searchsorted(self.hashes, runs)
+        known = self.hashes[np.minimum(places, len(self.hashes) - 1)] == runs
+        return [int(run) for run in runs[known]]
+
     def is_own(self, text: str) -> bool:
         wanted = np.uint64(xxh3_64_intdigest(text.encode()))
         place = int(np.searchsorted(self.own, wanted))

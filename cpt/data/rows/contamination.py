@@ -9,6 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir, key_of, write_once
@@ -18,6 +19,7 @@ from cpt.data.readers.decontamination import (
     NAME,
     WORDS,
     EvaluationDocument,
+    Hashes,
     load_runs,
     read_runs,
 )
@@ -95,10 +97,23 @@ class Contamination:
         return " ".join(filter(None, parts))
 
 
-@shared_workers()
+@dataclass(frozen=True)
+class TrainingSearch:
+    contamination: Contamination
+    copied: Hashes
+    """Runs of words of evaluation documents that documents of the training have, sorted."""
+
+
 def find_contamination(
     data: Data, evaluation: Evaluation, questions: Iterable[EvaluationDocument] = ()
 ) -> Contamination:
+    return search_training(data, evaluation, questions).contamination
+
+
+@shared_workers()
+def search_training(
+    data: Data, evaluation: Evaluation, questions: Iterable[EvaluationDocument] = ()
+) -> TrainingSearch:
     """Search the training documents, after transforms and filters, for the evaluation documents, on all cores.
 
     Args:
@@ -115,12 +130,14 @@ def find_contamination(
     index = str(runs.save(default_cache_dir() / "decontamination"))
     found = {
         reported_name(source): search_source(
-            work_of(data, source, f"data.sources[{number}]"), index
+            work_of(data, source, f"data.sources[{number}]"),
+            index,
+            is_trained_on_copies=is_refused(data),
         )
         for number, source in enumerate(data.sources)
     }
     hashes = {xxh3_64_intdigest(document.text.encode()) for document in of_sets}
-    return Contamination(
+    contamination = Contamination(
         documents={name: one.documents for name, one in found.items()},
         counts={name: dict(one.counts) for name, one in found.items()},
         hits=[hit for one in found.values() for hit in one.hits],
@@ -129,6 +146,8 @@ def find_contamination(
         too_short=runs.too_short,
         num_exact_copies=sum(digest in hashes for one in found.values() for digest in one.equal),
     )
+    copied = set[int]().union(*(one.copied for one in found.values()))
+    return TrainingSearch(contamination, np.array(sorted(copied), np.uint64))
 
 
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[EvaluationDocument]:
@@ -279,7 +298,9 @@ def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
     )
 
 
-def search(work: ShardWork, index: str, pieces: Sequence[Piece]) -> "Found":
+def search(
+    work: ShardWork, index: str, is_trained_on_copies: bool, pieces: Sequence[Piece]
+) -> "Found":
     runs, found = load_runs(index), Found()
     for text, document in texts_of(work, pieces):
         if runs.is_own(text):  # held out, or a copy, which is dropped by hash
@@ -289,6 +310,8 @@ def search(work: ShardWork, index: str, pieces: Sequence[Piece]) -> "Found":
         overlap = runs.find(text)
         if overlap is None:
             continue
+        if is_trained_on_copies or not overlap.is_contaminated:
+            found.copied.update(runs.copied(text))
         if not overlap.is_contaminated:
             found.touched += 1
             continue
@@ -308,16 +331,19 @@ class Found:
     equal: list[int] = field(
         default_factory=list
     )  # hashes of texts equal to an evaluation document
+    copied: set[int] = field(default_factory=set)  # runs in documents that are not dropped
 
 
-def search_source(work: ShardWork, index: str) -> Found:
+def search_source(work: ShardWork, index: str, *, is_trained_on_copies: bool) -> Found:
     jobs = jobs_of(work.source, work.key, PIECE_BYTES)
     workers = workers_for(sum(file.size for file in files_of(work.source, work.key)), len(jobs))
     whole = Found()
-    for found in map_in_order(lambda: partial(search, work, index), jobs, workers, WORKERS_IMPORT):
+    look = partial(search, work, index, is_trained_on_copies)
+    for found in map_in_order(lambda: look, jobs, workers, WORKERS_IMPORT):
         whole.documents += found.documents
         whole.touched += found.touched
         whole.counts += found.counts
         whole.equal += found.equal
+        whole.copied |= found.copied
         whole.hits += found.hits[: LISTED - len(whole.hits)]
     return whole

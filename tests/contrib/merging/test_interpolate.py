@@ -9,6 +9,7 @@ from tiny import write_recipe
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cpt.contrib.merging import interpolate as module
 from cpt.contrib.merging.interpolate import Line, best_point, compare_points, conclusion
 from cpt.errors import CheckpointError, DataError
 from cpt.evaluation.evaluate import EvaluationRequest, measure
@@ -62,6 +63,44 @@ def test_the_ends_are_both_models_and_the_middle_is_their_stored_mean(
             Model(path=str(folder)), EvaluationRequest(held)
         ).losses.items():
             assert np.array_equal(found[share][name].nats, losses.nats), (share, name)
+
+
+@pytest.mark.heavy
+def test_points_that_were_measured_are_not_measured_again(
+    base_folder, trained_folder, texts, tmp_path, monkeypatch, caplog
+):
+    measured, measure_losses = [], module.document_losses
+
+    def walk(shares, base=base_folder, sets=texts):
+        measured.clear()
+        line = Line(Model(path=str(base)), Model(path=str(trained_folder)))
+        return line.walk(data_of_texts(sets, 64), shares, {"general"}, tmp_path)
+
+    def document_losses(*arguments, **options):
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        measured.append(1)
+        return measure_losses(*arguments, **options)
+
+    monkeypatch.setattr(module, "document_losses", document_losses)
+    caplog.set_level("INFO", logger="cpt")
+    with pytest.raises(KeyboardInterrupt):
+        walk([0, 0.25, 0.5, 1])
+    assert "2 of 4 left to measure, about" in caplog.text
+    found = walk([0, 0.25, 0.5, 1])
+    assert len(measured) == 2 and list(found) == [0, 0.25, 0.5, 1]
+    again = walk([0, 0.25, 0.5, 1])
+    assert not measured
+    monkeypatch.setattr(module, "document_losses", measure_losses)
+    line = Line(Model(path=str(base_folder)), Model(path=str(trained_folder)))
+    fresh = line.walk(data_of_texts(texts, 64), [0.25], {"general"})
+    for name, losses in fresh[0.25].items():
+        assert np.array_equal(losses.nats, again[0.25][name].nats)
+    monkeypatch.setattr(module, "document_losses", document_losses)
+    walk([0, 1], base=trained_folder)
+    assert len(measured) == 2, "another base"
+    walk([0, 1], sets=[f"domain={texts[1].partition('=')[2]}"])
+    assert len(measured) == 2, "another set"
 
 
 # --- which points help -----------------------------------------------------------------------------------------------

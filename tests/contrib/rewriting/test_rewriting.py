@@ -165,7 +165,8 @@ def test_the_command_rewrites_a_source_and_finds_it_done_the_next_time(cpt, mode
     rows = rows_of(tmp_path / "out")
     assert rows and {row["style"] for row in rows} == {"question_answers"}
     assert {row["sampling"]["max_new_tokens"] for row in rows} == {NEW_TOKENS}
-    assert "1 group(s) were finished before" in cpt(*words)[1]
+    assert "; 3 calls answered by the model in this run; 0 group(s)" in said
+    assert "; 0 calls answered by the model in this run; 1 group(s)" in cpt(*words)[1]
     code, said = cpt(*words, "--seed", 7)
     assert code == 2 and "run_seed" in said
 
