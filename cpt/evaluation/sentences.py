@@ -113,7 +113,8 @@ def size(difference: Difference, remark: str = "") -> str:
         return text
     number = difference.num_worse if is_worse else difference.items - difference.num_worse
     became = "became worse" if is_worse else "improved"
-    return f"{text}; {number:,} of {difference.items:,} documents {became}"
+    only = "only " if difference.is_on_few else ""
+    return f"{text}; {only}{number:,} of {difference.items:,} documents {became}"
 
 
 CONFIDENCE = "95 % interval"
@@ -225,10 +226,13 @@ HARM = (
     "Next: check with `cpt data preview` that held-out and training documents are alike; then train with a third of"
     " the learning rate."
 )
-HOLD_OUT = "Next: hold out more {} (`evaluation.held_out_share` or `evaluation.perplexity`), and run it again."
+HOLD_OUT = (
+    "Next: hold out more {}: files that were not trained on in `evaluation.perplexity`, or a larger"
+    " `evaluation.held_out_share`; then run it again."
+)
 FORGOT = (
-    "Next: replay more general text (a larger `weight` of its source); if that is not enough, halve the learning rate"
-    " or train an adapter (--lora)."
+    "Next: replay more general text (a source of it, or a larger `weight`); if that is not enough, halve the"
+    " learning rate or train an adapter (--lora)."
 )
 FORGOT_OF_EXAMPLES = (
     "Next: halve the learning rate, or train an adapter (--lora): both forget less."
@@ -239,14 +243,25 @@ COPIES = (
     " folders); then ask the model your own questions (cpt chat)."
 )
 EXCHANGED = (
-    "Next: check with `cpt data preview` that better and worse answers are not exchanged; then train with a third of"
-    " the learning rate."
+    "Next: check with `cpt data preview` that better and worse answers are not exchanged, in the training file or the"
+    " held-out one; if they are not, train with a third of the learning rate."
 )
 NOT_LEARNED = (
     "Next: check with `cpt data preview` that the better answers are better; then double the learning rate, or train"
     " on more pairs."
 )
 REWARD = "Next: use it as the reward of another run (stages grpo, rloo, ppo)."
+REMOVE_COPIES = (
+    "Next: remove the copies of held-out text from the training text (`Contamination` lists them; the filter"
+    " `decontaminate` drops them), and run it again."
+)
+FROM_NEW_WEIGHTS = (
+    "Next: read the samples; if they are not good enough, train on more tokens, or continue an existing base."
+)
+NO_REWARD = (
+    "Next: check that the reward can be higher, and that some answers of the model get it (`rewards`, prompts); then"
+    " train longer."
+)
 READ = (
     "Next: read the samples, ask the model your own questions (cpt chat), and measure what you need with a task"
     " (`evaluation.tasks`)."
@@ -260,6 +275,7 @@ def next_step(
     sets: Sequence[Outcome],
     *,
     can_forget: bool,
+    has_copies: bool,
 ) -> str:
     """What to do next after a run on text: the first row of docs/tutorials/your_documents.md's table that applies.
     `sets`: the outcomes of all domain sets, if they differ."""
@@ -274,11 +290,15 @@ def next_step(
         return HOLD_OUT.format("domain documents")
     if not worked(domain):
         return LEARN_MORE
-    if general is None and can_forget:
+    if not can_forget:
+        return FROM_NEW_WEIGHTS
+    if has_copies:
+        return REMOVE_COPIES
+    if domain.decides.change < SUSPICIOUS:
+        return COPIES
+    if general is None:
         return MEASURE
-    if general is not None and general.outcome() == "unknown":
+    outcome = general.outcome()
+    if outcome == "unknown" or (not direction(outcome) and loss_is_possible(general)):
         return HOLD_OUT.format("general text")
-    if general is not None and not direction(general.outcome()) and loss_is_possible(general):
-        return HOLD_OUT.format("general text")
-    is_suspicious = can_forget and domain.decides.change < SUSPICIOUS
-    return COPIES if is_suspicious else ASK
+    return ASK

@@ -37,6 +37,8 @@ from cpt.evaluation.sentences import (
     EXCHANGED,
     FORGOT_OF_EXAMPLES,
     HOLD_OUT,
+    MEASURE,
+    NO_REWARD,
     NOT_LEARNED,
     READ,
     REWARD,
@@ -94,6 +96,15 @@ class ExampleSet:
         return self.has_reference or self.is_new_head
 
     @property
+    def has_had_it(self) -> bool:
+        """Whether a head with random weights ordered the pairs as well: they are too easy to tell."""
+        return (
+            self.is_new_head
+            and self.accuracy is not None
+            and self.accuracy[0] >= max(CHANCE + NEGLIGIBLE, self.accuracy[1])
+        )
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """The confidence interval of the accuracy after the run."""
         if self.accuracy is None:
@@ -106,6 +117,8 @@ class ExampleSet:
         if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
             return None
         low, high = self.interval
+        if self.has_had_it:
+            return None
         return True if low > CHANCE else False if high < CHANCE + NEGLIGIBLE else None
 
     def sentence(self) -> str:
@@ -122,7 +135,10 @@ class ExampleSet:
                 None: "Whether it worked is unknown",
             }[self.worked]
             outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
-            return f"{outcome}: in {share} the better answer has the higher reward; half would be chance."
+            than = "half would be chance"
+            if self.has_had_it:
+                than = f"with random weights it was {100 * self.accuracy[0]:.0f} %, so these pairs are too easy"
+            return f"{outcome}: in {share} the better answer has the higher reward; {than}."
         margin = "the margin of wanted over unwanted answers"
         others = {"the mean reward": self.reward, margin: self.margin, "the loss": self.loss}
         changes = [
@@ -247,6 +263,7 @@ class Verdict:
     fallbacks: list[str] = field(
         default_factory=list
     )  # values that this machine forced, each with its reason
+    learning_rate: float | None = None  # its peak
     left_out: list[str] = field(
         default_factory=list
     )  # very long documents that were not evaluated, a sentence each set
@@ -329,20 +346,35 @@ class Verdict:
         if not self.examples:
             domain = list(self.differences(is_general=False).values())
             outcomes = [one.outcome() for one in domain]
-            return next_step(self.domain, general, outcomes, can_forget=self.base is not None)
+            return next_step(
+                self.domain,
+                general,
+                outcomes,
+                can_forget=self.base is not None,
+                has_copies=self.has_copies,
+            )
         if gives_scores(self.examples) and self.worked:
             return REWARD
         texts = [] if gives_scores(self.examples) else [self.domain, general]
         if any(one is not None and one.outcome() == "worse" for one in texts):
             return FORGOT_OF_EXAMPLES
         if self.worked:
-            return ASK
+            return ASK if general is not None else MEASURE
+        rewards = [one.reward for one in self.examples if one.reward is not None]
+        if rewards and all(after <= before for before, after in rewards):
+            return NO_REWARD
         if self.worked is False:
             is_below = any(one.interval and one.interval[1] < CHANCE for one in self.examples)
             return EXCHANGED if is_below else NOT_LEARNED
         if any(one.is_against_chance and one.interval for one in self.examples):
             return HOLD_OUT.format("pairs")
         return READ
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether training documents that contain held-out text were not dropped."""
+        dropped = sum(source.decontaminated for source in self.sources)
+        return self.contamination is not None and self.contamination.num_contaminated > dropped
 
     def skipped_sentence(self) -> str:
         """`38 of 40 steps were skipped`; empty if no step was skipped."""
@@ -440,6 +472,7 @@ def verdict_of_run(
         samples=written,
         not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
         serve=None if gives_scores(examples) else serve,
+        learning_rate=recipe.optimizer.learning_rate,
         is_complete=is_complete,
         examples=examples,
         fallbacks=read_fallbacks(folder),

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback
+from transformers.training_args import ParallelMode
 
 from cpt.optim.gradients import gradient_norm
 from cpt.training.sharded import Engine
@@ -149,7 +150,12 @@ class Dividing(nn.Linear):
 def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
     monkeypatch.setattr(Trainer, "_get_num_items_in_batch", lambda *_: torch.tensor(449.0))
     counting = CPTTrainer.__new__(CPTTrainer)
-    counting.args = SimpleNamespace(n_gpu=0, world_size=1, average_tokens_across_devices=True)
+    counting.args = SimpleNamespace(
+        n_gpu=0,
+        world_size=1,
+        average_tokens_across_devices=True,
+        parallel_mode=ParallelMode.NOT_DISTRIBUTED,
+    )
     counting.shared_rows = SimpleNamespace(parts=1)
     counting.guard = counting.gradients = SimpleNamespace(begin_step=lambda: None)
     counting.state = SimpleNamespace(global_step=0)
