@@ -118,18 +118,6 @@ def test_gigatoken_gives_the_ids_of_hugging_face(encoders, texts):
     assert fast == slowly
 
 
-@pytest.mark.parametrize("num_long", [0, 1, 3, 9])
-def test_short_texts_encoded_together_have_the_ids_of_each_alone(encoders, num_long):
-    texts = [*(f"the {number} <|endoftext|>" for number in range(9)), ""]
-    for number in range(num_long):
-        texts.insert(number * 2, f"a long text {number} " * 100)
-    for encoder in encoders:
-        alone = [encoder.encode([text]) for text in texts]
-        ids, lengths = encoder.encode(texts)
-        assert ids.tolist() == [number for part, _ in alone for number in part.tolist()]
-        assert lengths.tolist() == [len(part) for part, _ in alone]
-
-
 @pytest.fixture
 def grown(tokenizer):
     """gigatoken finds the added `word` inside other words too, where Hugging Face's tokenizer needs a whole one."""

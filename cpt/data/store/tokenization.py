@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from importlib import metadata
-from itertools import chain, compress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +28,6 @@ if TYPE_CHECKING:  # worker processes avoid importing transformers, which takes 
 
 Flat = tuple[NDArray[Any], Int64]  # ids of all texts, concatenated, and the number of ids per text
 Encode = Callable[[Sequence[str]], Flat]
-# Texts of at most so many characters are encoded together if a batch has mostly such; padding is slow for longer ones.
-SHORT_TEXT, MOSTLY = 500, 0.75
 PIECE = 50_000  # characters per text in the comparison: Hugging Face's encoder is slow
 
 HARD_STRINGS = [
@@ -61,22 +58,10 @@ Ids = NDArray[np.unsignedinteger]
 
 def encode_by_gigatoken(model: str, texts: Sequence[str]) -> Flat:
     # Not `encode_batch`: its result is an awkward array, and importing awkward takes as long as encoding 60 MB.
-    tokenizer = gigatoken_of(model)
-    is_short = np.fromiter(map(len, texts), np.int64, len(texts)) <= SHORT_TEXT
-    if is_short.sum() < MOSTLY * len(texts):
-        parts = [tokenizer.encode(text) for text in texts]
-        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-        return np.concatenate([np.empty(0, np.uint32), *parts]), lengths
-    short = list(compress(texts, is_short))
-    rows, lengths_of_short = tokenizer.encode_batch_padded(short, pad_id=0, parallel=False)
-    ids = rows[np.arange(rows.shape[1]) < lengths_of_short[:, None]]
-    long = [tokenizer.encode(text) for text in compress(texts, ~is_short)]
-    lengths = np.zeros(len(texts), np.int64)
-    lengths[is_short] = lengths_of_short
-    between = np.split(ids, lengths.cumsum()[~is_short])
-    lengths[~is_short] = list(map(len, long))
-    parts = [*chain.from_iterable(zip(between, long, strict=False)), between[-1]]
-    return np.concatenate(parts), lengths
+    encode = gigatoken_of(model).encode
+    parts = [encode(text) for text in texts]
+    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    return np.concatenate([np.empty(0, np.uint32), *parts]), lengths
 
 
 @lru_cache(maxsize=2)  # build a tokenizer's tables once per process
