@@ -255,9 +255,7 @@ REMOVE_COPIES = (
     "Next: remove the copies of held-out text from the training text (`Contamination` lists them; the filter"
     " `decontaminate` drops them), and run it again."
 )
-FROM_NEW_WEIGHTS = (
-    "Next: read the samples; if they are not good enough, train on more tokens, or continue an existing base."
-)
+FROM_NEW_WEIGHTS = "Next: read the samples; if they are not good, train on more tokens, or continue an existing base."
 NO_REWARD = (
     "Next: check that the reward can be higher, and that some answers of the model get it (`rewards`, prompts); then"
     " train longer."

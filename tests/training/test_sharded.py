@@ -155,10 +155,12 @@ def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
         world_size=1,
         average_tokens_across_devices=True,
         parallel_mode=ParallelMode.NOT_DISTRIBUTED,
+        device=torch.device("cpu"),
     )
     counting.shared_rows = SimpleNamespace(parts=1)
     counting.guard = counting.gradients = SimpleNamespace(begin_step=lambda: None)
     counting.state = SimpleNamespace(global_step=0)
+    counting.engine = SimpleNamespace(begin_step=lambda: None)
     _, labels = counting.get_batch_samples(iter([]), 0, torch.device("cpu"))
     with alone_in_a_group():
         model = Dividing(2, 1)
