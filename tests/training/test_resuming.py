@@ -81,8 +81,8 @@ def test_the_log_names_the_checkpoint_and_only_weights_that_are_missing(
     trainer_of(tiny_recipe, tmp_path, steps=2, checkpoints={"every_steps": 2}).train()
     trainer = trainer_of(tiny_recipe, tmp_path, steps=4, checkpoints={"every_steps": 2})
     checkpoint = trainer.run_folder / "checkpoint-2"
-    caplog.set_level("INFO", logger="cpt")
-    caplog.set_level("WARNING", logger="transformers")  # a command that ran before may have set it
+    for name in ("cpt", "transformers", "transformers.trainer"):
+        caplog.set_level("INFO", logger=name)  # a test that ran before may have set it
     logging.getLogger("transformers").addHandler(caplog.handler)  # it does not propagate
     point = ResumePoint(checkpoint, read_manifest(checkpoint))
     train_from(trainer, trainer.prepared_data, point)
