@@ -113,8 +113,7 @@ def size(difference: Difference, remark: str = "") -> str:
         return text
     number = difference.num_worse if is_worse else difference.items - difference.num_worse
     became = "became worse" if is_worse else "improved"
-    only = "only " if difference.is_on_few else ""
-    return f"{text}; {only}{number:,} of {difference.items:,} documents {became}"
+    return f"{text}; {number:,} of {difference.items:,} documents {became}"
 
 
 CONFIDENCE = "95 % interval"

@@ -359,7 +359,7 @@ class Verdict:
         if any(one is not None and one.outcome() == "worse" for one in texts):
             return FORGOT_OF_EXAMPLES
         if self.worked:
-            return ASK if general is not None else MEASURE
+            return ASK if any(texts) else MEASURE
         rewards = [one.reward for one in self.examples if one.reward is not None]
         if rewards and all(after <= before for before, after in rewards):
             return NO_REWARD
