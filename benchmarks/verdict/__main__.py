@@ -1,4 +1,4 @@
-"""How often does a verdict mislead? `python -m benchmarks.verdict`: 10 minutes on 2 cores.
+"""How often does a verdict mislead? `python -m benchmarks.verdict`: 20 minutes on 2 cores.
 
 Simulated held-out sets, with their longest documents left out as cpt does, go through the product's own functions and
 through other rules on the same numbers. Writes benchmarks/results/verdict.json.
@@ -115,14 +115,13 @@ def rounded_quantile(level: float, degrees: float) -> float:
 
 
 def tally(low: Floats, high: Floats, truth: float, rise: float) -> Floats:
-    """Intervals that cover the truth, that are below 0, above 0, and above 0 after a rise."""
-    center = truth if truth else 0.0
+    """Intervals that cover the truth, are below it, above it, and above it after a rise."""
     return np.array(
         [
             ((low <= truth) & (truth <= high)).sum(),
-            (high < center).sum(),
-            (low > center).sum(),
-            (low + rise > center).sum(),
+            (high < truth).sum(),
+            (low > truth).sum(),
+            (low + rise > truth).sum(),
         ],
         np.float64,
     )

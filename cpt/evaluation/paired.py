@@ -29,7 +29,7 @@ NORMAL_QUANTILE = NormalDist().inv_cdf((1 + LEVEL) / 2)
 FEWEST = 2
 FEW = 20  # with fewer documents, the report mentions it
 TOO_FEW = 7  # with fewer documents the result is unknown: skewed changes mislead too often
-FEW_TO_EXCLUDE = 8  # with so many documents or fewer, "no change found" would promise too much
+FEW_TO_EXCLUDE = 8  # with at most this many documents, "no change found" would promise too much
 MOST_FOR_SKEWNESS = 2.0  # limit of Hall's quantile, in multiples of Student's
 NEGLIGIBLE = 0.02  # share of bits per byte or of a score; for accuracies, 2 points
 DOMINANT = 0.25  # share of the bytes in one document
@@ -190,7 +190,7 @@ class Difference:
 
     @property
     def is_dominated(self) -> bool:
-        """Whether one document has so many of the bytes that it may decide their change alone."""
+        """Whether one document has enough of the bytes to decide their change alone."""
         return self.largest_share is not None and self.largest_share > DOMINANT
 
     @property

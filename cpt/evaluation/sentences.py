@@ -1,4 +1,4 @@
-"""What a verdict says in words: the outcome of a difference, its size, and what to do next."""
+"""The sentences of a verdict: the outcome of a difference, its size, and what to do next."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from cpt.evaluation.paired import (
 )
 
 DECIDING = 1 + NormalDist().inv_cdf(POWER) / NORMAL_QUANTILE
-"""A change of so many half widths of its interval is found with a chance of `POWER`."""
+"""A change of this many half widths of its interval is found with a chance of `POWER`."""
 
 
 def worked(domain: Difference) -> bool | None:
