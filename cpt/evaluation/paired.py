@@ -421,16 +421,16 @@ class Transitions:
     first_lost: list[str]
 
     def __str__(self) -> str:
-        chance = (
-            "unknown, so not corrected" if self.chance is None else f"{100 * self.chance:.0f} %"
-        )
         forgotten, learned = (
             "{:.1f} % (95 % interval {:.1f} to {:.1f} %)".format(*(100 * value for value in share))
             for share in (self.forgotten, self.learned)
         )
         counts = f"{self.lost:,} right -> wrong, {self.won:,} wrong -> right"
+        if self.chance is None:
+            return f"{counts}; forgotten {forgotten}, learned {learned} (lucky guesses included)"
         return (
-            f"{counts}; forgotten {forgotten}, learned {learned}; chance of a lucky guess: {chance}"
+            f"{counts}; without lucky guesses ({100 * self.chance:.0f} % each):"
+            f" forgotten {forgotten}, learned {learned}"
         )
 
 

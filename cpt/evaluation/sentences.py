@@ -225,8 +225,12 @@ HARM = (
     "Next: check with `cpt data preview` that held-out and training documents are alike; then train with a third of"
     " the learning rate."
 )
-HOLD_OUT = (
-    "Next: hold out more {}: files that were not trained on in `evaluation.perplexity`, or a larger"
+COMPARE_MORE = (
+    "Next: compare with the base on more {} that was not trained on: `cpt evaluate RUN --against BASE --text"
+    " more=FILE`; hold out more of it in the next run (`evaluation.held_out_share`, `evaluation.perplexity`)."
+)
+HOLD_OUT_PAIRS = (
+    "Next: hold out more pairs: files that were not trained on in `evaluation.perplexity`, or a larger"
     " `evaluation.held_out_share`; then run it again."
 )
 FORGOT = (
@@ -278,13 +282,13 @@ def next_step(
     `sets`: the outcomes of all domain sets, if they differ."""
     forgot = general is not None and general.outcome() == "worse"
     if domain is None:
-        return HOLD_OUT.format("domain documents")
+        return COMPARE_MORE.format("domain text")
     if domain.outcome() == "worse" or "worse" in sets:
         return HARM
     if forgot:
         return FORGOT if domain.outcome() == "better" else HARM
     if worked(domain) is None:
-        return HOLD_OUT.format("domain documents")
+        return COMPARE_MORE.format("domain text")
     if not worked(domain):
         return LEARN_MORE
     if not can_forget:
@@ -297,5 +301,5 @@ def next_step(
         return MEASURE
     outcome = general.outcome()
     if outcome == "unknown" or (not direction(outcome) and loss_is_possible(general)):
-        return HOLD_OUT.format("general text")
+        return COMPARE_MORE.format("general text")
     return ASK

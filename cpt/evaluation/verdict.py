@@ -36,7 +36,7 @@ from cpt.evaluation.sentences import (
     ASK,
     EXCHANGED,
     FORGOT_OF_EXAMPLES,
-    HOLD_OUT,
+    HOLD_OUT_PAIRS,
     MEASURE,
     NO_REWARD,
     NOT_LEARNED,
@@ -367,7 +367,7 @@ class Verdict:
             is_below = any(one.interval and one.interval[1] < CHANCE for one in self.examples)
             return EXCHANGED if is_below else NOT_LEARNED
         if any(one.is_against_chance and one.interval for one in self.examples):
-            return HOLD_OUT.format("pairs")
+            return HOLD_OUT_PAIRS
         return READ
 
     @property

@@ -575,8 +575,14 @@ def check_retained_sets(data: Data, evaluation: Evaluation) -> Violations:
             text = f"unknown held-out set `{name}`.{did_you_mean(name, [*names, *RETAIN_PRESETS])}"
             sets = f"Sets: {', '.join(names) or 'none'}. Words that add one: {', '.join(RETAIN_PRESETS)}"
             yield Violation(("evaluation", "retain", name), f"{text} {sets}")
-    if evaluation.retain and names and not set(names) - set(evaluation.retain):
+    replayed = {reported_name(source) for source in data.sources if source.replay_kl}
+    if not names or set(names) - set(evaluation.retain) - replayed:
+        return
+    if evaluation.retain:
         yield Violation("evaluation.retain", "must leave at least one held-out set for the domain")
+    else:
+        text = "holds out only replayed text (`replay_kl`): hold out domain text, too"
+        yield Violation("evaluation", text)
 
 
 def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:

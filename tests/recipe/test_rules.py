@@ -26,6 +26,7 @@ NEAR = "data.sources[0].replay_kl=0.1"
         (SCRATCH, [f"model={LLAMA}, path: a/b}}"], "`model.path` effect"),
         (SCRATCH, ["model={path: a/b, from_scratch: true, lora: {}}"], "LoRA weights"),
         ("stage: dpo\n", [NEAR], "`data.sources[0].replay_kl` `stage`"),
+        ("", [NEAR, "evaluation.held_out_share=0.1"], "`evaluation` replayed domain"),
         (SCRATCH, [f"model={LLAMA}}}", NEAR], "`data.sources[0].replay_kl` `model.from_scratch`"),
         (
             "",
