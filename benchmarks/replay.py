@@ -1,6 +1,6 @@
 """`python -m benchmarks.replay`: continue with no replay, public replay, and samples of the base itself (arXiv 2605.26097).
 
-Writes benchmarks/results/replay.json and its table in benchmarks/README.md; `--page` only writes the table.
+Writes benchmarks/results/replay.json and its table in benchmarks/README.md; `--page` only writes the table, `--speed` only measures what the KL term costs (3 minutes).
 """  # noqa: E501
 
 import argparse
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
@@ -41,6 +42,7 @@ ARMS: dict[
     SELF: None,
     **{f"{SELF} + KL {weight:g}": weight for weight in KL_WEIGHTS},
 }
+SPEED_STEPS, SPEED_TURNS = 50, 5
 SET_NAMES = {DOMAIN: "domain", GENERAL: "general"}
 
 
@@ -53,30 +55,24 @@ def main() -> None:
         "--folder", type=Path, help="keeps the runs; finished ones are not run again"
     )
     parser.add_argument("--page", action="store_true", help="only write the table again")
+    parser.add_argument("--speed", action="store_true", help="only measure the speeds again")
     options = parser.parse_args()
     if not options.page:
         show_log()
         disable_progress_bar()
+        results = json.loads(RESULTS.read_text()) if options.speed else {}
         with tempfile.TemporaryDirectory() as temporary:
-            results = measure((options.folder or Path(temporary)).resolve(), options.seeds)
+            folder = (options.folder or Path(temporary)).resolve()
+            if not options.speed:
+                results = measure(folder, options.seeds)
+            results["speed"] = measure_speed(folder)
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write_part("benchmarks.replay", page(json.loads(RESULTS.read_text())))
 
 
 def measure(folder: Path, seeds: int) -> dict[str, Any]:
     """Train the base and every arm of every seed: bits per byte of both held-out sets after the last step."""
-    texts = write_library(Path(sysconfig.get_path("stdlib")), folder / "corpus")
-    del texts["weak"]
-    experiment = Experiment(texts, folder / "tokenizer", folder)
-    if not experiment.tokenizer.exists():
-        recipe = load_recipe(
-            RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"]
-        )
-        train_bpe(
-            tokenizer_texts(texts),
-            int((recipe.model.config or {})["vocab_size"]),
-            experiment.tokenizer,
-        )
+    experiment = prepare(folder)
     runs: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in (BASE, *ARMS)}
     for seed in range(1, seeds + 1):
         runs[BASE].append(experiment.run_base(seed).bits_per_byte)
@@ -84,8 +80,9 @@ def measure(folder: Path, seeds: int) -> dict[str, Any]:
             folder / f"{BASE}-seed{seed}" / "final", folder / f"samples-seed{seed}", seed
         )
         for arm, kl in ARMS.items():
-            replayed = {NONE: None, PUBLIC: texts[GENERAL].train}.get(arm, samples)
-            runs[arm].append(run_arm(experiment, arm, seed, replayed, kl))
+            replayed = {NONE: None, PUBLIC: experiment.texts[GENERAL].train}.get(arm, samples)
+            metrics = run_arm(experiment, arm, seed, replayed, kl)
+            runs[arm].append(read_course(metrics)[-1].bits_per_byte)
     return {
         "python": platform.python_version(),
         "libraries": {name: metadata.version(name) for name in ("torch", "transformers")},
@@ -100,6 +97,48 @@ def measure(folder: Path, seeds: int) -> dict[str, Any]:
     }
 
 
+def prepare(folder: Path) -> Experiment:
+    """The texts, and a tokenizer for them."""
+    texts = write_library(Path(sysconfig.get_path("stdlib")), folder / "corpus")
+    del texts["weak"]
+    experiment = Experiment(texts, folder / "tokenizer", folder)
+    if not experiment.tokenizer.exists():
+        recipe = load_recipe(
+            RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"]
+        )
+        train_bpe(
+            tokenizer_texts(texts),
+            int((recipe.model.config or {})["vocab_size"]),
+            experiment.tokenizer,
+        )
+    return experiment
+
+
+def measure_speed(folder: Path) -> dict[str, Any]:
+    """Tokens per second with the KL term, relative to the same rows without it; both take turns."""
+    experiment = prepare(folder)
+    experiment.run_base(1)
+    base = folder / f"{BASE}-seed1" / "final"
+    samples = folder / "samples-seed1"
+    if not samples.exists():
+        generate(base, samples, 1)
+    ratios = []
+    for turn in range(SPEED_TURNS):
+        speeds = [
+            tokens_per_second(
+                run_arm(experiment, f"speed{turn} {kl}", 1, samples, kl, steps=SPEED_STEPS)
+            )
+            for kl in (None, KL_WEIGHTS[-1])
+        ]
+        ratios.append(speeds[1] / speeds[0])
+    return {"share": SHARE, "ratio": median(ratios), "ratios": sorted(ratios)}
+
+
+def tokens_per_second(metrics: Path) -> float:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return median(line["tokens_per_second"] for line in lines if "tokens_per_second" in line)
+
+
 def generate(base: Path, output: Path, seed: int) -> Path:
     """Samples of the base, enough for one epoch of the replayed tokens."""
     tokens = round(1.1 * SHARE * SCALE.tokens)
@@ -109,8 +148,15 @@ def generate(base: Path, output: Path, seed: int) -> Path:
 
 
 def run_arm(
-    experiment: Experiment, arm: str, seed: int, replayed: Path | None, kl: float | None
-) -> Mapping[str, float]:
+    experiment: Experiment,
+    arm: str,
+    seed: int,
+    replayed: Path | None,
+    kl: float | None,
+    steps: int | None = None,
+) -> Path:
+    """Train it, for all of the tokens or for some steps, unless it is finished already; returns its metrics."""
+    tokens = SCALE.tokens if steps is None else steps * SCALE.batch_tokens
     sources: list[dict[str, Any]] = [
         {"path": str(experiment.texts[DOMAIN].train), "name": "domain"}
     ]
@@ -127,15 +173,16 @@ def run_arm(
         f"output_dir={experiment.folder}",
         f"model.path={experiment.folder / f'{BASE}-seed{seed}' / 'final'}",
         f"data.sources={json.dumps(sources)}",
-        f"budget.tokens={SCALE.tokens}",
+        f"budget.tokens={tokens}",
         f"budget.global_batch_tokens={SCALE.batch_tokens}",
         "training.per_device_train_batch_size=2",
         f"optimizer.learning_rate={LEARNING_RATE!r}",
         f"evaluation.perplexity={json.dumps(sets)}",
         "evaluation.prompts=[]",
     ]
-    run = train(load_recipe(RECIPES / "demo.yaml", overrides)).parent
-    return read_course(run / "metrics.jsonl")[-1].bits_per_byte
+    if steps is not None:
+        overrides.append("training.logging_steps=5")
+    return train(load_recipe(RECIPES / "demo.yaml", overrides)).parent / "metrics.jsonl"
 
 
 def compare(arm: str, runs: Mapping[str, list[Mapping[str, float]]]) -> dict[str, Any]:
@@ -178,7 +225,12 @@ def page(results: Mapping[str, Any]) -> str:
         "general, against the base",
         "against no replay",
     ]
-    return begin + table(heads, rows)
+    speed = results["speed"]
+    end = (
+        f"\nSpeed with the KL term: {speed['ratio']:.2f} times the tokens per second of the same rows without it"
+        f" ({speed['ratios'][0]:.2f} to {speed['ratios'][-1]:.2f} in {len(speed['ratios'])} turns on a CPU).\n"
+    )
+    return begin + table(heads, rows) + end
 
 
 def percent(found: Mapping[str, Any]) -> str:
