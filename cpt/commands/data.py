@@ -23,6 +23,7 @@ from cpt.data.readers.columns import form_of_source, sections_of
 from cpt.data.readers.documents import BadRow
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import pieces_of, read_piece
+from cpt.data.rows.contamination import is_refused
 from cpt.data.rows.packing import pack
 from cpt.data.rows.selection import is_held_out, longest_held_out
 from cpt.data.store.tokenization import DocumentEncoder
@@ -132,6 +133,20 @@ def preview_command(
             show_examples(console, kept[:rows], encoder, tokenizer)
         elif kept and rows:
             show_rows(console, kept, encoder, tokenizer, loaded, rows)
+    if comparisons := compared_later(loaded):
+        line = f"Not applied here: {' and '.join(comparisons)}. `cpt mixture {recipe}` counts what they drop."
+        console.print(line, markup=False)
+
+
+def compared_later(recipe: Recipe) -> list[str]:
+    """What drops documents by comparing all of them, which a preview does not read."""
+    comparisons = []
+    if recipe.data.deduplicate is not None:
+        comparisons.append("`data.deduplicate`")
+    is_evaluated = recipe.evaluation.perplexity or recipe.evaluation.held_out_share is not None
+    if is_evaluated and not is_refused(recipe.data):
+        comparisons.append("decontamination against held-out text")
+    return comparisons
 
 
 def split_held_out(

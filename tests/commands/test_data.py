@@ -155,6 +155,23 @@ def test_preview_counts_the_documents_that_a_run_trains_on(cpt, tiny_recipe, tmp
     assert previewed.groups() == forecast.groups() and int(previewed[2]) > 0
 
 
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"deduplicate": "near"}, ["`data.deduplicate`", "decontamination"]),
+        ({"filters": [{"name": "decontaminate", "own_evaluation": False}]}, []),
+    ],
+)
+def test_preview_names_what_only_a_comparison_of_all_documents_drops(
+    cpt, tiny_recipe, tmp_path, section, named
+):
+    tiny_recipe["data"] |= section
+    tiny_recipe["evaluation"] = {"held_out_share": 0.3}
+    said = cpt("data", "preview", write_recipe(tiny_recipe, tmp_path / "r.yaml"))[1]
+    line = said.partition("Not applied here: ")[2]
+    assert bool(line) == bool(named) and all(name in line for name in named)
+
+
 @pytest.mark.heavy
 def test_ingest_converts_documents_and_names_those_it_cannot_read(cpt, tmp_path, monkeypatch):
     monkeypatch.setenv("CPT_WORKERS", "1")
