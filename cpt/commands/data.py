@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -133,20 +134,20 @@ def preview_command(
             show_examples(console, kept[:rows], encoder, tokenizer)
         elif kept and rows:
             show_rows(console, kept, encoder, tokenizer, loaded, rows)
-    if comparisons := compared_later(loaded):
-        line = f"Not applied here: {' and '.join(comparisons)}. `cpt mixture {recipe}` counts what they drop."
-        console.print(line, markup=False)
+    show_comparisons(console, loaded, recipe)
 
 
-def compared_later(recipe: Recipe) -> list[str]:
-    """What drops documents by comparing all of them, which a preview does not read."""
+def show_comparisons(console: Console, recipe: Recipe, path: Path) -> None:
+    """Print what drops documents by comparing all of them, which a preview does not read."""
     comparisons = []
     if recipe.data.deduplicate is not None:
         comparisons.append("`data.deduplicate`")
     is_evaluated = recipe.evaluation.perplexity or recipe.evaluation.held_out_share is not None
     if is_evaluated and not is_refused(recipe.data):
         comparisons.append("decontamination against held-out text")
-    return comparisons
+    if comparisons:
+        line = f"Not applied here: {' and '.join(comparisons)}. `cpt mixture {path}` counts what they drop."
+        console.print(line, markup=False)
 
 
 def split_held_out(

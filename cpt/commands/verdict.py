@@ -128,7 +128,7 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
     console.print(
         f"Page: {run.folder / VERDICT_PAGE}", f"Model: {run.export_folder}", sep="\n", markup=False
     )
-    if verdict.serve:
+    if verdict.serve and verdict.is_usable:
         console.print(f"Serve it: {verdict.serve}", markup=False)
 
 

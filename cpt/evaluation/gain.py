@@ -26,6 +26,7 @@ from cpt.evaluation.scoring import (
 from cpt.evaluation.sets import EvaluationSet
 
 LEAST = 0.1  # share of the gain; less is not reported
+MOST = 0.5  # share of the gain; more is reported with the result
 LINES, PHRASES, OTHER = range(3)
 UNKNOWN = 3  # tokens of a document whose characters cannot be located
 # A character that is a word, or the text between two blanks: several words may have the same place.
@@ -52,6 +53,11 @@ class Gain:
     phrases: float  # share from runs of words that training documents have, outside these lines
     line: str
     unknown: int = 0  # documents that are not part of this, because their tokens cannot be located
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether most of the gain may be learned by heart."""
+        return self.phrases > MOST
 
     def sentences(self) -> list[str]:
         found = []

@@ -429,7 +429,7 @@ class Transitions:
         if self.chance is None:
             return f"{counts}; forgotten {forgotten}, learned {learned} (lucky guesses included)"
         return (
-            f"{counts}; without lucky guesses ({100 * self.chance:.0f} % each):"
+            f"{counts}; lucky guesses ({100 * self.chance:.0f} % each) explain all but:"
             f" forgotten {forgotten}, learned {learned}"
         )
 

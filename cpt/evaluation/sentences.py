@@ -213,10 +213,16 @@ def pairs(difference: Difference) -> str:
 
 
 def dominated(difference: Difference) -> str:
-    return f"one document has {percent(difference.largest_share)} of the bytes: the change per byte is mostly its own."
+    share = difference.largest_share or 0
+    weight = "mostly its own" if share > 0.5 else "to that part its own"
+    return f"one document has {percent(share)} of the bytes: the change per byte is {weight}."
 
 
 ASK = "Next: ask the model your own questions (cpt chat), then export it (cpt export)."
+RAISE_RATE = (
+    "Next: train with a learning rate ten times higher: this one hardly changed the model. First check with"
+    " `cpt data preview` that the text is new to the base."
+)
 LEARN_MORE = (
     "Next: check with `cpt data preview` that the text is clean and new to the base; then double the learning rate, or"
     " train on more tokens."
@@ -225,13 +231,25 @@ HARM = (
     "Next: check with `cpt data preview` that held-out and training documents are alike; then train with a third of"
     " the learning rate."
 )
+GREAT_HARM = (
+    "Next: check with `cpt data preview` that the training text is right, and like the held-out text; then train with"
+    " a tenth of the learning rate or less."
+)
+UNEQUAL = (
+    "Next: train on text like that of the sets that became worse, too (a source of it, or a larger `weight`); if it"
+    " is not your domain, name them in `evaluation.retain`."
+)
 COMPARE_MORE = (
     "Next: compare with the base on more {} that was not trained on: `cpt evaluate RUN --against BASE --text"
     " more=FILE`; hold out more of it in the next run (`evaluation.held_out_share`, `evaluation.perplexity`)."
 )
 HOLD_OUT_PAIRS = (
     "Next: hold out more pairs: files that were not trained on in `evaluation.perplexity`, or a larger"
-    " `evaluation.held_out_share`; then run it again."
+    " `evaluation.held_out_share`; then train again."
+)
+HARDER_PAIRS = (
+    "Next: hold out harder pairs, alike in length and style, and train again: new weights order these without"
+    " training."
 )
 FORGOT = (
     "Next: replay more general text (a source of it, or a larger `weight`); if that is not enough, halve the"
@@ -240,7 +258,10 @@ FORGOT = (
 FORGOT_OF_EXAMPLES = (
     "Next: halve the learning rate, or train an adapter (--lora): both forget less."
 )
-MEASURE = "Next: measure forgetting before you use the model: hold out general text (`evaluation.retain: general`)."
+MEASURE = (
+    "Next: measure forgetting before you use the model: `cpt evaluate RUN --against BASE --text general=FILE`, with"
+    " general text; in the next run, `evaluation.retain: general`."
+)
 COPIES = (
     "Next: look for near copies before you believe so large a gain (`data.deduplicate: near`, or hold out whole"
     " folders); then ask the model your own questions (cpt chat)."
@@ -260,14 +281,16 @@ REMOVE_COPIES = (
 )
 FROM_NEW_WEIGHTS = "Next: read the samples; if they are not good, train on more tokens, or continue an existing base."
 NO_REWARD = (
-    "Next: check that the reward can be higher, and that some answers of the model get it (`rewards`, prompts); then"
-    " train longer."
+    "Next: let the base answer some prompts several times, and look at the rewards of its answers; if none differs,"
+    " change `rewards` or the prompts, else train longer."
 )
 READ = (
     "Next: read the samples, ask the model your own questions (cpt chat), and measure what you need with a task"
     " (`evaluation.tasks`)."
 )
 SUSPICIOUS = -1 / 3  # change of domain text
+GREAT = 0.2  # change of domain text
+UNMOVED = 1e-3  # of domain text: less is no effect of training
 
 
 def next_step(
@@ -277,25 +300,29 @@ def next_step(
     *,
     can_forget: bool,
     has_copies: bool,
+    are_documents: bool = True,
 ) -> str:
     """What to do next after a run on text: the first row of docs/tutorials/your_documents.md's table that applies.
-    `sets`: the outcomes of all domain sets, if they differ."""
+    `sets`: the outcomes of all domain sets, if they differ. `are_documents`: not conversations, whose form is learned
+    in a few steps and makes large gains usual."""
     forgot = general is not None and general.outcome() == "worse"
     if domain is None:
         return COMPARE_MORE.format("domain text")
+    if "worse" in sets and "better" in sets:
+        return UNEQUAL
     if domain.outcome() == "worse" or "worse" in sets:
-        return HARM
+        return GREAT_HARM if domain.decides.change > GREAT else HARM
     if forgot:
         return FORGOT if domain.outcome() == "better" else HARM
     if worked(domain) is None:
         return COMPARE_MORE.format("domain text")
     if not worked(domain):
-        return LEARN_MORE
+        return RAISE_RATE if abs(domain.decides.change) < UNMOVED else LEARN_MORE
     if not can_forget:
         return FROM_NEW_WEIGHTS
     if has_copies:
         return REMOVE_COPIES
-    if domain.decides.change < SUSPICIOUS:
+    if are_documents and domain.decides.change < SUSPICIOUS:
         return COPIES
     if general is None:
         return MEASURE

@@ -37,6 +37,7 @@ class EvaluationData:
     data: Data  # transforms, policies, and sources for shares of them
     evaluation: Evaluation
     seed: int = 0
+    form: str = "document"  # of the rows: see `cpt.data.readers.columns`
     earlier: Sequence[EndedStretch] = ()
     """Of a run whose mixture changed: they decide which documents are held out of later sources."""
 
@@ -69,12 +70,17 @@ def data_of_recipe(recipe: Recipe, run: Path | None = None) -> EvaluationData:
             f"the recipe `{recipe.name}` has no held-out documents. Set `evaluation.held_out_share` or"
             " `evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
         )
-    data, evaluation = with_form(phases_in_tokens(recipe), evaluation, form_of_stage(recipe.stage))
     lines = read_history(run) if run is not None else []
     stretches = part_after(
         lines, max((line["step"] for line in lines), default=0), recipe
     ).stretches
-    return EvaluationData(data, evaluation, recipe.seed, ended_stretches(stretches))
+    return EvaluationData(
+        phases_in_tokens(recipe),
+        evaluation,
+        recipe.seed,
+        form=form_of_stage(recipe.stage),
+        earlier=ended_stretches(stretches),
+    )
 
 
 def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -> EvaluationData:
@@ -105,6 +111,7 @@ def open_evaluation_sets(
         seed=held.seed,
         evaluation=held.evaluation,
         cache_dir=cache,
+        form=held.form,
         earlier=held.earlier,
     )
     tokenized = prepared.tokenized
@@ -116,9 +123,10 @@ def sets_by_name(
 ) -> dict[str, EvaluationSet]:
     """The sets with separate files."""
     sets: dict[str, EvaluationSet] = {}
-    for number, source in enumerate(held.evaluation.perplexity):
+    data, evaluation = with_form(held.data, held.evaluation, held.form)
+    for number, source in enumerate(evaluation.perplexity):
         tokenized = open_source(
-            held.data, source, f"evaluation.perplexity[{number}]", encoder, cache, held.seed
+            data, source, f"evaluation.perplexity[{number}]", encoder, cache, held.seed
         )
         make_shards(everything([tokenized]))
         tokenized.finish()

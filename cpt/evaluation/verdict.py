@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment
 
+from cpt.data.readers.columns import form_of_stage
 from cpt.data.readers.decontamination import REASON
 from cpt.data.rows.contamination import Contamination
 from cpt.errors import CheckpointError
@@ -18,6 +19,7 @@ from cpt.evaluation.gain import Gain
 from cpt.evaluation.kinds import domain_weights, general_sets
 from cpt.evaluation.paired import (
     EXAMPLES,
+    FEW_TO_EXCLUDE,
     LEVEL,
     NEGLIGIBLE,
     TOO_FEW,
@@ -36,6 +38,7 @@ from cpt.evaluation.sentences import (
     ASK,
     EXCHANGED,
     FORGOT_OF_EXAMPLES,
+    HARDER_PAIRS,
     HOLD_OUT_PAIRS,
     MEASURE,
     NO_REWARD,
@@ -136,6 +139,8 @@ class ExampleSet:
             }[self.worked]
             outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
             than = "half would be chance"
+            if self.examples < TOO_FEW:
+                than += f"; {self.examples} pairs are too few"
             if self.has_had_it:
                 than = f"with random weights it was {100 * self.accuracy[0]:.0f} %, so these pairs are too easy"
             return f"{outcome}: in {share} the better answer has the higher reward; {than}."
@@ -269,6 +274,7 @@ class Verdict:
     )  # very long documents that were not evaluated, a sentence each set
 
     gain: list[Gain] = field(default_factory=list)  # of the domain sets that improved
+    are_documents: bool = True  # what was trained on; False: conversations or pairs
 
     def differences(self, *, is_general: bool) -> dict[str, Difference]:
         """Of the sets of a kind, by name."""
@@ -313,12 +319,22 @@ class Verdict:
             forgetting = self.of_kind(general_sentence, self.general, "general text")
             sentences = [
                 *self.of_kind(domain_sentence, self.domain, "domain text"),
+                *self.doubts(),
                 *(forgetting or self.not_measured()),
             ]
         skipped, steps = self.skipped_steps
         if skipped and skipped >= MUCH_SKIPPED * steps:
             sentences.append(self.skipped_sentence())
         return sentences
+
+    def doubts(self) -> list[str]:
+        """Sets of which most of the gain may be learned by heart."""
+        names = [f"`{gain.set_name}`" for gain in self.gain if gain.is_copied]
+        if not names:
+            return []
+        return [
+            f"But most of the gain on {', '.join(names)} is in phrases that training documents also have."
+        ]
 
     def not_measured(self, what: str = "general text") -> list[str]:
         """A model from new weights has nothing to forget."""
@@ -352,6 +368,7 @@ class Verdict:
                 outcomes,
                 can_forget=self.base is not None,
                 has_copies=self.has_copies,
+                are_documents=self.are_documents,
             )
         if gives_scores(self.examples) and self.worked:
             return REWARD
@@ -366,9 +383,17 @@ class Verdict:
         if self.worked is False:
             is_below = any(one.interval and one.interval[1] < CHANCE for one in self.examples)
             return EXCHANGED if is_below else NOT_LEARNED
+        if any(pairs.has_had_it for pairs in self.examples):
+            return HARDER_PAIRS
         if any(one.is_against_chance and one.interval for one in self.examples):
             return HOLD_OUT_PAIRS
         return READ
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the page shows how to serve the model: nothing became worse, and it is not learned by heart."""
+        has_harm = any(of_set.outcome == "worse" for of_set in self.sets if not of_set.is_general)
+        return self.worked is not False and not has_harm and not self.has_copies
 
     @property
     def has_copies(self) -> bool:
@@ -386,9 +411,10 @@ class Verdict:
         """Sentences on single sets: long documents that decide the change per byte, or that were left out;
         what a gain is made of."""
         dominant = [
-            f"`{one.name}`: {dominated(one.difference)}"
-            for one in self.sets
-            if one.difference and one.difference.is_dominated
+            f"`{name}`: {dominated(difference)}"
+            for is_general in (False, True)
+            for name, difference in self.differences(is_general=is_general).items()
+            if difference.is_dominated and difference.items > FEW_TO_EXCLUDE
         ]
         gains = [sentence for one in self.gain for sentence in one.sentences()]
         return dominant + self.left_out + gains
@@ -478,6 +504,7 @@ def verdict_of_run(
         fallbacks=read_fallbacks(folder),
         left_out=list(inputs.get("data", {}).get("left_out", {}).values()),
         gain=list(gain),
+        are_documents=form_of_stage(recipe.stage) == "document",
     )
 
 
@@ -563,7 +590,7 @@ def not_measured(
         return missing
     if not sets and examples:
         missing["held-out text"] = (
-            "not requested: `evaluation.perplexity` takes txt or md files, or a `text_column`"
+            "not requested: text (txt or md files, or rows with a `text_column`) in `evaluation.perplexity`"
         )
     elif not sets:
         missing["held-out text"] = (

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from run_folders import write_lines
 from tiny import write_recipe
 from tiny_checkpoints import random_llama
 
@@ -66,6 +67,22 @@ def test_a_recipes_sets_are_its_files_and_the_shares_of_its_sources(
     assert set(opened) == {"domain", "general", "further"}
     for of_set in opened.values():
         assert len(list(of_set.texts())) == of_set.rows.num_documents > 5
+
+
+@pytest.mark.parametrize(("stage", "form"), [("sft", "conversation"), ("cpt", "document")])
+def test_a_share_of_examples_is_opened_in_the_form_that_the_stage_trains_on(
+    tiny_recipe, tokenizer, tmp_path, stage, form
+):
+    row = {"user": "{} and {}?", "assistant": "{}."} if stage == "sft" else {"text": "{} {} {}."}
+    rows = [{key: text.format(n, n + 1, n * 3) for key, text in row.items()} for n in range(60)]
+    write_lines(tmp_path / "rows.jsonl", rows)
+    tiny_recipe["stage"] = stage
+    tiny_recipe["model"] = {"path": "unused"}
+    tiny_recipe["data"]["sources"] = [{"path": str(tmp_path / "rows.jsonl"), "name": "rows"}]
+    tiny_recipe["evaluation"] = {"held_out_share": 0.3}
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+    (opened,) = open_evaluation_sets(data_of_recipe(recipe), tokenizer).values()
+    assert opened.rows.form == form and 5 < opened.rows.num_documents < 40
 
 
 @pytest.mark.parametrize("text", ["corpus.jsonl", "=x", "domain="])

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
+from cpt.evaluation.gain import Gain
 from cpt.evaluation.kinds import domain_weights, general_sets, is_written_by_model, written_by_model
 from cpt.evaluation.paired import DocumentLosses, bits_per_byte_difference
 from cpt.evaluation.sets import data_of_texts, open_evaluation_sets
@@ -90,9 +91,9 @@ def losses(sizes):
     return DocumentLosses(hashes, sizes, 1.0 * sizes, sizes // 4, sizes // 10)
 
 
-def changed(count, size, change, seed=0):
+def changed(count, size, change, seed=0, noise=0.005):
     before = losses([size] * count)
-    factors = 1 + change + np.random.default_rng(seed).normal(0, 0.005, count)
+    factors = 1 + change + np.random.default_rng(seed).normal(0, noise, count)
     return before, replace(before, nats=before.nats * factors)
 
 
@@ -121,7 +122,21 @@ def test_pages_never_outvote_answers():
     assert found.worked is None
     text = found.headline()
     assert "It did harm: `pages` became 4." in text and "It worked: `answers` became 20." in text
-    assert "Next: check with `cpt data preview`" in found.next_step()
+    assert "text like that of the sets that became worse" in found.next_step()
+    assert not found.is_usable
+
+
+@pytest.mark.parametrize(("change", "rate"), [(-0.0003, "ten times higher"), (-0.004, "double")])
+def test_a_model_that_hardly_changed_needs_a_much_higher_rate(change, rate):
+    found = verdict_on({"pages": changed(40, 1000, change, noise=1e-4)})
+    assert found.worked is False and rate in found.next_step()
+
+
+@pytest.mark.parametrize(("phrases", "doubts"), [(0.9, 1), (0.3, 0)])
+def test_a_gain_that_is_mostly_copied_is_doubted_in_the_headline(phrases, doubts):
+    found = verdict_on({"pages": changed(40, 1000, -0.2)})
+    found = replace(found, gain=[Gain("pages", lines=0.0, phrases=phrases, line="")])
+    assert found.headline().count("But most of the gain on `pages`") == doubts
 
 
 def test_sets_that_agree_get_one_sentence():

@@ -123,6 +123,7 @@ NO_TEXTS = {"domain": None, "general": None}
 RUNS = {  # what happened -> the run, and whether it worked
     "the domain was learned at a price": ({}, True),
     "the domain became worse": ({"domain": (2.0, 2.2)}, False),
+    "the domain became much worse": ({"domain": (2.0, 2.6)}, False),
     "no change": ({"domain": (2.0, 2.001)}, False),
     "no change is visible": ({"domain": (2.0, 2.001), "noisy": ["domain"]}, None),
     "general text was kept": ({"general": (1.5, 1.5005)}, True),
@@ -153,6 +154,10 @@ RUNS = {  # what happened -> the run, and whether it worked
     "a reward model": (
         {"examples": [pairs(0.8, name="accuracy"), pairs(0.9, name="accuracy")]},
         True,
+    ),
+    "pairs that new weights order": (
+        {"examples": [pairs(1.0, name="accuracy"), pairs(1.0, name="accuracy")]},
+        None,
     ),
     "prompts": (
         {

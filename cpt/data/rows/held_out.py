@@ -83,7 +83,7 @@ def whole_set(source: TokenizedSource, layout: Layout, cache_dir: Path) -> HeldO
     count = len(sizes) - len(chosen)
     text = (
         f"`{name}`: {count:,} of {len(sizes):,} documents not evaluated, longer than {LARGEST_OF_AVERAGE} average ones"
-        f" ({100 * share:.0f} % of the bytes), as in a held-out share. Copies of them are not trained on either."
+        f" ({100 * share:.0f} % of the bytes). Training text that contains parts of them is dropped all the same."
     )
     log.info(text)
     return replace(found, left_out=text)
