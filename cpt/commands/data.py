@@ -28,6 +28,7 @@ from cpt.data.rows.contamination import is_refused
 from cpt.data.rows.packing import pack
 from cpt.data.rows.selection import is_held_out, longest_held_out
 from cpt.data.store.tokenization import DocumentEncoder
+from cpt.evaluation.sets import has_held_out
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import keyed_sources, reported_name
@@ -142,8 +143,7 @@ def show_comparisons(console: Console, recipe: Recipe, path: Path) -> None:
     comparisons = []
     if recipe.data.deduplicate is not None:
         comparisons.append("`data.deduplicate`")
-    is_evaluated = recipe.evaluation.perplexity or recipe.evaluation.held_out_share is not None
-    if is_evaluated and not is_refused(recipe.data):
+    if has_held_out(recipe) and not is_refused(recipe.data):
         comparisons.append("decontamination against held-out text")
     if comparisons:
         line = f"Not applied here: {' and '.join(comparisons)}. `cpt mixture {path}` counts what they drop."

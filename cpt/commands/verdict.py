@@ -146,13 +146,16 @@ def row_of_set(of_set: SetVerdict) -> list[str]:
 
 
 def row_of_score(test: ScoreReport) -> list[str]:
-    found, name = test.against, f"{escape(test.name)}, {test.metric}"
-    row = [name, format_count(test.questions)]
-    if found is None:
+    row = [f"{escape(test.name)}, {test.metric}", format_count(test.questions)]
+    difference = test.against
+    if difference is None:
         return [*row, "", f"{test.value:.3f}", "", "none", "", "", "unknown"]
-    interval = f"{found.low:+.3f} to {found.high:+.3f}"
-    numbers = [f"{found.before:.3f}", f"{test.value:.3f}", f"{found.difference:+.3f}", interval]
-    return [*row, *numbers, "", "", found.outcome(higher_is_better=test.higher_is_better)]
+    row.append(f"{difference.before:.3f}")
+    row.append(f"{test.value:.3f}")
+    row.append(f"{difference.difference:+.3f}")
+    row.append(f"{difference.low:+.3f} to {difference.high:+.3f}")
+    outcome = difference.outcome(higher_is_better=test.higher_is_better)
+    return [*row, "", "", outcome]
 
 
 def show_data(verdict: Verdict, console: Console) -> None:

@@ -359,31 +359,23 @@ def evaluate_after_training(
 ) -> tuple[EvaluationReport | None, list[Gain], list[NotRun]]:
     """Domain test and tasks of a finished run's model and its base, what the gain is made of, and the reasons for
     missing domain tests. `copied`: runs of words that training documents share with held-out ones, sorted."""
-    evaluation, tasks = recipe.evaluation, tasks_of_recipe(recipe.evaluation.tasks)
-    most, is_of_texts = (
-        domain_questions(evaluation.tasks),
-        form_of_stage(recipe.stage) not in ONE_A_ROW,
-    )
-    sets, questions, not_run = (
-        dict[str, EvaluationSet](),
-        dict[str, list[Question]](),
-        list[NotRun](),
-    )
+    evaluation = recipe.evaluation
+    tasks = tasks_of_recipe(evaluation.tasks)
+    most = domain_questions(evaluation.tasks)
+    is_of_texts = form_of_stage(recipe.stage) not in ONE_A_ROW
+    sets: dict[str, EvaluationSet] = {}
+    questions: dict[str, list[Question]] = {}
+    not_run: list[NotRun] = []
     if not evaluation.perplexity and (evaluation.held_out_share is None or not is_of_texts):
         pass  # no texts to make questions from
     elif not most:
         not_run.append(NotRun("domain test", "turned off in `evaluation.tasks` (`questions: 0`)"))
     elif recipe.model.from_scratch:
-        not_run.append(
-            NotRun(
-                "domain test",
-                "the run started from new weights, so there is nothing to compare with",
-            )
-        )
+        why = "the run started from new weights, so there is nothing to compare with"
+        not_run.append(NotRun("domain test", why))
     else:
-        sets = open_evaluation_sets(
-            data_of_recipe(recipe, folder), load_tokenizer(recipe.tokenizer, recipe.model)
-        )
+        tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
+        sets = open_evaluation_sets(data_of_recipe(recipe, folder), tokenizer)
     kept = general_sets(recipe.model_dump(mode="json", by_alias=True), read_object(folder / INPUTS))
     for name, held_out in sets.items():
         if name in kept or held_out.rows.form in ONE_A_ROW:  # questions need domain texts
@@ -392,14 +384,16 @@ def evaluate_after_training(
             questions[name] = domain_test(held_out.texts(), most=most)
         except DataError as problem:
             not_run.append(NotRun(f"domain test of {name}", one_line(problem)))
-    marked = marked_sets(
-        folder, recipe, kept, sets, np.empty(0, np.uint64) if copied is None else copied
-    )
+    if copied is None:
+        copied = np.empty(0, np.uint64)
+    marked = marked_sets(folder, recipe, kept, sets, copied)
     if not questions and not tasks and not marked:
         return None, [], not_run
     request = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size, gain=marked)
     # Each with the tokenizer in its folder: that of the run may have new tokens, unknown to the base.
-    paths = [str(folder), *([] if recipe.model.from_scratch else [str(recipe.model.path)])]
+    paths = [str(folder)]
+    if not recipe.model.from_scratch:
+        paths.append(str(recipe.model.path))
     what = [
         *(f"domain test of {name}" for name in questions),
         *(name for choice in tasks for name in choice.names),

@@ -421,17 +421,18 @@ class Transitions:
     first_lost: list[str]
 
     def __str__(self) -> str:
-        forgotten, learned = (
-            "{:.1f} % (95 % interval {:.1f} to {:.1f} %)".format(*(100 * value for value in share))
-            for share in (self.forgotten, self.learned)
-        )
         counts = f"{self.lost:,} right -> wrong, {self.won:,} wrong -> right"
+        shares = f"forgotten {spread(self.forgotten)}, learned {spread(self.learned)}"
         if self.chance is None:
-            return f"{counts}; forgotten {forgotten}, learned {learned} (lucky guesses included)"
-        return (
-            f"{counts}; lucky guesses ({100 * self.chance:.0f} % each) explain all but:"
-            f" forgotten {forgotten}, learned {learned}"
-        )
+            return f"{counts}; {shares} (lucky guesses included)"
+        guesses = f"lucky guesses ({100 * self.chance:.0f} % each)"
+        return f"{counts}; {guesses} explain all but: {shares}"
+
+
+def spread(share: tuple[float, float, float]) -> str:
+    """A share with its interval."""
+    estimate, low, high = (100 * end for end in share)
+    return f"{estimate:.1f} % (95 % interval {low:.1f} to {high:.1f} %)"
 
 
 def transitions(

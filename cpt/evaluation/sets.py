@@ -124,20 +124,16 @@ def sets_by_name(
     """The sets with separate files."""
     sets: dict[str, EvaluationSet] = {}
     data, evaluation = with_form(held.data, held.evaluation, held.form)
+    layout = Layout(data.sequence_length, data.packing, None, encoder.pad)
     for number, source in enumerate(evaluation.perplexity):
-        tokenized = open_source(
-            data, source, f"evaluation.perplexity[{number}]", encoder, cache, held.seed
-        )
+        key = f"evaluation.perplexity[{number}]"
+        tokenized = open_source(data, source, key, encoder, cache, held.seed)
         make_shards(everything([tokenized]))
         tokenized.finish()
-        losses = check_texts(everything([tokenized]), held.data.max_text_loss)
+        losses = check_texts(everything([tokenized]), data.max_text_loss)
         if unrestored(losses):
             continue
-        rows = whole_set(
-            tokenized,
-            Layout(held.data.sequence_length, held.data.packing, None, encoder.pad),
-            cache,
-        )
+        rows = whole_set(tokenized, layout, cache)
         if rows.name in sets:
             raise DataError(
                 f"two held-out sets are called `{rows.name}`. Give each a different name."

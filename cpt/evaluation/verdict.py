@@ -157,11 +157,10 @@ class ExampleSet:
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
     """The sets with metrics before the first step and later; the last evaluation counts."""
-    evaluated = {
-        log["step"]: log
-        for log in read_evaluations(metrics)
-        if any(key.endswith(COUNT) for key in log)
-    }
+    evaluated = {}
+    for log in read_evaluations(metrics):
+        if any(key.endswith(COUNT) for key in log):
+            evaluated[log["step"]] = log
     if 0 not in evaluated or len(evaluated) < 2:
         return []
     before, after = evaluated[0], evaluated[max(evaluated)]
@@ -173,9 +172,10 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
         )
 
     sets = []
-    for name in [
-        key[len(EVALUATED) : -len(COUNT)] for key in before if key.endswith(COUNT) and key in after
-    ]:
+    for key in before:
+        if not key.endswith(COUNT) or key not in after:
+            continue
+        name = key.removeprefix(EVALUATED).removesuffix(COUNT)
         rewards, likelihoods = both(name, "rewards/chosen"), both(name, "logps/chosen")
         is_close = rewards and likelihoods and abs(rewards[0]) <= NOISE * abs(likelihoods[0])
         found = ExampleSet(
@@ -289,15 +289,18 @@ class Verdict:
         """Whether the domain (for a run on pairs, the choice between answers) improved; None if that is open, or if
         only some of the sets did."""
         if self.examples:
-            results = [one.worked for one in self.examples]
-            return None if None in results else all(results)
+            results = [examples.worked for examples in self.examples]
+            if None in results:
+                return None
+            return all(results)
         if self.domain is None:
             return None
         sets = list(self.differences(is_general=False).values())
-        if differ(sets, self.domain):
-            results = [worked(one) for one in sets]
-            return None if True in results else False
-        return worked(self.domain)
+        if not differ(sets, self.domain):
+            return worked(self.domain)
+        if any(worked(difference) for difference in sets):
+            return None
+        return False
 
     def headline(self) -> str:
         """The result: what was learned, and what was forgotten."""
@@ -410,14 +413,17 @@ class Verdict:
     def notes(self) -> list[str]:
         """Sentences on single sets: long documents that decide the change per byte, or that were left out;
         what a gain is made of."""
-        dominant = [
-            f"`{name}`: {dominated(difference)}"
-            for is_general in (False, True)
-            for name, difference in self.differences(is_general=is_general).items()
-            if difference.is_dominated and difference.items > FEW_TO_EXCLUDE
-        ]
-        gains = [sentence for one in self.gain for sentence in one.sentences()]
-        return dominant + self.left_out + gains
+        notes = []
+        for of_set in self.sets:
+            difference = of_set.difference
+            if difference is None or not difference.is_dominated:
+                continue
+            if difference.items > FEW_TO_EXCLUDE:
+                notes.append(f"`{of_set.name}`: {dominated(difference)}")
+        notes += self.left_out
+        for gain in self.gain:
+            notes += gain.sentences()
+        return notes
 
     def to_json(self) -> dict[str, Any]:
         content = {**asdict(self), "headline": self.headline(), "worked": self.worked}
@@ -449,37 +455,10 @@ def verdict_of_run(
         why = "training documents were not searched: cpt contamination RECIPE"
         missing["contamination"] = why
     # `domain test of code` in `not_run` is more specific than `domain test`.
-    unmentioned = {
-        what: why
-        for what, why in missing.items()
-        if not any(one.what.startswith(what) for one in not_run)
-    }
-    sources = []
-    for name, facts in inputs.get("data", {}).get("sources", {}).items():
-        decontaminated = sum(
-            count for reason, count in facts["dropped"].items() if reason.startswith(REASON)
-        )
-        source = SourceFacts(
-            name=name,
-            documents=facts["documents"],
-            share=facts["share"],
-            licence=facts["licence"],
-            decontaminated=decontaminated,
-            account=facts.get("account", ""),
-        )
-        sources.append(source)
-    lines = [
-        line
-        for line in read_lines(folder / SAMPLES)
-        if {"step", "prompt", "continuation"} <= line.keys()
-    ]
-    last = max((line["step"] for line in lines), default=0)
-    before = {line["prompt"]: line["continuation"] for line in lines if line["step"] == 0}
-    written = [
-        {"prompt": line["prompt"], "before": before[line["prompt"]], "after": line["continuation"]}
-        for line in lines
-        if line["step"] == last and last and line["prompt"] in before
-    ]
+    unmentioned = []
+    for what, why in missing.items():
+        if not any(entry.what.startswith(what) for entry in not_run):
+            unmentioned.append(NotRun(what, why))
     return Verdict(
         run=folder.name,
         model=str(run.export_folder),
@@ -488,15 +467,15 @@ def verdict_of_run(
         sets=sets,
         domain=domain,
         general=general,
-        sources=sources,
+        sources=source_facts(inputs),
         stopped=run.status().get("stopped"),
         skipped_steps=run.skipped_share(),
         domain_test=list(evaluation.domain_test) if evaluation is not None else [],
         tasks=list(evaluation.tasks) if evaluation is not None else [],
         contamination=contamination,
         retention=course,
-        samples=written,
-        not_run=[*(NotRun(what, why) for what, why in unmentioned.items()), *not_run],
+        samples=read_samples(folder),
+        not_run=[*unmentioned, *not_run],
         serve=None if gives_scores(examples) else serve,
         learning_rate=recipe.optimizer.learning_rate,
         is_complete=is_complete,
@@ -618,6 +597,43 @@ def not_measured(
     return missing
 
 
+def source_facts(inputs: dict[str, Any]) -> list[SourceFacts]:
+    sources = []
+    for name, facts in inputs.get("data", {}).get("sources", {}).items():
+        decontaminated = sum(
+            count for reason, count in facts["dropped"].items() if reason.startswith(REASON)
+        )
+        source = SourceFacts(
+            name=name,
+            documents=facts["documents"],
+            share=facts["share"],
+            licence=facts["licence"],
+            decontaminated=decontaminated,
+            account=facts.get("account", ""),
+        )
+        sources.append(source)
+    return sources
+
+
+def read_samples(folder: Path) -> list[dict[str, str]]:
+    """Each prompt with its continuations before the first step and after the last."""
+    by_step: dict[int, dict[str, str]] = {}
+    for line in read_lines(folder / SAMPLES):
+        if {"step", "prompt", "continuation"} <= line.keys():
+            by_step.setdefault(line["step"], {})[line["prompt"]] = line["continuation"]
+    if not by_step:
+        return []
+    last = max(by_step)
+    before = by_step.get(0, {})
+    if last == 0:
+        return []
+    samples = []
+    for prompt, after in by_step[last].items():
+        if prompt in before:
+            samples.append({"prompt": prompt, "before": before[prompt], "after": after})
+    return samples
+
+
 def write_verdict(folder: Path, verdict: Verdict) -> None:
     content = json.dumps(verdict.to_json(), indent=2, ensure_ascii=False) + "\n"
     try:
@@ -635,38 +651,51 @@ def verdict_page(verdict: Verdict) -> str:
     template = environment.from_string(
         Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8")
     )
-    names = ("loss", "accuracy", "margin", "reward")
-    examples = [
-        (one, name, vars(one)[name])
-        for one in verdict.examples
-        for name in names
-        if vars(one)[name]
-    ]
-    last = len(verdict.retention) - 1
-    points = (
-        sorted({round(place * last / (POINTS_SHOWN - 1)) for place in range(POINTS_SHOWN)})
-        if last > 1
-        else []
-    )
-    found, num_dropped = (
-        verdict.contamination,
-        sum(source.decontaminated for source in verdict.sources),
-    )
-    hits = found.hits[:HITS_SHOWN] if found is not None else []
-    dropped = f"{num_dropped:,} training documents were dropped for it." if num_dropped else ""
+    contamination = verdict.contamination
+    hits = [] if contamination is None else contamination.hits[:HITS_SHOWN]
     return template.render(
         verdict=verdict,
-        examples=examples,
-        sets=sorted(verdict.sets, key=lambda one: one.is_general),
+        examples=figures_of_examples(verdict.examples),
+        sets=sorted(verdict.sets, key=lambda of_set: of_set.is_general),
         scores=[*verdict.domain_test, *verdict.tasks],
-        course=[verdict.retention[place] for place in points],
-        contamination=" ".join(
-            filter(None, [found.summary() if found is not None else "", dropped])
-        ),
+        course=spread_evenly(verdict.retention, POINTS_SHOWN),
+        contamination=contamination_text(verdict),
         hits=hits,
-        num_more_hits=found.num_contaminated - len(hits) if found is not None else 0,
+        num_more_hits=0 if contamination is None else contamination.num_contaminated - len(hits),
         samples=verdict.samples[:SAMPLES_SHOWN],
     )
+
+
+def figures_of_examples(
+    examples: Sequence[ExampleSet],
+) -> list[tuple[ExampleSet, str, tuple[float, float]]]:
+    """Each metric that a set has: the set, the metric's name, before and after."""
+    rows = []
+    for examples_of_set in examples:
+        for name in ("loss", "accuracy", "margin", "reward"):
+            figure = getattr(examples_of_set, name)
+            if figure is not None:
+                rows.append((examples_of_set, name, figure))
+    return rows
+
+
+def spread_evenly(points: Sequence[Point], count: int) -> list[Point]:
+    """At most `count` points, with the first and the last; none of fewer than three."""
+    last = len(points) - 1
+    if last <= 1:
+        return []
+    numbers = {round(place * last / (count - 1)) for place in range(count)}
+    return [points[number] for number in sorted(numbers)]
+
+
+def contamination_text(verdict: Verdict) -> str:
+    sentences = []
+    if verdict.contamination is not None:
+        sentences.append(verdict.contamination.summary())
+    num_dropped = sum(source.decontaminated for source in verdict.sources)
+    if num_dropped:
+        sentences.append(f"{num_dropped:,} training documents were dropped for it.")
+    return " ".join(sentences)
 
 
 def sample(text: str) -> str:

@@ -136,10 +136,10 @@ def check_text_loss(name: str, tokenizer: str, loss: TextLoss | None, most: floa
         then = "`tokenizer.path: FOLDER` and `model.resize_embeddings: true`"
         ways.insert(0, f"add the characters in Python: {how}, then {then}")
     accepted = math.ceil(1000 * loss.share) / 1000
-    ways.append(
-        f"or accept it: `data.max_text_loss: {accepted}`; its bits per byte are not reported"
-    )
-    raise RecipeError(f"{what}. Either {'; '.join(ways)}.")
+    acceptance = f"`data.max_text_loss: {accepted}`"
+    ways.append(f"or accept it: {acceptance}; its bits per byte are not reported")
+    remedies = "; ".join(ways)
+    raise RecipeError(f"{what}. Either {remedies}.")
 
 
 def spelled_warnings(
