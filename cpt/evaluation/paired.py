@@ -426,7 +426,9 @@ class Transitions:
         if self.chance is None:
             return f"{counts}; {shares} (lucky guesses included)"
         guesses = f"lucky guesses ({100 * self.chance:.0f} % each)"
-        return f"{counts}; {guesses} explain all but: {shares}"
+        if self.forgotten[1] == self.learned[1] == 0:
+            return f"{counts}: no more than {guesses} can explain"
+        return f"{counts}; beyond {guesses}: {shares}"
 
 
 def spread(share: tuple[float, float, float]) -> str:

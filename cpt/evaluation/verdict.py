@@ -357,7 +357,11 @@ class Verdict:
         return [text for pair in sentences for text in pair if text]
 
     def next_step(self) -> str:
-        """What to do next: the row of the table in docs/tutorials/your_documents.md."""
+        """What to do next: the row of the table in docs/tutorials/your_documents.md, with the paths of this run."""
+        against = f" --against {self.base}" if self.base else ""
+        return self.remedy().replace("RUN --against BASE", f"{self.model}{against}")
+
+    def remedy(self) -> str:
         general, of_general = self.general, self.differences(is_general=True)
         worst = max(of_general.values(), key=lambda one: direction(one.outcome()), default=None)
         if worst is not None and worst.outcome() == "worse":
