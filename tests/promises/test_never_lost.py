@@ -21,10 +21,12 @@ from promises.conftest import (
     metrics,
     status,
     tiny_recipe,
+    trainer_of,
     weights,
     write_texts,
     written,
 )
+from safetensors.torch import load_file
 from tiny import Planted
 
 from cpt import load_recipe
@@ -425,24 +427,58 @@ def test_a_program_planted_in_a_checkpoint_never_runs(train, copy, tmp_path, nam
 # Bad steps
 
 
-def updates(run) -> set[int]:
-    """How many updates the optimizer made."""
-    state = torch.load(run / f"checkpoint-{STEPS}/optimizer.pt", weights_only=True)["state"]
-    assert all(one["exp_avg"].isfinite().all() for one in state.values())
-    return {int(one["step"]) for one in state.values()}
+ROWS = 4  # of a step
 
 
-def test_steps_whose_loss_is_nan_or_jumps_are_skipped_and_written_down(train, run):
-    assert train(trouble="nan@3 spike@7").returncode == 0
-    assert [(event["kind"], event["step"]) for event in events(run)] == [
-        ("nan_skipped", 3),
-        ("spike_skipped", 7),
+@pytest.fixture
+def weights_by_hand(file, my_lab, monkeypatch):
+    """The weights after the updates of these steps' rows, in a loop of plain torch; None makes no update."""
+    monkeypatch.syspath_prepend(my_lab)
+
+    def train_on(steps: list[int | None], *words: str) -> dict[str, torch.Tensor]:
+        trainer, _, _ = trainer_of(file, [*NO_DROPOUT, f"output_dir={my_lab}/by_hand", *words])
+        trainer.create_optimizer_and_scheduler(STEPS)
+        model = trainer.model.train()
+        for step in steps:
+            if step is not None:
+                rows = [trainer.rows[number] for number in range(ROWS * (step - 1), ROWS * step)]
+                model(**torch.utils.data.default_collate(rows)).loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                trainer.optimizer.step()
+                trainer.optimizer.zero_grad()
+            trainer.lr_scheduler.step()
+        return model.state_dict()
+
+    return train_on
+
+
+def assert_weights(run, expected) -> None:
+    """An update that is missing or one too many changes weights by a thousandth and more."""
+    found = load_file(run / "final/model.safetensors")
+    for name, value in found.items():
+        assert torch.allclose(value, expected[name], rtol=0, atol=2e-5), (
+            f"{name} differs by {(value - expected[name]).abs().max():.1g}"
+        )
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "my_lab:adamw"]
+)  # skips on the device or on the host
+def test_the_updates_of_bad_steps_are_missing_and_no_others(train, run, weights_by_hand, optimizer):
+    words = (*NO_DROPOUT, f"optimizer.name={optimizer}")
+    assert train(*words, trouble="nan@3 spike@7").returncode == 0
+    assert [(event["kind"], event["step"], event["rows"]) for event in events(run)] == [
+        ("nan_skipped", 3, [8, 12]),
+        ("spike_skipped", 7, [24, 28]),
     ]
-    assert updates(run) == {STEPS - 2} and len(losses(run)) == STEPS
+    assert_weights(run, weights_by_hand([1, 2, None, 4, 5, 6, None, 8], *words))
+    assert len(losses(run)) == STEPS
 
 
-def test_a_first_step_of_absurd_loss_is_skipped(train, run):
-    assert train("budget.tokens=512", trouble="spike@1").returncode == 0
+def test_a_first_step_of_absurd_loss_is_skipped(train, run, weights_by_hand):
+    words = (*NO_DROPOUT, "budget.tokens=768")
+    assert train(*words, trouble="spike@1").returncode == 0
+    assert_weights(run, weights_by_hand([None, 2, 3], *words))
     assert [(event["kind"], event["step"]) for event in events(run)] == [("spike_skipped", 1)]
 
 
@@ -456,11 +492,12 @@ def test_weights_that_are_not_finite_are_not_saved(train, run):
 
 
 @pytest.mark.slow
-def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(train, run, my_lab):
+def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(
+    train, run, my_lab, weights_by_hand
+):
     seen = f"monitoring.callbacks=[{{name: 'my_lab:Trouble'}}, {{name: 'my_lab:Seen', file: {my_lab}/seen.jsonl}}]"
-    assert (
-        train("safety.loss_guard={name: robust, skips: 1}", seen, trouble="nan@4,6").returncode == 0
-    )
+    guard = "safety.loss_guard={name: robust, skips: 1}"
+    assert train(*NO_DROPOUT, guard, seen, trouble="nan@4,6").returncode == 0
     assert [event["kind"] for event in events(run)] == [
         "nan_skipped",
         "nan_skipped",
@@ -476,6 +513,7 @@ def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(trai
     assert len(again) == 6 and again[:2] == [first[2], first[4]]
     assert not (first[3] | first[5]) & set().union(*again)
     assert len(losses(run)) == STEPS
+    assert_weights(run, weights_by_hand([1, 2, 3, 5, 7, 8, 9, 10]))
 
 
 def test_a_run_that_diverged_too_often_ends(train, run):
@@ -656,7 +694,7 @@ def test_out_of_memory_on_one_process_makes_the_micro_batches_of_both_smaller(bo
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run):
+def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run, weights_by_hand):
     guard = "safety.loss_guard={name: robust, skips: 1}"
     assert both(guard, trouble="nan/1@4,6") == [76, 76] and both(guard) == [0, 0]
     kinds = [(event["kind"], event["step"]) for event in events(run)]
@@ -664,14 +702,17 @@ def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run
         kinds[:3] == [("nan_skipped", 4), ("nan_skipped", 6), ("rolled_back", 6)]
         and len(losses(run)) == STEPS
     )
+    assert_weights(run, weights_by_hand([1, 2, 3, 5, 7, 8, 9, 10]))
     assert both("safety.on_spike=my_lab:asked_of_the_first", "name=asked", trouble="nan/1@3,5") == [
         0,
         0,
     ]
-    assert [event["kind"] for event in events(run.with_name("asked"))] == [
-        "nan_skipped",
-        "nan_skipped",
+    asked = run.with_name("asked")
+    assert [(event["kind"], event["step"]) for event in events(asked)] == [
+        ("nan_skipped", 3),
+        ("nan_skipped", 5),
     ]
+    assert_weights(asked, weights_by_hand([1, 2, None, 4, None, 6, 7, 8]))
 
 
 def zero_profile(folder, stage) -> str:
@@ -735,10 +776,10 @@ def test_an_error_of_one_process_ends_both_and_says_why_nothing_is_saved(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stage", [2, 3])
-def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(
-    both, run, my_lab, tmp_path, stage
+def test_under_zero_updates_and_the_logged_loss_are_those_of_the_steps_that_counted(
+    both, run, my_lab, tmp_path, stage, weights_by_hand
 ):
-    for trouble in ("spike/1@3", "nan/1@6"):
+    for trouble, kind, bad in (("spike/1@3", "spike_skipped", 3), ("nan/1@6", "nan_skipped", 6)):
         for name, words in (("plain", []), ("zero", [zero_profile(tmp_path, stage)])):
             words = [f"name={name}", "training.logging_steps=4", *words]
             assert both(*words, trouble=trouble) == [0, 0]
@@ -747,6 +788,10 @@ def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(
         expected = losses(run.with_name("plain"))
         assert losses(run.with_name("zero")) == pytest.approx(expected, rel=1e-3)
         assert max(expected) < 10
+        counted = [None if step == bad else step for step in range(1, STEPS + 1)]
+        assert_weights(run.with_name("zero"), weights_by_hand(counted))
+        (event,) = events(run.with_name("zero"))
+        assert (event["kind"], event["step"]) == (kind, bad)
         for name in ("plain", "zero"):
             shutil.rmtree(run.with_name(name))
 
