@@ -166,7 +166,7 @@ def test_documents_longer_than_a_row_are_evaluated_to_their_end(changed, texts):
     assert (short["tokens"], short["num_bytes"]) == (long["tokens"], long["num_bytes"])
     nats, _ = nats_by_hand(model, texts / "held_domain.jsonl", length=8)
     assert short["loss"] == pytest.approx(sum(nats) / short["tokens"], rel=1e-5)
-    assert short["loss"] != pytest.approx(long["loss"], rel=1e-3), "no document is longer"
+    assert short["loss"] != pytest.approx(long["loss"], rel=1e-4), "no document is longer"
 
 
 def test_nothing_is_concluded_from_a_few_documents(base_model, changed, texts, tmp_path):
