@@ -635,27 +635,30 @@ def test_two_processes_then_one_then_two_make_the_same_steps(
 
 @pytest.mark.slow
 def test_two_processes_measure_each_held_out_row_once(together, train, file, my_lab, run):
-    text = "the model reads a document and learns which word comes " * 4
-    held_out = write_texts(
-        my_lab / "held.jsonl", [text.replace("word", f"word{number}") for number in range(3)]
-    )
+    """Five documents of unequal length and loss, so that a row more or less would change each figure."""
+    lengths = (1, 2, 3, 5, 2)
+    texts = [
+        f"{number} " + "the model reads a word " * times for number, times in enumerate(lengths)
+    ]
+    held_out = write_texts(my_lab / "held.jsonl", texts)
     words = (
         f"evaluation={{perplexity: [{{path: {held_out}}}]}}",
         "data.packing=none",
         "budget.tokens=256",
+        "training.per_device_eval_batch_size=1",
+        *NO_DROPOUT,
     )
-    words += ("training.per_device_eval_batch_size=1",)
     for one in together(2, "train", file, *words, folder=my_lab):
         assert one.wait().returncode == 0, one.output
     assert train(*words, "name=alone").returncode == 0
     by_two, alone = (
         metrics(folder, having="eval_held_tokens") for folder in (run, run.with_name("alone"))
     )
-    assert (
-        [row["eval_held_tokens"] for row in by_two]
-        == [row["eval_held_tokens"] for row in alone]
-        != []
-    )
+    assert [row["step"] for row in by_two] == [row["step"] for row in alone] == [0, 1]
+    for one, other in zip(by_two, alone, strict=True):
+        figures = {name: value for name, value in other.items() if name.startswith("eval_held_")}
+        assert {"eval_held_loss", "eval_held_bits_per_byte"} <= figures.keys()
+        assert {name: one[name] for name in figures} == pytest.approx(figures, rel=1e-5)
 
 
 @pytest.mark.slow
