@@ -180,8 +180,29 @@ def test_two_runs_of_one_name_at_once_are_refused(start, cpt, recipe, write):
 
 
 @pytest.mark.slow
-def test_other_files_in_the_folder_of_a_run_are_not_touched(cpt, recipe, write, tmp_path):
-    (tmp_path / "runs/run").mkdir(parents=True)
-    (tmp_path / "runs/run/thesis.tex").write_text("mine")
-    typed = cpt("train", write(recipe), "budget.tokens=256")
-    assert typed.returncode in (0, 2) and (tmp_path / "runs/run/thesis.tex").read_text() == "mine"
+def test_other_files_in_the_folder_of_a_run_are_not_touched(cpt, recipe, write, tmp_path, run_of):
+    run = tmp_path / "runs/run"
+    names = (
+        "thesis.tex",
+        "notes/checkpoint-1.txt",
+        "checkpoint-notes/model.safetensors",
+        ".hidden",
+    )
+    for name in names:
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(f"my {name}")
+    assert cpt("train", write(recipe)).returncode == 0
+    assert losses(run) == losses(run_of()) and weights(run) == weights(run_of())
+    assert cpt("verify", run).returncode == 0
+    assert {name: (run / name).read_text() for name in names} == {
+        name: f"my {name}" for name in names
+    }
+
+
+def test_files_where_the_model_goes_are_not_removed(cpt, recipe, write, tmp_path):
+    file = tmp_path / "runs/run/final/thesis.tex"
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    refused = cpt("train", write(recipe))
+    assert refused.returncode == 2 and f"{tmp_path}/runs/run/final has files" in refused.stderr
+    assert [*(tmp_path / "runs").rglob("*")] == [file.parents[1], file.parent, file]
