@@ -103,14 +103,23 @@ def run(my_lab) -> Path:
     return my_lab / "runs/run"
 
 
-def is_same(run, straight) -> bool:
-    """Each step once, with the losses and weights of the uninterrupted run."""
+def assert_same(run, straight) -> None:
+    """Each step once, with the losses, the weights and the checkpoints of the uninterrupted run."""
     steps = [row["step"] for row in metrics(run)]
-    return (
-        steps == [*range(1, STEPS + 1)]
-        and losses(run) == losses(straight)
-        and weights(run) == weights(straight)
-    )
+    assert steps == [*range(1, STEPS + 1)], "a step is missing or repeated"
+    assert losses(run) == losses(straight), "losses differ"
+    assert weights(run) == weights(straight), "weights differ"
+    for name in {*checkpoints(run)} & {*checkpoints(straight)}:
+        assert learned_of(run / name) == learned_of(straight / name), f"{name} differs"
+
+
+def learned_of(checkpoint) -> dict[str, str]:
+    """The hashes of a checkpoint's weights and states."""
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    learned = ("model", "optimizer", "scheduler", "rng_state")
+    hashes = {name: files[name]["xxh3_128"] for name in files if name.startswith(learned)}
+    assert len(hashes) >= 4, f"{checkpoint} lacks files"
+    return hashes
 
 
 def checkpoints(run) -> list[str]:
@@ -139,14 +148,16 @@ def test_killed_between_two_steps_a_run_resumes_bit_for_bit_and_repeats_no_step_
     assert (
         len(losses(run)) == 5 and checkpoints(run)[-1] == "checkpoint-4"
     )  # step 5 is trained and logged again
-    assert train(trouble="callback@4").returncode == 0 and is_same(run, straight)
+    assert train(trouble="callback@4").returncode == 0
+    assert_same(run, straight)
     assert "LookupError" not in json.dumps(events(run))  # the callback did not see step 4 again
 
 
 def test_killed_inside_a_save_a_run_resumes_from_the_checkpoint_before(train, cpt, run, straight):
     assert train(trouble="save@4").returncode == -signal.SIGKILL
     assert checkpoints(run) == ["checkpoint-2"] and cpt("verify", run).returncode == 0
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
@@ -162,7 +173,8 @@ def test_killed_at_any_moment_and_in_its_export_a_run_resumes_bit_for_bit(
         typed.signal(signal.SIGKILL)
         typed.wait()
         assert not (run / "final").exists() or weights(run) == weights(straight)
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
     assert cpt("verify", run).returncode == 0
 
 
@@ -170,9 +182,11 @@ def test_killed_at_any_moment_and_in_its_export_a_run_resumes_bit_for_bit(
 def test_killed_while_a_checkpoint_is_written_in_the_background_a_run_resumes_bit_for_bit(
     train, run, straight
 ):
-    in_background = "checkpoints.in_background=true"
-    assert train(in_background, trouble="kill@6").returncode == -signal.SIGKILL
-    assert train(in_background).returncode == 0 and is_same(run, straight)
+    words = ("checkpoints.in_background=true", "checkpoints.every_steps=1", "checkpoints.keep=null")
+    assert train(*words, trouble="kill@6").returncode == -signal.SIGKILL
+    assert train(*words).returncode == 0
+    assert {"checkpoint-4", "checkpoint-6", "checkpoint-8"} <= {*checkpoints(run)}
+    assert_same(run, straight)
 
 
 def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(
@@ -191,8 +205,9 @@ def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(
     def recorded_rename(source, target, **options):
         if Path(target).name.startswith("checkpoint-"):
             assert (Path(source) / "manifest.json").exists()
-            files = [path for path in Path(source).rglob("*") if path.is_file()]
-            assert [path.name for path in files if path.stat().st_ino not in on_disk] == []
+            paths = [Path(source), *Path(source).rglob("*")]  # a folder's names are in the folder
+            assert len(paths) > 8
+            assert [path.name for path in paths if path.stat().st_ino not in on_disk] == []
             published.append(Path(target).name)
             order.append(Path(target).name)
         rename(source, target, **options)
@@ -287,7 +302,8 @@ def test_a_signal_ends_the_run_after_a_save_and_it_resumes_bit_for_bit(train, ru
     assert train(trouble=f"{kind}@3").returncode == 75
     saved = int(status(run)["checkpoint"].removeprefix("checkpoint-"))
     assert status(run)["state"] == "interrupted" and saved >= 3 and not (run / "final").exists()
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
@@ -296,7 +312,8 @@ def test_an_interrupt_of_the_whole_group_saves_too(start, train, file, my_lab, r
     typed.wait_until(lambda: (run / "metrics.jsonl").exists() and losses(run))
     typed.signal(signal.SIGINT)
     assert typed.wait().returncode == 75, typed.output
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
@@ -346,7 +363,8 @@ def test_a_checkpoint_that_was_cut_is_set_aside_with_the_reason_and_the_one_befo
 ):
     run = copy()
     damage(run / "checkpoint-4/model.safetensors", "cut")
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
     assert "model.safetensors" in (run / "bad-checkpoint-4/reason.txt").read_text()
     assert events(run)[-1]["kind"] == "quarantined"
 
@@ -378,13 +396,15 @@ def test_a_run_without_an_intact_checkpoint_stops_and_restarts_only_with_the_opt
         and "--allow-restart" in refused.stderr
         and "optimizer.pt" in refused.stderr
     )
-    assert train("--allow-restart").returncode == 0 and is_same(run, straight)
+    assert train("--allow-restart").returncode == 0
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
 def test_a_checkpoint_can_be_chosen_and_what_was_newer_is_kept_aside(train, copy, straight):
     run = copy()
-    assert train("--resume", run / "checkpoint-2").returncode == 0 and is_same(run, straight)
+    assert train("--resume", run / "checkpoint-2").returncode == 0
+    assert_same(run, straight)
     assert list((run / "set-aside").rglob("checkpoint-4"))
 
 
@@ -484,20 +504,17 @@ def test_a_first_step_of_absurd_loss_is_skipped(train, run, weights_by_hand):
 
 def test_weights_that_are_not_finite_are_not_saved(train, run):
     refused = train(trouble="weights@7")
-    assert refused.returncode == 2 and checkpoints(run) == [
-        "checkpoint-2",
-        "checkpoint-4",
-        "checkpoint-6",
-    ]
+    assert refused.returncode == 2, refused.output
+    assert checkpoints(run) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert not (run / "final").exists()
 
 
 @pytest.mark.slow
 def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(
     train, run, my_lab, weights_by_hand
 ):
-    seen = f"monitoring.callbacks=[{{name: 'my_lab:Trouble'}}, {{name: 'my_lab:Seen', file: {my_lab}/seen.jsonl}}]"
     guard = "safety.loss_guard={name: robust, skips: 1}"
-    assert train(*NO_DROPOUT, guard, seen, trouble="nan@4,6").returncode == 0
+    assert train(*NO_DROPOUT, guard, seen_in(my_lab), trouble="nan@4,6").returncode == 0
     assert [event["kind"] for event in events(run)] == [
         "nan_skipped",
         "nan_skipped",
@@ -518,17 +535,34 @@ def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(
 
 def test_a_run_that_diverged_too_often_ends(train, run):
     guard = "safety.loss_guard={name: robust, skips: 0, rollbacks: 0}"
-    assert train(guard, trouble="nan@3").returncode == 2 and status(run)["state"] == "failed"
+    refused = train(guard, trouble="nan@3")
+    assert refused.returncode == 2 and "diverged: steps 3 were skipped" in refused.stderr
+    assert status(run)["state"] == "failed" and not (run / "final").exists()
 
 
 @pytest.mark.slow
-def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run):
-    assert (
-        train(*NO_DROPOUT, trouble="memory@3").returncode == 0
-    )  # dropout draws other numbers in other micro-batches
+def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run, my_lab):
+    # Dropout draws other numbers in other micro-batches.
+    assert train(*NO_DROPOUT, seen_in(my_lab), trouble="memory@3").returncode == 0
     assert train(*NO_DROPOUT, "name=whole").returncode == 0
     assert [event["kind"] for event in events(run)] == ["out_of_memory"]
     assert losses(run) == pytest.approx(losses(run.with_name("whole")), rel=1e-5)
+    whole, halves = [2, 2], [1, 1, 1, 1]
+    assert sizes_in(my_lab) == {1: whole, 2: whole, **dict.fromkeys(range(3, STEPS + 1), halves)}
+
+
+def seen_in(folder) -> str:
+    """Callbacks that make trouble and write down each micro-batch."""
+    seen = f"{{name: 'my_lab:Seen', file: {folder}/seen.jsonl}}"
+    return f"monitoring.callbacks=[{{name: 'my_lab:Trouble'}}, {seen}]"
+
+
+def sizes_in(folder) -> dict[int, list[int]]:
+    """The rows of each micro-batch that trained, by step, in a fixed order."""
+    sizes: dict[int, list[int]] = {}
+    for line in map(json.loads, (folder / "seen.jsonl").read_text().splitlines()):
+        sizes.setdefault(line["step"], []).append(len(line["rows"]))
+    return {step: sorted(of_step) for step, of_step in sizes.items()}
 
 
 # The user's own code
@@ -537,7 +571,7 @@ def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run
 @pytest.mark.slow
 def test_a_data_worker_that_dies_is_replaced_and_no_row_is_lost(train, run, straight):
     assert train("training.dataloader_num_workers=1", trouble="worker@3").returncode == 0
-    assert is_same(run, straight)
+    assert_same(run, straight)
 
 
 def test_a_run_whose_files_have_changed_is_not_resumed(cpt, recipe, write, my_lab, corpus, run):
@@ -551,7 +585,8 @@ def test_a_run_whose_files_have_changed_is_not_resumed(cpt, recipe, write, my_la
     assert cpt("train", file, folder=my_lab, environment={"TROUBLE": "term@3"}).returncode == 75
     with own.open("a") as documents:
         documents.write('{"text": "one more document"}\n')
-    assert cpt("train", file, folder=my_lab).returncode == 2
+    refused = cpt("train", file, folder=my_lab)
+    assert refused.returncode == 2 and "began with other" in refused.stderr
     (run / "inputs.json").unlink()  # the checkpoint knows its data, too
     refused = cpt("train", file, folder=my_lab)
     assert (
@@ -616,7 +651,7 @@ def test_failed_saves_of_two_processes_end_both_after_a_last_try_in_the_archive(
     shutil.copytree(archived, run / "checkpoint-5")
     for one in together(2, *words, folder=my_lab):
         assert one.wait().returncode == 0, one.output
-    assert is_same(run, of_two)
+    assert_same(run, of_two)
 
 
 @pytest.mark.slow
@@ -671,7 +706,7 @@ def test_where_one_of_two_processes_dies_the_other_ends_and_the_run_resumes(
     assert last.wait().returncode == -signal.SIGKILL and first.wait(120).returncode > 0
     for one in together(2, *words, folder=my_lab):
         assert one.wait().returncode == 0
-    assert is_same(run, of_two)
+    assert_same(run, of_two)
 
 
 @pytest.fixture
@@ -689,8 +724,15 @@ def both(together, file, my_lab):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_out_of_memory_on_one_process_makes_the_micro_batches_of_both_smaller(both, run, of_two):
-    assert both(trouble="memory/1@3") == [76, 76] and both() == [0, 0]
+def test_out_of_memory_on_one_process_makes_the_micro_batches_of_both_smaller(
+    both, run, of_two, my_lab
+):
+    seen = seen_in(my_lab)
+    assert both(seen, trouble="memory/1@3") == [76, 76] and both(seen) == [0, 0]
+    whole, halves = [2, 2], [1, 1, 1, 1]
+    sizes = sizes_in(my_lab)
+    assert sizes.pop(3) == [*halves, 2], "of the first process, before it knew"
+    assert sizes == {1: whole, 2: whole, **dict.fromkeys(range(4, STEPS + 1), halves)}
     assert losses(run) == pytest.approx(losses(of_two), rel=1e-5)
     assert [event["kind"] for event in events(run)] == ["out_of_memory"]
 
@@ -758,7 +800,7 @@ def test_an_error_of_all_processes_in_a_step_saves_the_step_before(
     assert "resumes from checkpoint-5" in events(run)[-1]["message"]
     for one in together(2, *words, folder=my_lab):
         assert one.wait().returncode == 0, one.output
-    assert is_same(run, run.with_name("whole"))
+    assert_same(run, run.with_name("whole"))
 
 
 @pytest.mark.slow
@@ -814,4 +856,5 @@ def test_a_signal_to_one_of_two_processes_in_an_evaluation_ends_both_and_they_ma
 @pytest.mark.timeout(300)
 def test_a_supervised_run_restarts_after_a_kill(train, run, straight):
     assert train("--supervise", trouble="kill@5").returncode == 0
-    assert is_same(run, straight) and "restart" in [event["kind"] for event in events(run)]
+    assert_same(run, straight)
+    assert "restart" in [event["kind"] for event in events(run)]
