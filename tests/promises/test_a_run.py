@@ -33,6 +33,7 @@ def test_five_ways_to_start_have_equal_losses(whole, run_of):
         output = process.communicate(timeout=400)[0]
         assert process.returncode == 0, output
         assert losses(run_of(name)) == losses(run_of()), name
+        assert weights(run_of(name)) == weights(run_of()), name
 
 
 def test_in_pieces_from_python_a_run_is_the_same_as_from_the_command(whole, run_of, tmp_path):
@@ -48,6 +49,9 @@ def test_two_processes_have_the_losses_of_one(cpt, whole, run_of):
     typed = cpt("train", whole, "name=two", "--processes", 2)
     assert typed.returncode == 0, typed.output
     assert losses(run_of("two")) == pytest.approx(losses(run_of()), rel=1e-5)
+    for figure in ("grad_norm", "tokens", "learning_rate"):
+        two, one = ([row[figure] for row in metrics(run_of(name))] for name in ("two", "run"))
+        assert two == pytest.approx(one, rel=1e-4), figure
 
 
 @pytest.mark.slow
@@ -117,8 +121,13 @@ def difference(one: Any, other: Any, path: str = "") -> dict[str, Any]:
 
 
 def test_a_global_batch_is_the_same_however_it_is_cut(whole, run_of):
-    train(load_recipe(whole, ["name=four-at-once", "training.per_device_train_batch_size=4"]))
-    assert losses(run_of("four-at-once")) == pytest.approx(losses(run_of()), rel=1e-5)
+    for size in (4, 1):
+        name = f"{size}-at-once"
+        size = f"training.per_device_train_batch_size={size}"
+        train(load_recipe(whole, [f"name={name}", size]))
+        assert losses(run_of(name)) == pytest.approx(losses(run_of()), rel=1e-5), name
+        cut, whole_ones = ([row["grad_norm"] for row in metrics(run_of(n))] for n in (name, "run"))
+        assert cut == pytest.approx(whole_ones, rel=1e-4), name
 
 
 def test_a_budget_is_rounded_up_to_whole_steps_and_counted_in_tokens(recipe, write):
@@ -154,7 +163,8 @@ def test_the_learning_rate_of_each_step_is_that_of_the_formula(recipe, write, sc
     trainer.create_optimizer_and_scheduler(8)
     rates = []
     for _ in range(8):
-        rates.append(trainer.lr_scheduler.get_last_lr()[0])
+        (rate,) = {group["lr"] for group in trainer.optimizer.param_groups}
+        rates.append(rate)
         trainer.optimizer.step()
         trainer.lr_scheduler.step()
     assert rates == pytest.approx([3e-3 * factor for factor in factors], abs=1e-9)

@@ -129,7 +129,8 @@ def test_only_the_adapter_learns_and_the_base_stays(adapted, base_model):
     assert {"lora_A", "lora_B"} == {name.split(".")[-2] for name in load_file(adapted / ADAPTER)}
     before, after = weights(base_model), weights(adapted / "final")
     changed = {name for name in before if not before[name].equal(after[name])}
-    assert changed and all("_proj" in name for name in changed) and before.keys() == after.keys()
+    assert changed == {name for name in before if "_proj" in name}
+    assert before.keys() == after.keys()
 
 
 def adapter_of(base: Path, folder: Path, *, trained: bool) -> Path:
@@ -242,14 +243,16 @@ def extended(base_model, corpus, tmp_path_factory, cpt):
 
 def test_new_tokens_are_grown_as_the_mean_of_their_pieces(base_model, extended):
     old, new = (AutoTokenizer.from_pretrained(folder) for folder in (base_model, extended))
-    before, after = (
-        AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
-        for folder in (base_model, extended)
-    )
-    assert len(new) == len(old) + 12 and after[: len(old)].equal(before[: len(old)])
+    before, after = weights(base_model), weights(extended)
+    assert len(new) == len(old) + 12 and before.keys() == after.keys()
+    for name, table in before.items():
+        rows = min(len(table), len(old))  # those after it have no token yet
+        assert after[name][:rows].equal(table[:rows]), f"{name} lost what it had"
     for row in range(len(old), len(new)):
         pieces = old(new.decode([row]), add_special_tokens=False)["input_ids"]
-        torch.testing.assert_close(after[row], before[pieces].mean(0))
+        assert len(pieces) > 1
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            torch.testing.assert_close(after[name][row], before[name][pieces].mean(0))
 
 
 def test_only_the_parts_that_the_recipe_names_learn(trained):
@@ -279,9 +282,11 @@ def test_only_the_new_rows_learn_where_the_recipe_says_so(extended, recipe, trai
     before, after = weights(extended), trainer.model.state_dict()
     tables = {name for name in before if "embed_tokens" in name or "lm_head" in name}
     assert all(after[name].equal(before[name]) for name in before.keys() - tables)
+    first = len(tokenizer) - 12
     for name in tables:
-        changed = (after[name] != before[name]).any(1).nonzero().flatten().tolist()
-        assert changed and min(changed) >= len(tokenizer) - 12
+        changed = (after[name] != before[name]).any(1)
+        assert not changed[:first].any(), f"{name} changed in old rows"
+        assert changed[first:].any(), f"{name} did not learn"
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(
@@ -290,8 +295,12 @@ def test_a_tokenizer_larger_than_the_model_is_refused_until_asked_for(
     recipe["tokenizer"] = {"path": str(extended)}
     with pytest.raises(RecipeError, match="resize_embeddings"):
         trained(path=str(base_model))
-    trainer, _, tokenizer = trained(path=str(base_model), resize_embeddings=True)
-    assert trainer.model.config.vocab_size >= len(tokenizer) > 320
+    trainer, loaded, tokenizer = trained(path=str(base_model), resize_embeddings=True)
+    assert trainer.model.config.vocab_size >= len(tokenizer) == 330
+    before, grown = weights(base_model), build_model(loaded, tokenizer).state_dict()
+    for name, value in before.items():
+        rows = min(len(value), 318)  # the tokens of the base
+        assert grown[name][:rows].equal(value[:rows]), f"{name} lost what it had"
 
 
 def other_than(base: Path, folder: Path, seed: int) -> Path:
@@ -314,7 +323,9 @@ def test_a_mean_of_models_is_the_mean_by_hand(cpt, base_model, tmp_path):
 
 def assert_is_mean(model: Path, of: list[Path]) -> None:
     parts = [weights(folder) for folder in of]
-    for name, value in weights(model).items():
+    mean = weights(model)
+    assert mean.keys() == parts[0].keys()
+    for name, value in mean.items():
         torch.testing.assert_close(
             value, torch.stack([part[name].double() for part in parts]).mean(0).float()
         )
@@ -349,6 +360,7 @@ def test_a_chat_vector_is_added_as_written_by_hand(cpt, base_model, tmp_path):
         cpt("merge", "--method", "task_arithmetic", *words, "-o", tmp_path / "out").returncode == 0
     )
     base, after, chat, out = map(weights, (base_model, *folders.values(), tmp_path / "out"))
+    assert out.keys() == base.keys()
     for name, value in out.items():
         torch.testing.assert_close(
             value, after[name] + 0.5 * (chat[name] - base[name]), rtol=1e-5, atol=1e-6
