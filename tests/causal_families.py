@@ -86,6 +86,11 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 
 
 def small_config(family: str, **changes: Any) -> PreTrainedConfig:
+    return CONFIG_MAPPING[family](**small_values(family, **changes))
+
+
+def small_values(family: str, **changes: Any) -> dict[str, Any]:
+    """What a config of the family is made from."""
     kind = CONFIG_MAPPING[family]
     fields = {field.name: field.default for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
@@ -98,7 +103,7 @@ def small_config(family: str, **changes: Any) -> PreTrainedConfig:
     for name, default in fields.items():
         if isinstance(default, float) and ("drop" in name or name.endswith("_p")):
             values[name] = 0.0
-    return kind(**{**values, **OTHERWISE.get(family, {}), **changes})
+    return {**values, **OTHERWISE.get(family, {}), **changes}
 
 
 def small_model(family: str, **changes: Any) -> PreTrainedModel:

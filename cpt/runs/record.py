@@ -240,7 +240,7 @@ def start_run(
 
     Raises:
         LaunchError: another process is training this run.
-        RecipeError: the folder is not writable; or an error of `check`.
+        RecipeError: the folder is not writable, or has a folder where the model goes; or an error of `check`.
     """
 
     lock: IO[str] | None = None
@@ -251,6 +251,7 @@ def start_run(
         if new:
             folder = free_name(folder)
         run = Run(folder)
+        refuse_foreign_export(run)
         damage = None
         if run.has_ended:
             damage = damage_of_export(run.export_folder, hashes_of_export(folder))
@@ -414,6 +415,18 @@ def set_aside_export(folder: Path, damage: str) -> None:
         moved = f"; it is now {target.name}"
     message = f"{folder}: {damage}{moved}. The model is written again from the last checkpoint."
     record_event(run, "quarantined", message, reason=damage)
+
+
+def refuse_foreign_export(run: Run) -> None:
+    """RecipeError if the model's folder has files before the run began: writing the model would remove them."""
+    folder = run.folder
+    begun = [folder / name for name in (RECIPE, RECORD, STATUS, METRICS)]
+    begun += folder.glob("checkpoint-*")
+    if any(run.export_folder.glob("*")) and not any(path.exists() for path in begun):
+        raise RecipeError(
+            f"`name`: {run.export_folder} has files, but no run began in {folder}. Move them away, or start another"
+            " run: --new, or another name."
+        )
 
 
 def refuse_unwritable(folder: Path) -> None:

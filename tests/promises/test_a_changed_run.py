@@ -1,6 +1,7 @@
 """Promises about a run whose recipe changes after its start."""
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -92,11 +93,14 @@ def test_free_changes_are_applied_and_change_no_loss(train, straight, stopped, t
     words += ["training.dataloader_persistent_workers=true", "training.dataloader_pin_memory=true"]
     typed, run = train(*words), stopped / "runs/run"
     assert typed.returncode == 0, typed.output
-    assert weights(run) == weights(straight) and (run / "samples.jsonl").exists()
-    assert {one["key"] for one in history(run)[0]["changes"]} >= {
-        "checkpoints.keep",
-        "evaluation.prompts",
-    }
+    assert weights(run) == weights(straight)
+    changed = {one["key"].replace("[domain]", ".0") for one in history(run)[0]["changes"]}
+    assert changed == {word.partition("=")[0] for word in words}
+    assert [row["step"] for row in metrics(run)] == [1, 2, 3, 4, 6, 8]
+    archived = tmp_path / "archive/run/checkpoint-8/model.safetensors"
+    assert archived.read_bytes() == (run / "checkpoint-8/model.safetensors").read_bytes()
+    (sample,) = map(json.loads, (run / "samples.jsonl").read_text().splitlines())
+    assert (sample["step"], sample["prompt"]) == (8, "the model") and sample["continuation"]
     assert [path.name for path in sorted(run.glob("checkpoint-*"))] == [
         "checkpoint-6",
         "checkpoint-8",
@@ -179,6 +183,9 @@ def test_a_change_that_a_run_cannot_follow_is_refused_and_nothing_is_written(tra
     assert (
         typed.returncode == 2 and "Error: " in typed.output and "Traceback" not in typed.output
     ), typed.output
+    key = words[0].partition("=")[0].split(".")[-1]
+    said = typed.output.replace(f"`{words[0]}`", "")  # what was typed is quoted
+    assert re.search(rf"`[\w.\[\]]*\b{key}\b[\w.\[\]]*`", said), f"{key} is not named: {said}"
     assert words[0] != "budget.tokens=1024" or "has trained 1,024 tokens already" in typed.output
     after = contents(stopped)
     if (

@@ -67,11 +67,18 @@ def test_documents_become_an_answer_to_an_openai_client(cpt, start, base_model, 
 
 
 @pytest.mark.slow
-def test_a_run_is_reproduced_bit_for_bit(cpt, run_of):
+def test_a_run_is_reproduced_bit_for_bit(cpt, run_of, tmp_path):
     ended = cpt("reproduce", run_of(), "--json")
     assert ended.returncode == 0, ended.output
     found = json.loads(ended.stdout)
     assert found["bit_equal"] and found["weights_differ"] == [] and found["logs"] == 8
+    other = shutil.copytree(run_of(), tmp_path / "other")
+    lines = (other / "metrics.jsonl").read_text()
+    changed = re.sub(r'("step": 5, .*?"loss": [\d.]+)\d,', r"\g<1>0,", lines)  # the last digit
+    (other / "metrics.jsonl").write_text(changed)
+    ended = cpt("reproduce", other, "--json")
+    found = json.loads(ended.stdout)
+    assert ended.returncode != 0 and not found["bit_equal"] and found["difference"]["step"] == 5
 
 
 def states(folder: Path) -> list[str]:
@@ -150,6 +157,8 @@ def test_shipped_recipes_are_copied_to_where_a_user_works(cpt, tmp_path):
         for path in sorted((tmp_path / "recipes").rglob("*.yaml"))
     ]
     assert copied == [path.relative_to(RECIPES) for path in sorted(RECIPES.rglob("*.yaml"))]
+    for path in copied:
+        assert (tmp_path / "recipes" / path).read_bytes() == (RECIPES / path).read_bytes(), path
     assert cpt("check", "recipes/tiny/sft.yaml", "--quick", folder=tmp_path).returncode == 0
 
 
@@ -267,24 +276,39 @@ def test_a_tokenizer_report_counts_as_by_hand(cpt, tokenizer_folder, corpus):
     assert ended.returncode == 0, ended.output
     texts = texts_in(corpus / "domain.jsonl")
     tokens = sum(map(len, AutoTokenizer.from_pretrained(tokenizer_folder)(texts)["input_ids"]))
-    numbers = re.findall(r": (\d+\.?\d*)", ended.stdout)
-    assert str(tokens) in numbers and str(sum(len(text.encode()) for text in texts)) in numbers
+    (report,) = json.loads(ended.stdout)
+    (counted,) = report["texts"]
+    words = sum(len(text.split()) for text in texts)
+    size = sum(len(text.encode()) for text in texts)
+    expected = {"documents": 120, "bytes": size, "words": words, "tokens": tokens}
+    assert {name: counted[name] for name in expected} == expected
+    assert counted["bytes_per_token"] == pytest.approx(size / tokens)
+    assert counted["tokens_per_word"] == pytest.approx(tokens / words)
 
 
 def test_a_flipped_bit_in_an_export_or_checkpoint_is_found(cpt, run_of, tmp_path):
     run = shutil.copytree(run_of(), tmp_path / "run")
     assert cpt("verify", run).returncode == 0
-    weights = next(run.glob("checkpoint-*/model.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-5] ^= 1
-    weights.write_bytes(content)
-    assert cpt("verify", run).returncode == 2
+    for folder in ("final", "checkpoint-8"):
+        weights = run / folder / "model.safetensors"
+        content = weights.read_bytes()
+        weights.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
+        found = cpt("verify", run)
+        damaged = f"{run / folder}:\n  model.safetensors: hash"
+        assert found.returncode == 2 and damaged in found.output, found.output
+        weights.write_bytes(content)
 
 
 @pytest.mark.slow
-def test_a_rehearsal_does_all_of_a_run_and_leaves_nothing(cpt, recipe, write, tmp_path):
+def test_a_rehearsal_does_all_of_a_run_and_leaves_nothing(cpt, recipe, write, tmp_path, run_of):
     ended = cpt("rehearse", write(recipe), "--json")
     assert ended.returncode == 0, ended.output
+    found = json.loads(ended.stdout)
+    done = {one["step"]: one["result"] for one in found["findings"] if one["verdict"] == "ok"}
+    steps = ("recipe", "longest rows", "first steps", "save", "export", "disk", "resume")
+    assert found["passed"] and tuple(done) == steps
+    first = ", ".join(f"{loss:.4f}" for loss in losses(run_of())[:4])
+    assert first in done["first steps"] and "bit-equal losses" in done["resume"]
     assert not (tmp_path / "runs").exists() and not [
         path for path in tmp_path.iterdir() if "rehears" in path.name
     ]
@@ -325,8 +349,17 @@ pipeline nowhere.yaml
     [*MISTAKES[:3], *(pytest.param(words, marks=pytest.mark.slow) for words in MISTAKES[3:])],
 )
 def test_a_mistake_on_the_command_line_ends_with_2_and_without_a_traceback(words, cpt, tmp_path):
+    said = {
+        "no-such-command": "'no-such-command'",
+        "train nowhere.yaml --no-such-option": "--no-such-option",
+        "train": "'recipe'",
+        "train nowhere.yaml --processes 0": "'--processes'",
+        "merge nowhere --method lora -o x": "--method lora",
+        "tokenizer report nowhere": "--text",
+    }
     ended = cpt(*words.split(), folder=tmp_path)
     assert ended.returncode == 2 and ended.stderr and "Traceback" not in ended.output
+    assert said.get(words, "nowhere") in ended.stderr, ended.stderr
     assert not [*tmp_path.iterdir()]
 
 

@@ -21,10 +21,12 @@ from promises.conftest import (
     metrics,
     status,
     tiny_recipe,
+    trainer_of,
     weights,
     write_texts,
     written,
 )
+from safetensors.torch import load_file
 from tiny import Planted
 
 from cpt import load_recipe
@@ -101,14 +103,23 @@ def run(my_lab) -> Path:
     return my_lab / "runs/run"
 
 
-def is_same(run, straight) -> bool:
-    """Each step once, with the losses and weights of the uninterrupted run."""
+def assert_same(run, straight) -> None:
+    """Each step once, with the losses, the weights and the checkpoints of the uninterrupted run."""
     steps = [row["step"] for row in metrics(run)]
-    return (
-        steps == [*range(1, STEPS + 1)]
-        and losses(run) == losses(straight)
-        and weights(run) == weights(straight)
-    )
+    assert steps == [*range(1, STEPS + 1)], "a step is missing or repeated"
+    assert losses(run) == losses(straight), "losses differ"
+    assert weights(run) == weights(straight), "weights differ"
+    for name in {*checkpoints(run)} & {*checkpoints(straight)}:
+        assert learned_of(run / name) == learned_of(straight / name), f"{name} differs"
+
+
+def learned_of(checkpoint) -> dict[str, str]:
+    """The hashes of a checkpoint's weights and states."""
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    learned = ("model", "optimizer", "scheduler", "rng_state")
+    hashes = {name: files[name]["xxh3_128"] for name in files if name.startswith(learned)}
+    assert len(hashes) >= 4, f"{checkpoint} lacks files"
+    return hashes
 
 
 def checkpoints(run) -> list[str]:
@@ -137,14 +148,16 @@ def test_killed_between_two_steps_a_run_resumes_bit_for_bit_and_repeats_no_step_
     assert (
         len(losses(run)) == 5 and checkpoints(run)[-1] == "checkpoint-4"
     )  # step 5 is trained and logged again
-    assert train(trouble="callback@4").returncode == 0 and is_same(run, straight)
+    assert train(trouble="callback@4").returncode == 0
+    assert_same(run, straight)
     assert "LookupError" not in json.dumps(events(run))  # the callback did not see step 4 again
 
 
 def test_killed_inside_a_save_a_run_resumes_from_the_checkpoint_before(train, cpt, run, straight):
     assert train(trouble="save@4").returncode == -signal.SIGKILL
     assert checkpoints(run) == ["checkpoint-2"] and cpt("verify", run).returncode == 0
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
@@ -160,7 +173,8 @@ def test_killed_at_any_moment_and_in_its_export_a_run_resumes_bit_for_bit(
         typed.signal(signal.SIGKILL)
         typed.wait()
         assert not (run / "final").exists() or weights(run) == weights(straight)
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
     assert cpt("verify", run).returncode == 0
 
 
@@ -168,9 +182,11 @@ def test_killed_at_any_moment_and_in_its_export_a_run_resumes_bit_for_bit(
 def test_killed_while_a_checkpoint_is_written_in_the_background_a_run_resumes_bit_for_bit(
     train, run, straight
 ):
-    in_background = "checkpoints.in_background=true"
-    assert train(in_background, trouble="kill@6").returncode == -signal.SIGKILL
-    assert train(in_background).returncode == 0 and is_same(run, straight)
+    words = ("checkpoints.in_background=true", "checkpoints.every_steps=1", "checkpoints.keep=null")
+    assert train(*words, trouble="kill@6").returncode == -signal.SIGKILL
+    assert train(*words).returncode == 0
+    assert {"checkpoint-4", "checkpoint-6", "checkpoint-8"} <= {*checkpoints(run)}
+    assert_same(run, straight)
 
 
 def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(
@@ -189,8 +205,9 @@ def test_before_a_checkpoint_has_its_name_the_disk_has_its_files(
     def recorded_rename(source, target, **options):
         if Path(target).name.startswith("checkpoint-"):
             assert (Path(source) / "manifest.json").exists()
-            files = [path for path in Path(source).rglob("*") if path.is_file()]
-            assert [path.name for path in files if path.stat().st_ino not in on_disk] == []
+            paths = [Path(source), *Path(source).rglob("*")]  # a folder's names are in the folder
+            assert len(paths) > 8
+            assert [path.name for path in paths if path.stat().st_ino not in on_disk] == []
             published.append(Path(target).name)
             order.append(Path(target).name)
         rename(source, target, **options)
@@ -285,7 +302,8 @@ def test_a_signal_ends_the_run_after_a_save_and_it_resumes_bit_for_bit(train, ru
     assert train(trouble=f"{kind}@3").returncode == 75
     saved = int(status(run)["checkpoint"].removeprefix("checkpoint-"))
     assert status(run)["state"] == "interrupted" and saved >= 3 and not (run / "final").exists()
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
@@ -294,7 +312,8 @@ def test_an_interrupt_of_the_whole_group_saves_too(start, train, file, my_lab, r
     typed.wait_until(lambda: (run / "metrics.jsonl").exists() and losses(run))
     typed.signal(signal.SIGINT)
     assert typed.wait().returncode == 75, typed.output
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
@@ -344,7 +363,8 @@ def test_a_checkpoint_that_was_cut_is_set_aside_with_the_reason_and_the_one_befo
 ):
     run = copy()
     damage(run / "checkpoint-4/model.safetensors", "cut")
-    assert train().returncode == 0 and is_same(run, straight)
+    assert train().returncode == 0
+    assert_same(run, straight)
     assert "model.safetensors" in (run / "bad-checkpoint-4/reason.txt").read_text()
     assert events(run)[-1]["kind"] == "quarantined"
 
@@ -376,13 +396,15 @@ def test_a_run_without_an_intact_checkpoint_stops_and_restarts_only_with_the_opt
         and "--allow-restart" in refused.stderr
         and "optimizer.pt" in refused.stderr
     )
-    assert train("--allow-restart").returncode == 0 and is_same(run, straight)
+    assert train("--allow-restart").returncode == 0
+    assert_same(run, straight)
 
 
 @pytest.mark.slow
 def test_a_checkpoint_can_be_chosen_and_what_was_newer_is_kept_aside(train, copy, straight):
     run = copy()
-    assert train("--resume", run / "checkpoint-2").returncode == 0 and is_same(run, straight)
+    assert train("--resume", run / "checkpoint-2").returncode == 0
+    assert_same(run, straight)
     assert list((run / "set-aside").rglob("checkpoint-4"))
 
 
@@ -425,42 +447,74 @@ def test_a_program_planted_in_a_checkpoint_never_runs(train, copy, tmp_path, nam
 # Bad steps
 
 
-def updates(run) -> set[int]:
-    """How many updates the optimizer made."""
-    state = torch.load(run / f"checkpoint-{STEPS}/optimizer.pt", weights_only=True)["state"]
-    assert all(one["exp_avg"].isfinite().all() for one in state.values())
-    return {int(one["step"]) for one in state.values()}
+ROWS = 4  # of a step
 
 
-def test_steps_whose_loss_is_nan_or_jumps_are_skipped_and_written_down(train, run):
-    assert train(trouble="nan@3 spike@7").returncode == 0
-    assert [(event["kind"], event["step"]) for event in events(run)] == [
-        ("nan_skipped", 3),
-        ("spike_skipped", 7),
+@pytest.fixture
+def weights_by_hand(file, my_lab, monkeypatch):
+    """The weights after the updates of these steps' rows, in a loop of plain torch; None makes no update."""
+    monkeypatch.syspath_prepend(my_lab)
+
+    def train_on(steps: list[int | None], *words: str) -> dict[str, torch.Tensor]:
+        trainer, _, _ = trainer_of(file, [*NO_DROPOUT, f"output_dir={my_lab}/by_hand", *words])
+        trainer.create_optimizer_and_scheduler(STEPS)
+        model = trainer.model.train()
+        for step in steps:
+            if step is not None:
+                rows = [trainer.rows[number] for number in range(ROWS * (step - 1), ROWS * step)]
+                model(**torch.utils.data.default_collate(rows)).loss.backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                trainer.optimizer.step()
+                trainer.optimizer.zero_grad()
+            trainer.lr_scheduler.step()
+        return model.state_dict()
+
+    return train_on
+
+
+def assert_weights(run, expected) -> None:
+    """An update that is missing or one too many changes weights by a thousandth and more."""
+    found = load_file(run / "final/model.safetensors")
+    for name, value in found.items():
+        assert torch.allclose(value, expected[name], rtol=0, atol=2e-5), (
+            f"{name} differs by {(value - expected[name]).abs().max():.1g}"
+        )
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "my_lab:adamw"]
+)  # skips on the device or on the host
+def test_the_updates_of_bad_steps_are_missing_and_no_others(train, run, weights_by_hand, optimizer):
+    words = (*NO_DROPOUT, f"optimizer.name={optimizer}")
+    assert train(*words, trouble="nan@3 spike@7").returncode == 0
+    assert [(event["kind"], event["step"], event["rows"]) for event in events(run)] == [
+        ("nan_skipped", 3, [8, 12]),
+        ("spike_skipped", 7, [24, 28]),
     ]
-    assert updates(run) == {STEPS - 2} and len(losses(run)) == STEPS
+    assert_weights(run, weights_by_hand([1, 2, None, 4, 5, 6, None, 8], *words))
+    assert len(losses(run)) == STEPS
 
 
-def test_a_first_step_of_absurd_loss_is_skipped(train, run):
-    assert train("budget.tokens=512", trouble="spike@1").returncode == 0
+def test_a_first_step_of_absurd_loss_is_skipped(train, run, weights_by_hand):
+    words = (*NO_DROPOUT, "budget.tokens=768")
+    assert train(*words, trouble="spike@1").returncode == 0
+    assert_weights(run, weights_by_hand([None, 2, 3], *words))
     assert [(event["kind"], event["step"]) for event in events(run)] == [("spike_skipped", 1)]
 
 
 def test_weights_that_are_not_finite_are_not_saved(train, run):
     refused = train(trouble="weights@7")
-    assert refused.returncode == 2 and checkpoints(run) == [
-        "checkpoint-2",
-        "checkpoint-4",
-        "checkpoint-6",
-    ]
+    assert refused.returncode == 2, refused.output
+    assert checkpoints(run) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert not (run / "final").exists()
 
 
 @pytest.mark.slow
-def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(train, run, my_lab):
-    seen = f"monitoring.callbacks=[{{name: 'my_lab:Trouble'}}, {{name: 'my_lab:Seen', file: {my_lab}/seen.jsonl}}]"
-    assert (
-        train("safety.loss_guard={name: robust, skips: 1}", seen, trouble="nan@4,6").returncode == 0
-    )
+def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(
+    train, run, my_lab, weights_by_hand
+):
+    guard = "safety.loss_guard={name: robust, skips: 1}"
+    assert train(*NO_DROPOUT, guard, seen_in(my_lab), trouble="nan@4,6").returncode == 0
     assert [event["kind"] for event in events(run)] == [
         "nan_skipped",
         "nan_skipped",
@@ -476,21 +530,39 @@ def test_after_too_many_bad_steps_a_run_goes_back_and_leaves_their_rows_out(trai
     assert len(again) == 6 and again[:2] == [first[2], first[4]]
     assert not (first[3] | first[5]) & set().union(*again)
     assert len(losses(run)) == STEPS
+    assert_weights(run, weights_by_hand([1, 2, 3, 5, 7, 8, 9, 10]))
 
 
 def test_a_run_that_diverged_too_often_ends(train, run):
     guard = "safety.loss_guard={name: robust, skips: 0, rollbacks: 0}"
-    assert train(guard, trouble="nan@3").returncode == 2 and status(run)["state"] == "failed"
+    refused = train(guard, trouble="nan@3")
+    assert refused.returncode == 2 and "diverged: steps 3 were skipped" in refused.stderr
+    assert status(run)["state"] == "failed" and not (run / "final").exists()
 
 
 @pytest.mark.slow
-def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run):
-    assert (
-        train(*NO_DROPOUT, trouble="memory@3").returncode == 0
-    )  # dropout draws other numbers in other micro-batches
+def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run, my_lab):
+    # Dropout draws other numbers in other micro-batches.
+    assert train(*NO_DROPOUT, seen_in(my_lab), trouble="memory@3").returncode == 0
     assert train(*NO_DROPOUT, "name=whole").returncode == 0
     assert [event["kind"] for event in events(run)] == ["out_of_memory"]
     assert losses(run) == pytest.approx(losses(run.with_name("whole")), rel=1e-5)
+    whole, halves = [2, 2], [1, 1, 1, 1]
+    assert sizes_in(my_lab) == {1: whole, 2: whole, **dict.fromkeys(range(3, STEPS + 1), halves)}
+
+
+def seen_in(folder) -> str:
+    """Callbacks that make trouble and write down each micro-batch."""
+    seen = f"{{name: 'my_lab:Seen', file: {folder}/seen.jsonl}}"
+    return f"monitoring.callbacks=[{{name: 'my_lab:Trouble'}}, {seen}]"
+
+
+def sizes_in(folder) -> dict[int, list[int]]:
+    """The rows of each micro-batch that trained, by step, in a fixed order."""
+    sizes: dict[int, list[int]] = {}
+    for line in map(json.loads, (folder / "seen.jsonl").read_text().splitlines()):
+        sizes.setdefault(line["step"], []).append(len(line["rows"]))
+    return {step: sorted(of_step) for step, of_step in sizes.items()}
 
 
 # The user's own code
@@ -499,7 +571,7 @@ def test_out_of_memory_makes_micro_batches_smaller_and_the_same_steps(train, run
 @pytest.mark.slow
 def test_a_data_worker_that_dies_is_replaced_and_no_row_is_lost(train, run, straight):
     assert train("training.dataloader_num_workers=1", trouble="worker@3").returncode == 0
-    assert is_same(run, straight)
+    assert_same(run, straight)
 
 
 def test_a_run_whose_files_have_changed_is_not_resumed(cpt, recipe, write, my_lab, corpus, run):
@@ -513,7 +585,8 @@ def test_a_run_whose_files_have_changed_is_not_resumed(cpt, recipe, write, my_la
     assert cpt("train", file, folder=my_lab, environment={"TROUBLE": "term@3"}).returncode == 75
     with own.open("a") as documents:
         documents.write('{"text": "one more document"}\n')
-    assert cpt("train", file, folder=my_lab).returncode == 2
+    refused = cpt("train", file, folder=my_lab)
+    assert refused.returncode == 2 and "began with other" in refused.stderr
     (run / "inputs.json").unlink()  # the checkpoint knows its data, too
     refused = cpt("train", file, folder=my_lab)
     assert (
@@ -578,7 +651,7 @@ def test_failed_saves_of_two_processes_end_both_after_a_last_try_in_the_archive(
     shutil.copytree(archived, run / "checkpoint-5")
     for one in together(2, *words, folder=my_lab):
         assert one.wait().returncode == 0, one.output
-    assert is_same(run, of_two)
+    assert_same(run, of_two)
 
 
 @pytest.mark.slow
@@ -597,27 +670,30 @@ def test_two_processes_then_one_then_two_make_the_same_steps(
 
 @pytest.mark.slow
 def test_two_processes_measure_each_held_out_row_once(together, train, file, my_lab, run):
-    text = "the model reads a document and learns which word comes " * 4
-    held_out = write_texts(
-        my_lab / "held.jsonl", [text.replace("word", f"word{number}") for number in range(3)]
-    )
+    """Five documents of unequal length and loss, so that a row more or less would change each figure."""
+    lengths = (1, 2, 3, 5, 2)
+    texts = [
+        f"{number} " + "the model reads a word " * times for number, times in enumerate(lengths)
+    ]
+    held_out = write_texts(my_lab / "held.jsonl", texts)
     words = (
         f"evaluation={{perplexity: [{{path: {held_out}}}]}}",
         "data.packing=none",
         "budget.tokens=256",
+        "training.per_device_eval_batch_size=1",
+        *NO_DROPOUT,
     )
-    words += ("training.per_device_eval_batch_size=1",)
     for one in together(2, "train", file, *words, folder=my_lab):
         assert one.wait().returncode == 0, one.output
     assert train(*words, "name=alone").returncode == 0
     by_two, alone = (
         metrics(folder, having="eval_held_tokens") for folder in (run, run.with_name("alone"))
     )
-    assert (
-        [row["eval_held_tokens"] for row in by_two]
-        == [row["eval_held_tokens"] for row in alone]
-        != []
-    )
+    assert [row["step"] for row in by_two] == [row["step"] for row in alone] == [0, 1]
+    for one, other in zip(by_two, alone, strict=True):
+        figures = {name: value for name, value in other.items() if name.startswith("eval_held_")}
+        assert {"eval_held_loss", "eval_held_bits_per_byte"} <= figures.keys()
+        assert {name: one[name] for name in figures} == pytest.approx(figures, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -630,7 +706,7 @@ def test_where_one_of_two_processes_dies_the_other_ends_and_the_run_resumes(
     assert last.wait().returncode == -signal.SIGKILL and first.wait(120).returncode > 0
     for one in together(2, *words, folder=my_lab):
         assert one.wait().returncode == 0
-    assert is_same(run, of_two)
+    assert_same(run, of_two)
 
 
 @pytest.fixture
@@ -648,15 +724,22 @@ def both(together, file, my_lab):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_out_of_memory_on_one_process_makes_the_micro_batches_of_both_smaller(both, run, of_two):
-    assert both(trouble="memory/1@3") == [76, 76] and both() == [0, 0]
+def test_out_of_memory_on_one_process_makes_the_micro_batches_of_both_smaller(
+    both, run, of_two, my_lab
+):
+    seen = seen_in(my_lab)
+    assert both(seen, trouble="memory/1@3") == [76, 76] and both(seen) == [0, 0]
+    whole, halves = [2, 2], [1, 1, 1, 1]
+    sizes = sizes_in(my_lab)
+    assert sizes.pop(3) == [*halves, 2], "of the first process, before it knew"
+    assert sizes == {1: whole, 2: whole, **dict.fromkeys(range(4, STEPS + 1), halves)}
     assert losses(run) == pytest.approx(losses(of_two), rel=1e-5)
     assert [event["kind"] for event in events(run)] == ["out_of_memory"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run):
+def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run, weights_by_hand):
     guard = "safety.loss_guard={name: robust, skips: 1}"
     assert both(guard, trouble="nan/1@4,6") == [76, 76] and both(guard) == [0, 0]
     kinds = [(event["kind"], event["step"]) for event in events(run)]
@@ -664,14 +747,17 @@ def test_bad_steps_of_one_process_are_skipped_by_both_and_both_go_back(both, run
         kinds[:3] == [("nan_skipped", 4), ("nan_skipped", 6), ("rolled_back", 6)]
         and len(losses(run)) == STEPS
     )
+    assert_weights(run, weights_by_hand([1, 2, 3, 5, 7, 8, 9, 10]))
     assert both("safety.on_spike=my_lab:asked_of_the_first", "name=asked", trouble="nan/1@3,5") == [
         0,
         0,
     ]
-    assert [event["kind"] for event in events(run.with_name("asked"))] == [
-        "nan_skipped",
-        "nan_skipped",
+    asked = run.with_name("asked")
+    assert [(event["kind"], event["step"]) for event in events(asked)] == [
+        ("nan_skipped", 3),
+        ("nan_skipped", 5),
     ]
+    assert_weights(asked, weights_by_hand([1, 2, None, 4, None, 6, 7, 8]))
 
 
 def zero_profile(folder, stage) -> str:
@@ -714,7 +800,7 @@ def test_an_error_of_all_processes_in_a_step_saves_the_step_before(
     assert "resumes from checkpoint-5" in events(run)[-1]["message"]
     for one in together(2, *words, folder=my_lab):
         assert one.wait().returncode == 0, one.output
-    assert is_same(run, run.with_name("whole"))
+    assert_same(run, run.with_name("whole"))
 
 
 @pytest.mark.slow
@@ -735,10 +821,10 @@ def test_an_error_of_one_process_ends_both_and_says_why_nothing_is_saved(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stage", [2, 3])
-def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(
-    both, run, my_lab, tmp_path, stage
+def test_under_zero_updates_and_the_logged_loss_are_those_of_the_steps_that_counted(
+    both, run, my_lab, tmp_path, stage, weights_by_hand
 ):
-    for trouble in ("spike/1@3", "nan/1@6"):
+    for trouble, kind, bad in (("spike/1@3", "spike_skipped", 3), ("nan/1@6", "nan_skipped", 6)):
         for name, words in (("plain", []), ("zero", [zero_profile(tmp_path, stage)])):
             words = [f"name={name}", "training.logging_steps=4", *words]
             assert both(*words, trouble=trouble) == [0, 0]
@@ -747,6 +833,10 @@ def test_under_zero_the_logged_loss_is_that_of_the_steps_that_counted(
         expected = losses(run.with_name("plain"))
         assert losses(run.with_name("zero")) == pytest.approx(expected, rel=1e-3)
         assert max(expected) < 10
+        counted = [None if step == bad else step for step in range(1, STEPS + 1)]
+        assert_weights(run.with_name("zero"), weights_by_hand(counted))
+        (event,) = events(run.with_name("zero"))
+        assert (event["kind"], event["step"]) == (kind, bad)
         for name in ("plain", "zero"):
             shutil.rmtree(run.with_name(name))
 
@@ -766,4 +856,5 @@ def test_a_signal_to_one_of_two_processes_in_an_evaluation_ends_both_and_they_ma
 @pytest.mark.timeout(300)
 def test_a_supervised_run_restarts_after_a_kill(train, run, straight):
     assert train("--supervise", trouble="kill@5").returncode == 0
-    assert is_same(run, straight) and "restart" in [event["kind"] for event in events(run)]
+    assert_same(run, straight)
+    assert "restart" in [event["kind"] for event in events(run)]

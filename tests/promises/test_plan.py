@@ -168,11 +168,10 @@ def test_what_auto_stands_for_fits(planned):
         bf16=False,
     )
     chosen = resolve_recipe(load_recipe(file, ["budget.global_batch_tokens=65536"]))
-    assert (
-        "auto" not in chosen.training.values()
-        and chosen.training["per_device_train_batch_size"] >= 1
-    )
-    assert plan_run(chosen, "cpu").fits
+    training = chosen.training
+    assert "auto" not in training.values() and training["per_device_train_batch_size"] >= 1
+    plan = plan_run(chosen, "cpu")
+    assert plan.fits and plan.tokens_per_step == 65536
 
 
 def test_an_unknown_gpu_is_refused_with_the_one_that_was_meant(cpt, planned):

@@ -46,20 +46,33 @@ def texts(tmp_path_factory) -> Path:
     return folder
 
 
-def nats_by_hand(folder: Path, file: Path) -> tuple[list[float], list[int]]:
-    """Per document: the negative log-likelihood of all tokens except the first, and the number of bytes."""
+def nats_by_hand(folder: Path, file: Path, length: int = 128) -> tuple[list[float], list[int]]:
+    """Per document: the negative log-likelihood of all tokens except the first, in windows of this length that share
+    a token, and the number of bytes."""
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder),
         AutoTokenizer.from_pretrained(folder),
     )
     nats, sizes = [], []
     for text in texts_in(file):
-        ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]])
-        with torch.no_grad():
-            logits = model.eval()(ids).logits[0, :-1].double()
-        nats.append(float(F.cross_entropy(logits, ids[0, 1:], reduction="sum")))
+        ids = torch.tensor([*tokenizer(text)["input_ids"], tokenizer.eos_token_id])
+        sums = []
+        for begin in range(0, len(ids) - 1, length - 1):
+            window = ids[begin : begin + length]
+            with torch.no_grad():
+                logits = model.eval()(window[None]).logits[0, :-1].double()
+            sums.append(float(F.cross_entropy(logits, window[1:], reduction="sum")))
+        nats.append(sum(sums))
         sizes.append(len(text.encode()))
     return nats, sizes
+
+
+def exchange_neurons(mlp: torch.nn.Module) -> None:
+    """Other weights of the same function."""
+    order = torch.randperm(mlp.down_proj.in_features)
+    mlp.gate_proj.weight.copy_(mlp.gate_proj.weight[order])
+    mlp.up_proj.weight.copy_(mlp.up_proj.weight[order])
+    mlp.down_proj.weight.copy_(mlp.down_proj.weight[:, order])
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +94,9 @@ def changed(base_model, texts, tmp_path_factory):
                 optimizer.zero_grad()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter += {"better": 0, "worse": 0.3, "equal": 1e-4}[name] * torch.randn_like(
-                    parameter
-                )
+                parameter += (0.3 if name == "worse" else 0) * torch.randn_like(parameter)
+            for layer in model.model.layers if name == "equal" else ():
+                exchange_neurons(layer.mlp)
         shutil.copytree(base_model, folder / name)
         model.save_pretrained(folder / name)
     return folder
@@ -139,19 +152,21 @@ def test_a_planted_difference_is_reported_as_what_it_is(name, base_model, change
     assert ended.returncode == 0, ended.output
     (found,) = json.loads(ended.stdout)["sets"]
     low, high = found["against"]["low"], found["against"]["high"]
-    assert {"better": high < 0, "worse": low > 0, "equal": low > -0.001 and high < 0.001}[name]
+    assert {"better": high < 0, "worse": low > 0, "equal": low > -1e-6 and high < 1e-6}[name]
     outcome = found["verdict"].split(": ")[1]
-    equal = ("no change found", "better, negligible", "worse, negligible")
-    assert outcome in {"equal": equal}.get(name, (name,))
+    assert outcome == (name if name != "equal" else "no change found")
 
 
 def test_documents_longer_than_a_row_are_evaluated_to_their_end(changed, texts):
+    model = changed / "worse"  # its loss depends on the context most
     held = {"held": texts / "held_domain.jsonl"}
     short, long = (
-        evaluate_model(changed / "better", held, sequence_length=length)["sets"][0]
-        for length in (24, 128)
+        evaluate_model(model, held, sequence_length=length)["sets"][0] for length in (8, 128)
     )
     assert (short["tokens"], short["num_bytes"]) == (long["tokens"], long["num_bytes"])
+    nats, _ = nats_by_hand(model, texts / "held_domain.jsonl", length=8)
+    assert short["loss"] == pytest.approx(sum(nats) / short["tokens"], rel=1e-5)
+    assert short["loss"] != pytest.approx(long["loss"], rel=1e-4), "no document is longer"
 
 
 def test_nothing_is_concluded_from_a_few_documents(base_model, changed, texts, tmp_path):
