@@ -53,6 +53,8 @@ def independent(config: Any, weights: dict[str, torch.Tensor], build: Any = None
     """transformers' own model with these weights, in float64."""
     model = (build or AutoModelForCausalLM.from_config)(config).double().eval()
     model.load_state_dict(weights, strict=False)
+    # The run's model was built before TRL wrote the padding token into its config.
+    model.get_input_embeddings().padding_idx = None
     return model
 
 

@@ -1,0 +1,200 @@
+"""Losses and gradients of steps on sampled answers, by the formulas of papers.
+
+Twelve answers to four prompts are used by four steps of two micro-batches, so that the last steps are off policy.
+"""
+
+import math
+
+import pytest
+import torch
+from stages import formulas
+from taken_steps import assert_computed
+from tiny_generations import LONGEST, generate, samples_of
+from tiny_rewards import MODEL
+from transformers import LlamaConfig, LlamaForCausalLM
+
+pytestmark = pytest.mark.heavy
+BETA, LOW, HIGH = 0.04, 0.1, 0.25
+GROUPS = {"num_generations": 3, "steps_per_generation": 4, "num_iterations": 2}
+GROUPS |= {"beta": BETA, "epsilon": LOW, "epsilon_high": HIGH}
+
+
+def advantages_in_groups(samples, formula, rewards):
+    """Of each sample, among the answers to its prompt; 0 where no reward applies."""
+    found = dict.fromkeys(samples, 0.0)
+    for prompt in {sample.prompt for sample in samples}:
+        scored = [one for one in samples if one.prompt == prompt and not math.isnan(one.reward)]
+        if len(scored) > 1:
+            advantages = formula(torch.tensor([[rewards[sample] for sample in scored]]).double())
+            found |= dict(zip(scored, advantages[0].tolist(), strict=True))
+    return found
+
+
+def read(samples, model):
+    """Log-probabilities of each sample's tokens, without a gradient."""
+    with torch.no_grad():
+        return {sample: sample.read_by(model)[0] for sample in samples}
+
+
+def assert_unequal(samples):
+    """The generation has all that could go wrong."""
+    assert len(samples) == 12 and len({sample.prompt for sample in samples}) == 4
+    lengths = [len(sample.answer) for sample in samples]
+    assert min(lengths) < 3 and max(lengths) == LONGEST
+    assert any(math.isnan(sample.reward) for sample in samples)
+
+
+def assert_clipped(ratios, advantages):
+    """On both sides."""
+    for sign, bound in ((1, 1 + HIGH), (-1, 1 - LOW)):
+        passed = [
+            sign * ratio > sign * bound and sign * advantage > 0
+            for ratio, advantage in zip(ratios, advantages, strict=True)
+        ]
+        assert any(passed) and not all(passed)
+
+
+# --- GRPO and its variants ---
+
+
+def clipped(new, old, advantage):
+    return formulas.clipped_policy((new - old).exp(), advantage, LOW, HIGH)
+
+
+def of_sequence(new, old, advantage):
+    """GSPO, arXiv 2507.18071, equations 5 and 7: a ratio of whole answers, to the power of 1 / length."""
+    ratio = (new - old).mean().exp()
+    return formulas.clipped_policy(ratio, advantage, LOW, HIGH).expand(len(new))
+
+
+def from_both_sides(new, old, advantage):
+    """INTELLECT-2, arXiv 2505.07291: the unclipped ratio is at most delta."""
+    ratio = (new - old).exp()
+    bounded = ratio.clamp(max=2.0) * advantage
+    return -torch.minimum(bounded, ratio.clamp(1 - LOW, 1 + HIGH) * advantage)
+
+
+def cispo(new, old, advantage):
+    """CISPO, arXiv 2506.13585, equations 4 and 5; TRL's upper bound is epsilon_high itself, and there is no lower."""
+    return -(new - old).exp().clamp(max=HIGH).detach() * advantage * new
+
+
+def sapo(new, old, advantage):
+    """SAPO, arXiv 2511.20347: a sigmoid in place of the clip, colder for negative advantages."""
+    tau = 1.0 if advantage > 0 else 1.05
+    return -4 / tau * (tau * ((new - old).exp() - 1)).sigmoid() * advantage
+
+
+def mean_of_answers(micro_batches, samples):
+    """GRPO, arXiv 2402.03300, equation 3."""
+    flat = [losses.mean() for batch in micro_batches for losses in batch]
+    return sum(flat) / len(flat)
+
+
+def mean_of_micro_batches(micro_batches, samples):
+    """Each by its own tokens."""
+    return sum(torch.cat(batch).mean() for batch in micro_batches) / len(micro_batches)
+
+
+def share_of_generation(micro_batches, samples):
+    """DAPO, arXiv 2503.14476, equation 8: over the tokens of the generation, of which a step has half the answers."""
+    tokens = sum(len(sample.answer) for sample in samples)
+    return sum(torch.cat(batch).sum() for batch in micro_batches) / (tokens / 2)
+
+
+def over_longest(micro_batches, samples):
+    """Dr. GRPO, arXiv 2503.20783, with the longest allowed answer as its constant."""
+    return sum(torch.cat(batch).sum() for batch in micro_batches) / (6 * LONGEST)
+
+
+PAPER = {"use_bias_correction_kl": False}
+VARIANTS = {
+    "grpo": (clipped, mean_of_answers, PAPER),
+    "bnpo": (clipped, mean_of_micro_batches, {}),
+    "dapo": (clipped, share_of_generation, {}),
+    "dr_grpo": (clipped, over_longest, {}),
+    "cispo": (cispo, share_of_generation, {}),
+    "sapo": (sapo, mean_of_answers, {}),
+    "gspo": (of_sequence, mean_of_answers, {"importance_sampling_level": "sequence"}),
+    "delta": (from_both_sides, share_of_generation, {"delta": 2.0}),
+}
+LOSS_TYPES = {"gspo": "grpo", "delta": "dapo"}
+
+
+def weight_of_divergence(name, log_ratio):
+    """DeepSeek-V3.2, arXiv 2512.02556, which TRL follows unless told otherwise: the ratio, with its gradient."""
+    return log_ratio.mean().exp() if name == "gspo" else log_ratio.exp()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_steps_of_grpo_are_the_papers(name, tmp_path):
+    token_losses, total, options = VARIANTS[name]
+    loss_type = LOSS_TYPES.get(name, name)
+    made = generate("grpo", tmp_path, steps=4, loss_type=loss_type, **GROUPS, **options)
+    samples = made.samples
+    assert_unequal(samples)
+    rewards = {sample: sample.reward for sample in samples}
+    advantages = advantages_in_groups(samples, formulas.within_groups, rewards)
+    old, reference = read(samples, made.sampling), read(samples, made.reference)
+    for step in made.steps:
+        model, micro_batches, ratios = made.model(step), [], {}
+        for batch in map(samples_of, step.micro_batches):
+            micro_batches.append([])
+            for sample in batch:
+                new, _ = sample.read_by(model)
+                losses = token_losses(new, old[sample], advantages[sample])
+                divergence = formulas.divergence_of_tokens(new, reference[sample])
+                if options is not PAPER:
+                    divergence = divergence * weight_of_divergence(name, new - old[sample])
+                micro_batches[-1].append(losses + BETA * divergence)
+                ratios |= {(sample, at): one for at, one in enumerate((new - old[sample]).exp())}
+        assert_computed(step, total(micro_batches, samples), model)
+    assert_clipped(ratios.values(), [advantages[sample] for sample, _ in ratios])
+
+
+# --- RLOO ---
+
+
+def test_steps_of_rloo_are_the_papers(tmp_path):
+    """The divergence is in the rewards; ratios are those of whole answers (arXiv 2402.14740)."""
+    made = generate("rloo", tmp_path, steps=4, learning_rate=5e-4, **GROUPS)
+    samples = made.samples
+    assert_unequal(samples)
+    old, reference = read(samples, made.sampling), read(samples, made.reference)
+    rewards = {
+        sample: sample.reward - BETA * float((old[sample] - reference[sample]).sum())
+        for sample in samples
+    }
+    advantages = advantages_in_groups(samples, formulas.leave_one_out, rewards)
+    seen = {}
+    for step in made.steps:
+        model, losses = made.model(step), []
+        for sample in (one for batch in step.micro_batches for one in samples_of(batch)):
+            new, _ = sample.read_by(model)
+            ratio = (new.sum() - old[sample].sum()).exp()
+            losses.append(formulas.clipped_policy(ratio, advantages[sample], LOW, HIGH))
+            seen[sample, step.loss] = ratio.item()
+        assert_computed(step, sum(losses) / len(losses), model)
+    assert_clipped(seen.values(), [advantages[sample] for sample, _ in seen])
+
+
+# --- a teacher of sampled answers ---
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_a_step_of_distillation_on_policy_is_the_papers_mean_over_its_tokens(beta, tmp_path):
+    torch.manual_seed(7)
+    teacher = LlamaForCausalLM(LlamaConfig(**{**MODEL, "hidden_size": 48}, initializer_range=0.3))
+    teacher.save_pretrained(tmp_path / "teacher")
+    teacher.double().eval()
+    given = {"teacher_model_name_or_path": str(tmp_path / "teacher"), "beta": beta}
+    made = generate("distill_on_policy", tmp_path, steps=1, **given)
+    (step,) = made.steps
+    model, parts = made.model(step), []
+    for sample in (one for batch in step.micro_batches for one in samples_of(batch)):
+        with torch.no_grad():
+            _, taught = sample.read_by(teacher)
+        _, own = sample.read_by(model)
+        parts.append(formulas.jensen_shannon(own.exp(), taught.exp(), beta))
+    assert len({len(part) for part in parts}) > 2
+    assert_computed(step, torch.cat(parts).mean(), model)
