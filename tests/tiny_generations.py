@@ -1,5 +1,6 @@
-"""Stages that sample: prompts and answers of unequal lengths, rewards that tell answers apart, and what they sampled."""
+"""Stages that sample: prompts and answers of unequal lengths, rewards that tell answers apart, and the samples."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from taken_steps import Step, independent, log_probabilities, move, take_steps
-from tiny_rewards import MODEL, bandit, words
+from tiny_rewards import bandit, words
 from transformers.trainer_callback import PrinterCallback
 
 from cpt.stages.build import stage_trainer
@@ -33,7 +34,9 @@ class UnequalPrompts:
         return 10**9
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        return {"prompt": " ".join(f"w{(7 * number + word) % 20}" for word in range(1 + number % 4))}
+        return {
+            "prompt": " ".join(f"w{(7 * number + word) % 20}" for word in range(1 + number % 4))
+        }
 
 
 def score_of(ids: list[int]) -> float | None:
@@ -83,25 +86,44 @@ def samples_of(batch: dict[str, torch.Tensor]) -> list[Sample]:
 
 @dataclass
 class Generation:
-    """All steps on one generation of answers, and models in float64."""
+    """All steps on one generation of answers."""
 
     trainer: Any
     steps: list[Step]
-    reference: Any
-    sampling: Any
+    reference: Any  # a model in float64
 
     def model(self, step: Step) -> Any:
+        """A model in float64 with the weights before the step."""
         return independent(self.trainer.model.config, step.weights, type(self.trainer.model))
+
+    @property
+    def sampling(self) -> Any:
+        """The model that sampled."""
+        return self.model(self.steps[0])
 
     @property
     def samples(self) -> list[Sample]:
         """Each once, although each is in several steps."""
-        batches = self.trainer.args.steps_per_generation
-        flat = [batch for step in self.steps for batch in step.micro_batches]
-        return [sample for batch in flat[:batches] for sample in samples_of(batch)]
+        accumulation = self.trainer.args.gradient_accumulation_steps
+        steps = self.trainer.args.steps_per_generation // accumulation
+        batches = [batch for step in self.steps[:steps] for batch in step.micro_batches]
+        return [sample for batch in batches for sample in samples_of(batch)]
+
+    def read(self, model: Any) -> dict[Sample, torch.Tensor]:
+        """Log-probabilities of each sample's tokens, without a gradient."""
+        with torch.no_grad():
+            return {sample: sample.read_by(model)[0] for sample in self.samples}
 
 
-def trainer_of(stage: str, folder: Path, *, steps: int, seed: int = 42, learning_rate: float = 2e-3, **training: Any) -> Any:
+def trainer_of(
+    stage: str,
+    folder: Path,
+    *,
+    steps: int,
+    seed: int = 42,
+    learning_rate: float = 2e-3,
+    **training: Any,
+) -> Any:
     """As a run builds it, but for the data; `score` is the reward."""
     rewards = [{"name": "tiny_generations:score", "weight": WEIGHT}]
     distils = stage == "distill_on_policy"
@@ -125,8 +147,8 @@ def trainer_of(stage: str, folder: Path, *, steps: int, seed: int = 42, learning
     return trainer
 
 
-def generate(stage: str, folder: Path, *, steps: int, **training: Any) -> Generation:
-    """Train for so many steps on one generation of a model that has moved away from its reference."""
+def generate(stage: str, folder: Path, *, steps: int, **training: Any) -> list[Generation]:
+    """Train for so many steps with a model that has moved away from its reference."""
     trainer = trainer_of(stage, folder, steps=steps, **training)
     model = trainer.model
     before = {name: one.clone() for name, one in model.state_dict().items()}
@@ -134,7 +156,20 @@ def generate(stage: str, folder: Path, *, steps: int, **training: Any) -> Genera
     with torch.no_grad():  # certain of where to end, so that lengths differ
         model.lm_head.weight[trainer.processing_class.eos_token_id] *= 6
     taken = take_steps(trainer)
-    reference, sampling = (
-        independent(model.config, weights, type(model)) for weights in (before, taken[0].weights)
-    )
-    return Generation(trainer, taken, reference, sampling)
+    reference = independent(model.config, before, type(model))
+    settings = vars(trainer.args)
+    batches = settings.get("steps_per_generation", 0) * settings.get("num_iterations", 0)
+    of_each = batches // trainer.args.gradient_accumulation_steps or steps
+    parts = (taken[first : first + of_each] for first in range(0, steps, of_each))
+    return [Generation(trainer, part, reference) for part in parts]
+
+
+def assert_clipped(
+    ratios: Iterable[Any], advantages: Iterable[float], low: float, high: float
+) -> None:
+    """On both sides, but not everywhere."""
+    pairs = list(zip(map(float, ratios), advantages, strict=True))
+    above = [ratio > 1 + high for ratio, advantage in pairs if advantage > 0]
+    below = [ratio < 1 - low for ratio, advantage in pairs if advantage < 0]
+    for clipped in (above, below):
+        assert any(clipped) and not all(clipped)

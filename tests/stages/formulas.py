@@ -268,3 +268,26 @@ def normalized(numbers: torch.Tensor, least_deviation: float) -> torch.Tensor:
     mean = numbers.mean()
     deviation = math.sqrt((numbers - mean).square().mean())
     return (numbers - mean) / max(deviation, least_deviation)
+
+
+def clipped_values(values, before, returns, clip):
+    """Values' loss of PPO's reference implementation (arXiv 2005.12729, section 3), halved."""
+    moved = before + (values - before).clamp(-clip, clip)
+    return 0.5 * torch.maximum((values - returns).square(), (moved - returns).square())
+
+
+def learned(known: Sequence[float], reward: float, rho: float) -> tuple[float, float]:
+    """SPO's tracker, arXiv 2509.13232: alpha and beta of a Beta distribution that forgets."""
+    alpha, beta, *_ = known
+    return rho * alpha + reward, rho * beta + 1 - reward
+
+
+def value(known: Sequence[float]) -> float:
+    alpha, beta, *_ = known
+    return alpha / (alpha + beta)
+
+
+def drift(before: dict, after: dict) -> float:
+    """Mean over tokens of exp(d) - d - 1, with d the change of a token's log-probability."""
+    changes = torch.cat([after[sample] - before[sample] for sample in before])
+    return (changes.exp() - changes - 1).mean().item()
