@@ -5,57 +5,86 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from example_runs import build_run
 
 
 @dataclass
 class Step:
-    weights: dict[str, torch.Tensor]
-    micro_batches: list[Any] = field(default_factory=list)
+    weights: dict[str, torch.Tensor]  # before it
+    micro_batches: list[Any] = field(default_factory=list)  # of all processes
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     loss: float = 0.0
 
 
-def take_steps(trainer: Any) -> list[Step]:
-    """Train to the end."""
-    steps: list[Step] = []
-    compute_loss, measure = trainer.compute_loss, trainer.guard.norm_of_step
+@dataclass
+class Taken:
+    """All steps of a run that began away from its reference."""
+
+    config: Any
+    build: Any  # the class of the model
+    before: dict[str, torch.Tensor]  # weights of the reference
+    steps: list[Step] = field(default_factory=list)
+    states: dict[str, Any] = field(default_factory=dict)  # of the stage, at the end
+
+    def model(self, weights: dict[str, torch.Tensor]) -> Any:
+        """transformers' own model with these weights, in float64."""
+        model = self.build(self.config).double().eval()
+        model.load_state_dict(weights, strict=False)
+        # The run's model was built before TRL wrote the padding token into its config.
+        model.get_input_embeddings().padding_idx = None
+        return model
+
+    @property
+    def reference(self) -> Any:
+        return self.model(self.before)
+
+
+def take_steps(trainer: Any, seed: int = 1) -> Taken:
+    """Move the model away from its reference, where a loss would be the same whatever the formula, and train it."""
     model = trainer.model
+    taken = Taken(model.config, type(model), copy_of(model.state_dict()))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+            if name == "lm_head.weight":  # certain of where to end, so that sampled lengths differ
+                parameter[trainer.processing_class.eos_token_id] *= 6
+    compute_loss, measure = trainer.compute_loss, trainer.guard.norm_of_step
 
     def compute_and_note(model_of_step, inputs, *rest, **options):
-        if len(steps) == trainer.state.global_step:
-            steps.append(Step({name: one.clone() for name, one in model.state_dict().items()}))
-        steps[-1].micro_batches.append(dict(inputs))
+        if len(taken.steps) == trainer.state.global_step:
+            taken.steps.append(Step(copy_of(model.state_dict())))
+        taken.steps[-1].micro_batches.append(dict(inputs))
         return compute_loss(model_of_step, inputs, *rest, **options)
 
     def measure_and_note():
-        found = {name: weight.grad for name, weight in model.named_parameters()}
-        steps[-1].gradients = {name: grad.clone() for name, grad in found.items()}
+        gradients = {name: weight.grad for name, weight in model.named_parameters()}
+        taken.steps[-1].gradients = copy_of(gradients)
         return measure()
 
     trainer.compute_loss, trainer.guard.norm_of_step = compute_and_note, measure_and_note
     trainer.train()
     logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    for step, loss in zip(steps, logged, strict=True):
+    for step, loss in zip(taken.steps, logged, strict=True):
         step.loss = loss
-    return steps
+    taken.states = trainer.stage_states()
+    return taken
 
 
-def move(model: torch.nn.Module, far: float = 0.1, seed: int = 1) -> None:
-    """Away from the reference, where a loss would be the same whatever the formula."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters()):
-            parameter += far * torch.randn(parameter.shape, generator=generator)
+def copy_of(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def independent(config: Any, weights: dict[str, torch.Tensor], build: Any = None) -> Any:
-    """transformers' own model with these weights, in float64."""
-    model = (build or AutoModelForCausalLM.from_config)(config).double().eval()
-    model.load_state_dict(weights, strict=False)
-    # The run's model was built before TRL wrote the padding token into its config.
-    model.get_input_embeddings().padding_idx = None
-    return model
+SIZES = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}
+
+
+def steps_on_examples(stage, folder, rows, *, data=None, seed=1, **training) -> Taken:
+    """One step on six rows."""
+    training = {**SIZES, **training}
+    trainer = build_run(stage, folder, steps=1, rows=rows, data=data, training=training)
+    taken = take_steps(trainer, seed)
+    assert len(taken.steps) == 1
+    return taken
 
 
 def log_probabilities(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from taken_steps import Step, independent, log_probabilities, move, take_steps
+from taken_steps import SIZES, Step, Taken, log_probabilities, take_steps
 from tiny_rewards import bandit, words
 from transformers.trainer_callback import PrinterCallback
 
@@ -17,13 +17,7 @@ from cpt.training.arguments import training_arguments
 
 TEMPERATURE = 0.8
 LONGEST = 7
-SIZES = {
-    "per_device_train_batch_size": 3,
-    "gradient_accumulation_steps": 2,
-    "max_completion_length": LONGEST,
-    "temperature": TEMPERATURE,
-    "max_grad_norm": 0.1,
-}
+SAMPLING = {**SIZES, "max_completion_length": LONGEST, "temperature": TEMPERATURE}
 WEIGHT = 2.0
 
 
@@ -84,35 +78,50 @@ def samples_of(batch: dict[str, torch.Tensor]) -> list[Sample]:
     return samples
 
 
+def samples_of_step(step: Step) -> list[Sample]:
+    return [sample for batch in step.micro_batches for sample in samples_of(batch)]
+
+
 @dataclass
 class Generation:
     """All steps on one generation of answers."""
 
-    trainer: Any
+    taken: Taken
     steps: list[Step]
-    reference: Any  # a model in float64
-
-    def model(self, step: Step) -> Any:
-        """A model in float64 with the weights before the step."""
-        return independent(self.trainer.model.config, step.weights, type(self.trainer.model))
+    parts: int  # steps until each answer has been used once
 
     @property
     def sampling(self) -> Any:
         """The model that sampled."""
-        return self.model(self.steps[0])
+        return self.taken.model(self.steps[0].weights)
 
     @property
     def samples(self) -> list[Sample]:
         """Each once, although each is in several steps."""
-        accumulation = self.trainer.args.gradient_accumulation_steps
-        steps = self.trainer.args.steps_per_generation // accumulation
-        batches = [batch for step in self.steps[:steps] for batch in step.micro_batches]
-        return [sample for batch in batches for sample in samples_of(batch)]
+        return [sample for step in self.steps[: self.parts] for sample in samples_of_step(step)]
+
+    @property
+    def tokens_of_step(self) -> float:
+        """On average."""
+        return sum(len(sample.answer) for sample in self.samples) / self.parts
 
     def read(self, model: Any) -> dict[Sample, torch.Tensor]:
         """Log-probabilities of each sample's tokens, without a gradient."""
         with torch.no_grad():
             return {sample: sample.read_by(model)[0] for sample in self.samples}
+
+
+def generations(taken: Taken, *, parts: int = 2, uses: int = 2) -> list[Generation]:
+    """Each lasts for `parts` x `uses` steps."""
+    steps, length = taken.steps, parts * uses
+    assert len(steps) % length == 0
+    firsts = range(0, len(steps), length)
+    made = [Generation(taken, steps[first : first + length], parts) for first in firsts]
+    samples = [sample for generation in made for sample in generation.samples]
+    lengths = {len(sample.answer) for sample in samples}
+    assert len(samples) == 12 * len(made) and min(lengths) < 3 and max(lengths) == LONGEST
+    assert any(sample.reward != sample.reward for sample in samples)
+    return made
 
 
 def trainer_of(
@@ -134,7 +143,7 @@ def trainer_of(
         seed=seed,
         learning_rate=learning_rate,
         rewards=[] if distils else rewards,
-        training=SIZES | training,
+        training=SAMPLING | training,
     )
     data: Any = SimpleNamespace(
         rows=UnequalPrompts(), held_out={}, num_tokens=10**6, num_rows=10**6, form="prompt"
@@ -147,21 +156,8 @@ def trainer_of(
     return trainer
 
 
-def generate(stage: str, folder: Path, *, steps: int, **training: Any) -> list[Generation]:
-    """Train for so many steps with a model that has moved away from its reference."""
-    trainer = trainer_of(stage, folder, steps=steps, **training)
-    model = trainer.model
-    before = {name: one.clone() for name, one in model.state_dict().items()}
-    move(model)
-    with torch.no_grad():  # certain of where to end, so that lengths differ
-        model.lm_head.weight[trainer.processing_class.eos_token_id] *= 6
-    taken = take_steps(trainer)
-    reference = independent(model.config, before, type(model))
-    settings = vars(trainer.args)
-    batches = settings.get("steps_per_generation", 0) * settings.get("num_iterations", 0)
-    of_each = batches // trainer.args.gradient_accumulation_steps or steps
-    parts = (taken[first : first + of_each] for first in range(0, steps, of_each))
-    return [Generation(trainer, part, reference) for part in parts]
+def steps_on_samples(stage: str, folder: Path, *, steps: int, **training: Any) -> Taken:
+    return take_steps(trainer_of(stage, folder, steps=steps, **training))
 
 
 def assert_clipped(

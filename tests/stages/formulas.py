@@ -194,9 +194,9 @@ def kto(answers, is_good, divergence, beta, good_weight, bad_weight):
     return (weights * (1 - values)).mean()
 
 
-def mismatched_divergence(others: Answers) -> torch.Tensor:
-    """z_0 of arXiv 2402.01306: of answers to other prompts, without a gradient."""
-    return others.log_ratio.mean().clamp(min=0).detach()
+def divergence_of_others(log_ratios: torch.Tensor) -> torch.Tensor:
+    """z_0 of arXiv 2402.01306, of answers to other prompts; it has no gradient."""
+    return log_ratios.mean().clamp(min=0).detach()
 
 
 def bradley_terry(better_scores, worse_scores, centering):

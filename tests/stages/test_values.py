@@ -10,10 +10,9 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
-from example_runs import build_run
 from stages import formulas
 from stages.formulas import Answers
-from taken_steps import assert_computed, independent, log_probabilities, move, take_steps
+from taken_steps import assert_computed, log_probabilities, steps_on_examples
 from tiny import TINY_LLAMA
 from tiny_models import make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -22,7 +21,6 @@ from trl.experimental import cpo, orpo
 from cpt.data.rows.packing import IGNORED
 
 pytestmark = pytest.mark.heavy
-SIZES = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2, "max_grad_norm": 0.1}
 EPSILON = 0.15
 
 
@@ -55,19 +53,6 @@ def answers(row_ids, model, reference=None) -> Answers:
                 tokens, _ = log_probabilities(reference, prompt + answer)
             found.reference.append(tokens[len(prompt) - 1 :])
     return found
-
-
-def one_step(stage, folder, rows, *, data=None, seed=1, **training):
-    """The step, and independent models with its weights and with those before it was moved."""
-    training = {**SIZES, **training}
-    trainer = build_run(stage, folder, steps=1, rows=rows, data=data, training=training)
-    before = {name: one.clone() for name, one in trainer.model.state_dict().items()}
-    move(trainer.model, seed=seed)
-    (step,) = take_steps(trainer)
-    assert len(step.micro_batches) == 2
-    config, build = trainer.model.config, type(trainer.model)
-    models = (independent(config, weights, build) for weights in (step.weights, before))
-    return step, *models
 
 
 def halves(rows):
@@ -118,16 +103,25 @@ OPTIONS = {
 OF_SIGMOID = ("forward", "js", "alpha", "lengths", "weighted")  # options of the default loss
 
 
-@pytest.mark.parametrize("name", PREFERENCES)
-def test_a_step_on_pairs_is_the_papers(name, tmp_path):
+def options_of(name) -> tuple[str, dict]:
+    """Its stage and keys."""
     stage, _, kind = name.partition("-")
     training = OPTIONS.get(name, {}) | {"beta": 0.3}
     if kind and kind not in OF_SIGMOID:
         training["loss_type"] = [kind] if stage == "dpo" else kind
-    rows = pairs()
-    step, model, reference = one_step(stage, tmp_path, rows, **training)
-    losses = []
-    for half in halves(rows):
+    return stage, training
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_a_step_on_pairs_is_the_papers(name, tmp_path):
+    stage, training = options_of(name)
+    check_pairs(name, steps_on_examples(stage, tmp_path, pairs(), **training))
+
+
+def check_pairs(name, taken):
+    (step,), losses = taken.steps, []
+    model, reference = taken.model(step.weights), taken.reference
+    for half in halves(pairs()):
         better, worse = (
             answers([(row["prompt_ids"], row[side]) for row in half], model, reference)
             for side in ("chosen_ids", "rejected_ids")
@@ -139,31 +133,50 @@ def test_a_step_on_pairs_is_the_papers(name, tmp_path):
 # --- single answers, scores ---
 
 
-def test_a_step_on_rated_answers_is_the_papers(tmp_path):
-    """The divergence is that of each prompt with the answer to the one before it."""
+def rated() -> list[dict]:
+    """Both kinds in one half, and one in the other."""
     labels = [True, False, False, True, True, True]
-    rows = [
+    return [
         {"prompt_ids": row["prompt_ids"], "completion_ids": row["rejected_ids"], "label": label}
         for row, label in zip(pairs(), labels, strict=True)
     ]
-    weights = {"desirable_weight": 1.3, "undesirable_weight": 0.6}
-    step, model, reference = one_step("kto", tmp_path, rows, beta=0.3, seed=0, **weights)
-    losses, divergences = [], []
-    for half in halves(rows):
+
+
+KTO = {"beta": 0.3, "desirable_weight": 1.3, "undesirable_weight": 0.6}
+
+
+def test_a_step_on_rated_answers_is_the_papers(tmp_path):
+    """The divergence of a micro-batch is that of each prompt with the answer to the one before it."""
+    found = check_rated(steps_on_examples("kto", tmp_path, rated(), seed=3, **KTO))
+    assert found[0] == 0 and found[1] > 0.1  # the first was negative
+
+
+def check_rated(taken, *, together=False):
+    """Return the divergence of each half; `together`, both have that of all rows."""
+    (step,) = taken.steps
+    model, reference = taken.model(step.weights), taken.reference
+    read, others = [], []
+    for half in halves(rated()):
         prompts, said = ([row[name] for row in half] for name in ("prompt_ids", "completion_ids"))
-        others = answers(zip(prompts, said[-1:] + said[:-1], strict=True), model, reference)
-        divergences.append(formulas.mismatched_divergence(others))
-        own = answers(zip(prompts, said, strict=True), model, reference)
+        read.append(answers(zip(prompts, said, strict=True), model, reference))
+        mismatched = zip(prompts, said[-1:] + said[:-1], strict=True)
+        others.append(answers(mismatched, model, reference).log_ratio)
+    if together:
+        others = [torch.cat(others)] * 2
+    divergences = [formulas.divergence_of_others(ratios) for ratios in others]
+    losses = []
+    for own, divergence, half in zip(read, divergences, halves(rated()), strict=True):
         is_good = torch.tensor([row["label"] for row in half])
-        losses.append(formulas.kto(own, is_good, divergences[-1], 0.3, 1.3, 0.6))
-    assert divergences[0] > 0.1 and divergences[1] == 0  # it was negative
+        losses.append(formulas.kto(own, is_good, divergence, 0.3, 1.3, 0.6))
     assert_computed(step, sum(losses) / 2, model)
+    return divergences
 
 
 def test_a_step_of_a_reward_model_is_the_papers(tmp_path):
     """The score is that of the last token that is not the padding token, which ends answers here."""
-    rows = pairs()
-    step, model, _ = one_step("reward", tmp_path, rows, center_rewards_coefficient=0.2)
+    taken = steps_on_examples("reward", tmp_path, pairs(), center_rewards_coefficient=0.2)
+    (step,) = taken.steps
+    model = taken.model(step.weights)
 
     def scores(half, side):
         read = [torch.tensor([row["prompt_ids"] + row[side][:-1]]) for row in half]
@@ -171,7 +184,7 @@ def test_a_step_of_a_reward_model_is_the_papers(tmp_path):
 
     losses = [
         formulas.bradley_terry(scores(half, "chosen_ids"), scores(half, "rejected_ids"), 0.2)
-        for half in halves(rows)
+        for half in halves(pairs())
     ]
     assert_computed(step, sum(losses) / 2, model)
 
@@ -196,61 +209,71 @@ def conversations() -> list[dict]:
     return rows
 
 
-@pytest.fixture
-def teacher(tmp_path):
+def save_teacher(folder, vocab_size=96):
     """Wider than the student, and sure of what it says."""
     torch.manual_seed(7)
-    shape = {"hidden_size": 48, "vocab_size": 96, "initializer_range": 0.3}
+    shape = {"hidden_size": 48, "vocab_size": vocab_size, "initializer_range": 0.3}
     model = LlamaForCausalLM(LlamaConfig(**{**TINY_LLAMA, **shape}))
-    model.save_pretrained(tmp_path / "teacher")
+    model.save_pretrained(folder)
     return model.double().eval()
 
 
-def divergences(model, teacher, ids, learned, beta, temperature=1.0):
-    """Of the learned tokens of one sequence; `learned` is theirs."""
+def divergences(model, teacher, line, beta, temperature=1.0):
+    """Of the learned tokens of one sequence, given with its labels and its mask."""
+    ids, labels, mask = line
+    kept = mask.bool()
     with torch.no_grad():
-        _, taught = log_probabilities(teacher, ids, temperature=temperature)
-    _, own = log_probabilities(model, ids, temperature=temperature)
+        _, taught = log_probabilities(teacher, ids[kept].tolist(), temperature=temperature)
+    _, own = log_probabilities(model, ids[kept].tolist(), temperature=temperature)
+    learned = labels[kept][1:] != IGNORED
     return formulas.jensen_shannon(own.exp(), taught.exp(), beta)[learned]
 
 
-def learned_part(ids, labels, mask):
-    """A sequence without its padding, and which of its tokens but the first are learned."""
-    kept = mask.bool()
-    return ids[kept].tolist(), labels[kept][1:] != IGNORED
+def taught_by(folder, stage, beta):
+    """Keys of a step with a teacher; GKD's temperature is of sampling alone."""
+    keys = {"teacher_model_name_or_path": str(folder), "beta": beta, "temperature": 0.8}
+    return keys | ({"lmbda": 0.0} if stage == "gkd" else {})
+
+
+UNPACKED = {"packing": "none"}
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("stage", ["distill", "gkd"])
-def test_a_step_with_a_teacher_is_the_papers_mean_over_the_steps_tokens(
-    stage, beta, teacher, tmp_path
-):
-    rows = conversations()
-    given = {"teacher_model_name_or_path": str(tmp_path / "teacher"), "beta": beta}
-    given |= {"temperature": 0.8} | ({"lmbda": 0.0} if stage == "gkd" else {})
-    step, model, _ = one_step(stage, tmp_path, rows, data={"packing": "none"}, **given)
-    temperature = 0.8 if stage == "distill" else 1.0  # TRL's is of sampling alone
-    parts = []
-    for row in rows:
+def test_a_step_with_a_teacher_is_the_papers_mean_over_the_steps_tokens(stage, beta, tmp_path):
+    teacher = save_teacher(tmp_path / "teacher")
+    given = taught_by(tmp_path / "teacher", stage, beta)
+    taken = steps_on_examples(stage, tmp_path, conversations(), data=UNPACKED, **given)
+    check_taught(taken, teacher, beta, temperature=0.8 if stage == "distill" else 1.0)
+
+
+def check_taught(taken, teacher, beta, temperature):
+    (step,), parts = taken.steps, []
+    model = taken.model(step.weights)
+    for row in conversations():
         length = int((row["position_ids"].diff() == 1).long().cumprod(0).sum()) + 1
-        mask = torch.arange(64) < length
-        ids, learned = learned_part(row["input_ids"], row["labels"], mask)
-        parts.append(divergences(model, teacher, ids, learned, beta, temperature))
+        line = row["input_ids"], row["labels"], torch.arange(64) < length
+        parts.append(divergences(model, teacher, line, beta, temperature))
     assert_computed(step, torch.cat(parts).mean(), model)
 
 
-def test_answers_that_the_student_samples_count_by_their_own_tokens(teacher, tmp_path):
-    """GKD's micro-batches do not know how many tokens the others will sample: each counts as much."""
-    given = {"teacher_model_name_or_path": str(tmp_path / "teacher"), "beta": 0.3, "lmbda": 1.0}
-    given |= {"max_new_tokens": 40}
-    step, model, _ = one_step("gkd", tmp_path, conversations(), data={"packing": "none"}, **given)
-    losses, lengths = [], []
+def test_answers_that_gkd_samples_count_by_their_own_tokens(tmp_path):
+    teacher = save_teacher(tmp_path / "teacher")
+    given = taught_by(tmp_path / "teacher", "gkd", 0.3) | {"lmbda": 1.0, "max_new_tokens": 40}
+    taken = steps_on_examples("gkd", tmp_path, conversations(), data=UNPACKED, **given)
+    check_sampled_by_gkd(taken, teacher)
+
+
+def check_sampled_by_gkd(taken, teacher):
+    """A micro-batch does not know how many tokens the others will sample: each counts as much."""
+    (step,), losses, lengths = taken.steps, [], []
+    model = taken.model(step.weights)
     for batch in step.micro_batches:
         lines = zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True)
-        parts = [divergences(model, teacher, *learned_part(*line), beta=0.3) for line in lines]
-        losses.append(torch.cat(parts).mean())
-        lengths.append(sum(map(len, parts)))
-    assert lengths[0] != lengths[1]
+        parts = torch.cat([divergences(model, teacher, line, beta=0.3) for line in lines])
+        losses.append(parts.mean())
+        lengths.append(len(parts))
+    assert len(losses) == 2 and lengths[0] != lengths[1]
     assert_computed(step, sum(losses) / 2, model)
 
 
@@ -268,24 +291,21 @@ TRLS = {
 @pytest.mark.parametrize("stage", TRLS)
 def test_a_step_is_that_of_trls_own_trainer(stage, tmp_path):
     theirs, config, options = TRLS[stage]
-    rows = pairs()
-    if stage == "kto":
-        rows = [
-            {"prompt_ids": row["prompt_ids"], "completion_ids": row["chosen_ids"], "label": good}
-            for row, good in zip(rows, [True, False] * 3, strict=True)
-        ]
-    step, model, reference = one_step(stage, tmp_path, rows, **options)
+    rows = rated() if stage == "kto" else pairs()
+    taken = steps_on_examples(stage, tmp_path, rows, **options)
+    (step,) = taken.steps
+    model = taken.model(step.weights).float().train()
     text = {"prompt": "w3", "completion": "w4", "label": True, "chosen": "w4", "rejected": "w5"}
     answered = ("completion", "label") if stage == "kto" else ("chosen", "rejected")
     row = {name: text[name] for name in ("prompt", *answered)}
     tokenizer = make_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
     other = theirs(
-        model=model.float().train(),
+        model=model,
         args=config(output_dir=str(tmp_path), use_cpu=True, bf16=False, **options),
         train_dataset=Dataset.from_list([row, row]),
         processing_class=tokenizer,
-        **({"ref_model": reference.float()} if stage in ("dpo", "kto") else {}),
+        **({"ref_model": taken.reference.float()} if stage in ("dpo", "kto") else {}),
     )
     losses = [other.compute_loss(model, dict(batch)) for batch in step.micro_batches]
     assert_computed(step, sum(losses) / 2, model)

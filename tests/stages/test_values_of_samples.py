@@ -8,10 +8,17 @@ import math
 import pytest
 import torch
 from stages import formulas
+from stages.test_values import save_teacher
 from taken_steps import assert_computed
-from tiny_generations import LONGEST, assert_clipped, generate, samples_of
-from tiny_rewards import MODEL
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_generations import (
+    LONGEST,
+    assert_clipped,
+    generations,
+    samples_of,
+    samples_of_step,
+    steps_on_samples,
+)
+from tiny_rewards import WORDS
 
 pytestmark = pytest.mark.heavy
 BETA, LOW, HIGH = 0.04, 0.1, 0.25
@@ -28,14 +35,6 @@ def advantages_in_groups(samples, formula, rewards):
             advantages = formula(torch.tensor([[rewards[sample] for sample in scored]]).double())
             found |= dict(zip(scored, advantages[0].tolist(), strict=True))
     return found
-
-
-def assert_unequal(samples):
-    """The generation has all that could go wrong."""
-    assert len(samples) == 12 and len({sample.prompt for sample in samples}) == 4
-    lengths = [len(sample.answer) for sample in samples]
-    assert min(lengths) < 3 and max(lengths) == LONGEST
-    assert any(math.isnan(sample.reward) for sample in samples)
 
 
 # --- GRPO and its variants ---
@@ -69,26 +68,27 @@ def sapo(new, old, advantage):
     return -4 / tau * (tau * ((new - old).exp() - 1)).sigmoid() * advantage
 
 
-def mean_of_answers(micro_batches, samples):
+def mean_of_answers(micro_batches, made):
     """GRPO, arXiv 2402.03300, equation 3."""
     flat = [losses.mean() for batch in micro_batches for losses in batch]
     return sum(flat) / len(flat)
 
 
-def mean_of_micro_batches(micro_batches, samples):
+def mean_of_micro_batches(micro_batches, made):
     """Each by its own tokens."""
     return sum(torch.cat(batch).mean() for batch in micro_batches) / len(micro_batches)
 
 
-def share_of_generation(micro_batches, samples):
-    """DAPO, arXiv 2503.14476, equation 8: over the tokens of the generation, of which a step has half the answers."""
-    tokens = sum(len(sample.answer) for sample in samples)
-    return sum(torch.cat(batch).sum() for batch in micro_batches) / (tokens / 2)
+def share_of_generation(micro_batches, made):
+    """DAPO, arXiv 2503.14476, equation 8: over tokens, as many as a step of the generation has on average."""
+    return sum(torch.cat(batch).sum() for batch in micro_batches) / made.tokens_of_step
 
 
-def over_longest(micro_batches, samples):
+def over_longest(micro_batches, made):
     """Dr. GRPO, arXiv 2503.20783, with the longest allowed answer as its constant."""
-    return sum(torch.cat(batch).sum() for batch in micro_batches) / (6 * LONGEST)
+    return sum(torch.cat(batch).sum() for batch in micro_batches) / (
+        len(made.samples) / made.parts * LONGEST
+    )
 
 
 PAPER = {"use_bias_correction_kl": False}
@@ -112,17 +112,23 @@ def weight_of_divergence(name, log_ratio):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_steps_of_grpo_are_the_papers(name, tmp_path):
+    check_grpo(name, steps_on_samples("grpo", tmp_path, steps=4, **keys_of(name), **GROUPS))
+
+
+def keys_of(name):
+    return {"loss_type": LOSS_TYPES.get(name, name), **VARIANTS[name][2]}
+
+
+def check_grpo(name, taken, **lengths):
     token_losses, total, options = VARIANTS[name]
-    loss_type = LOSS_TYPES.get(name, name)
-    (made,) = generate("grpo", tmp_path, steps=4, loss_type=loss_type, **GROUPS, **options)
+    (made,) = generations(taken, **lengths)
     samples = made.samples
-    assert_unequal(samples)
     rewards = {sample: sample.reward for sample in samples}
     advantages = advantages_in_groups(samples, formulas.within_groups, rewards)
-    old, reference = made.read(made.sampling), made.read(made.reference)
+    old, reference = made.read(made.sampling), made.read(taken.reference)
     ratios = []
     for step in made.steps:
-        model, micro_batches = made.model(step), []
+        model, micro_batches = taken.model(step.weights), []
         for batch in map(samples_of, step.micro_batches):
             micro_batches.append([])
             for sample in batch:
@@ -133,19 +139,24 @@ def test_steps_of_grpo_are_the_papers(name, tmp_path):
                     divergence = divergence * weight_of_divergence(name, new - old[sample])
                 micro_batches[-1].append(losses + BETA * divergence)
                 ratios += [(one, advantages[sample]) for one in (new - old[sample]).exp()]
-        assert_computed(step, total(micro_batches, samples), model)
+        assert_computed(step, total(micro_batches, made), model)
     assert_clipped(*zip(*ratios, strict=True), LOW, HIGH)
 
 
 # --- RLOO ---
 
+RLOO = {**GROUPS, "learning_rate": 5e-4}
+
 
 def test_steps_of_rloo_are_the_papers(tmp_path):
+    check_rloo(steps_on_samples("rloo", tmp_path, steps=4, **RLOO))
+
+
+def check_rloo(taken, **lengths):
     """The divergence is in the rewards; ratios are those of whole answers (arXiv 2402.14740)."""
-    (made,) = generate("rloo", tmp_path, steps=4, learning_rate=5e-4, **GROUPS)
+    (made,) = generations(taken, **lengths)
     samples = made.samples
-    assert_unequal(samples)
-    old, reference = made.read(made.sampling), made.read(made.reference)
+    old, reference = made.read(made.sampling), made.read(taken.reference)
     rewards = {
         sample: sample.reward - BETA * float((old[sample] - reference[sample]).sum())
         for sample in samples
@@ -153,8 +164,8 @@ def test_steps_of_rloo_are_the_papers(tmp_path):
     advantages = advantages_in_groups(samples, formulas.leave_one_out, rewards)
     ratios = []
     for step in made.steps:
-        model, losses = made.model(step), []
-        for sample in (one for batch in step.micro_batches for one in samples_of(batch)):
+        model, losses = taken.model(step.weights), []
+        for sample in samples_of_step(step):
             new, _ = sample.read_by(model)
             ratio = (new.sum() - old[sample].sum()).exp()
             losses.append(formulas.clipped_policy(ratio, advantages[sample], LOW, HIGH))
@@ -168,15 +179,16 @@ def test_steps_of_rloo_are_the_papers(tmp_path):
 
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_a_step_of_distillation_on_policy_is_the_papers_mean_over_its_tokens(beta, tmp_path):
-    torch.manual_seed(7)
-    teacher = LlamaForCausalLM(LlamaConfig(**{**MODEL, "hidden_size": 48}, initializer_range=0.3))
-    teacher.save_pretrained(tmp_path / "teacher")
-    teacher.double().eval()
+    teacher = save_teacher(tmp_path / "teacher", WORDS + 4)
     given = {"teacher_model_name_or_path": str(tmp_path / "teacher"), "beta": beta}
-    (made,) = generate("distill_on_policy", tmp_path, steps=1, **given)
-    (step,) = made.steps
-    model, parts = made.model(step), []
-    for sample in (one for batch in step.micro_batches for one in samples_of(batch)):
+    taken = steps_on_samples("distill_on_policy", tmp_path, steps=1, **given)
+    check_on_policy(taken, teacher, beta)
+
+
+def check_on_policy(taken, teacher, beta):
+    (step,), parts = taken.steps, []
+    model = taken.model(step.weights)
+    for sample in samples_of_step(step):
         with torch.no_grad():
             _, taught = sample.read_by(teacher)
         _, own = sample.read_by(model)

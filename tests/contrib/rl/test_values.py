@@ -7,8 +7,10 @@ import pytest
 import torch
 from stages import formulas
 from taken_steps import assert_computed
-from tiny_generations import assert_clipped, generate, samples_of
+from tiny_generations import assert_clipped, generations, samples_of_step, steps_on_samples
 from torch import nn
+
+from cpt.stages.generating import STAGE_FILE
 
 pytestmark = pytest.mark.heavy
 BETA, LOW, HIGH = 0.04, 0.1, 0.25
@@ -51,12 +53,17 @@ def values_of(sample, model):
 @pytest.mark.parametrize("whitens", [False, True], ids=["plain", "whitened"])
 def test_steps_of_ppo_are_the_papers(masks, whitens, tmp_path):
     options = {"mask_truncated_completions": masks, "whiten_advantages": whitens}
-    (made,) = generate("ppo", tmp_path, steps=4, **ONES, **PPO, **options)
+    taken = steps_on_samples("ppo", tmp_path, steps=4, **ONES, **PPO, **options)
+    check_ppo(taken, masks=masks, whitens=whitens)
+
+
+def check_ppo(taken, *, masks, whitens):
+    (made,) = generations(taken)
     for sample in made.samples:
         assert sample.learned == (not masks or sample.answer[-1] in (PAD, EOS))
     samples = [sample for sample in made.samples if sample.learned]
     tokens = sum(len(sample.answer) for sample in samples)
-    old, reference = made.read(made.sampling), made.read(made.reference)
+    old, reference = made.read(made.sampling), made.read(taken.reference)
     sampling = with_head(made.sampling, made.steps[0])
     with torch.no_grad():
         before = {sample: values_of(sample, sampling) for sample in samples}
@@ -73,8 +80,8 @@ def test_steps_of_ppo_are_the_papers(masks, whitens, tmp_path):
         advantages |= dict(zip(scored, parts, strict=True))
     moved, ratios = [], []
     for step in made.steps:
-        model, losses = with_head(made.model(step), step), []
-        for sample in (one for batch in step.micro_batches for one in samples_of(batch)):
+        model, losses = with_head(taken.model(step.weights), step), []
+        for sample in samples_of_step(step):
             if not sample.learned:
                 continue
             new, _ = sample.read_by(model)
@@ -95,13 +102,17 @@ def test_steps_of_ppo_are_the_papers(masks, whitens, tmp_path):
 
 # --- SPO ---
 
+SPO = {"half_life": 2.0, "rho_min": 0.5, "rho_max": 0.99}
+
 
 def test_steps_of_spo_are_the_papers(tmp_path):
+    check_spo(steps_on_samples("spo", tmp_path, steps=8, **ONES, **SPO))
+
+
+def check_spo(taken):
     """Of two generations: four prompts of the second were in the first."""
-    bounds = {"half_life": 2.0, "rho_min": 0.5, "rho_max": 0.99}
-    generations = generate("spo", tmp_path, steps=8, **ONES, **bounds)
     tracked, drift, last = {}, 0.0, None
-    for made in generations:
+    for made in generations(taken):
         if last is not None:
             before, after = last.read(last.sampling), last.read(made.sampling)
             drift += formulas.drift(before, after)
@@ -120,18 +131,17 @@ def test_steps_of_spo_are_the_papers(tmp_path):
                 known = (2 * prior, 2 * (1 - prior), drift)
             rho = min(max(2 ** (-(drift - known[2]) / 2.0), 0.5), 0.99)
             tracked[sample.prompt] = (*formulas.learned(known, sample.reward, rho), drift)
-        old, reference = made.read(made.sampling), made.read(made.reference)
+        old, reference = made.read(made.sampling), made.read(taken.reference)
         tokens = sum(len(sample.answer) for sample in made.samples)
         for step in made.steps:
-            model, losses = made.model(step), []
-            for sample in (one for batch in step.micro_batches for one in samples_of(batch)):
+            model, losses = taken.model(step.weights), []
+            for sample in samples_of_step(step):
                 new, _ = sample.read_by(model)
                 losses.append(
                     policy_losses(new, old[sample], reference[sample], advantages[sample]).sum()
                 )
             assert_computed(step, sum(losses) / (tokens / 2), model)
         last = made
-    shared = {one.prompt for one in generations[0].samples} & {one.prompt for one in made.samples}
-    assert len(shared) == 4 and 0.1 < drift < 1.9
-    found = sorted(known.value for known in made.trainer.tracker.prompts.values())
+    found = sorted(taken.states[STAGE_FILE]["figures"][:, 0].tolist())
     assert found == pytest.approx(sorted(map(formulas.value, tracked.values())), rel=1e-5)
+    assert len(tracked) < 20 and 0.1 < drift < 1.9
