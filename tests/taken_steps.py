@@ -45,10 +45,11 @@ def take_steps(trainer: Any, seed: int = 1) -> Taken:
     taken = Taken(model.config, type(model), copy_of(model.state_dict()))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
+        for _, parameter in sorted(model.named_parameters()):
             parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
-            if name == "lm_head.weight":  # certain of where to end, so that sampled lengths differ
-                parameter[trainer.processing_class.eos_token_id] *= 6
+        if (head := model.get_output_embeddings()) is not None:
+            # certain of where to end, so that sampled lengths differ
+            head.weight[trainer.processing_class.eos_token_id] *= 6
     compute_loss, measure = trainer.compute_loss, trainer.guard.norm_of_step
 
     def compute_and_note(model_of_step, inputs, *rest, **options):

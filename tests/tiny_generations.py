@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from taken_steps import SIZES, Step, Taken, log_probabilities, take_steps
-from tiny_rewards import bandit, words
+from tiny_rewards import MODEL, bandit, words
 from transformers.trainer_callback import PrinterCallback
 
 from cpt.stages.build import stage_trainer
@@ -131,6 +131,7 @@ def trainer_of(
     steps: int,
     seed: int = 42,
     learning_rate: float = 2e-3,
+    config: dict[str, Any] = MODEL,
     **training: Any,
 ) -> Any:
     """As a run builds it, but for the data; `score` is the reward."""
@@ -142,6 +143,7 @@ def trainer_of(
         steps=steps,
         seed=seed,
         learning_rate=learning_rate,
+        model={"from_scratch": True, "config": config},
         rewards=[] if distils else rewards,
         training=SAMPLING | training,
     )

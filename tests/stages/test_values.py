@@ -10,9 +10,10 @@ import pytest
 import torch
 import trl
 from datasets import Dataset
+from example_runs import build_run
 from stages import formulas
 from stages.formulas import Answers
-from taken_steps import assert_computed, log_probabilities, steps_on_examples
+from taken_steps import SIZES, assert_computed, log_probabilities, steps_on_examples
 from tiny import TINY_LLAMA
 from tiny_models import make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -170,6 +171,15 @@ def check_rated(taken, *, together=False):
         losses.append(formulas.kto(own, is_good, divergence, 0.3, 1.3, 0.6))
     assert_computed(step, sum(losses) / 2, model)
     return divergences
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto"])
+def test_in_bf16_the_reference_is_exactly_the_model_at_its_start(stage, tmp_path):
+    rows = rated() if stage == "kto" else pairs()
+    trainer = build_run(stage, tmp_path, steps=1, rows=rows, training={**SIZES, "bf16": True})
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["rewards/chosen"] == logged["rewards/rejected"] == logged.get("kl", 0) == 0
 
 
 def test_a_step_of_a_reward_model_is_the_papers(tmp_path):

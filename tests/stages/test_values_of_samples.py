@@ -7,18 +7,22 @@ import math
 
 import pytest
 import torch
+import trl
+from datasets import Dataset
 from stages import formulas
 from stages.test_values import save_teacher
 from taken_steps import assert_computed
 from tiny_generations import (
     LONGEST,
+    TEMPERATURE,
     assert_clipped,
     generations,
     samples_of,
     samples_of_step,
+    score,
     steps_on_samples,
 )
-from tiny_rewards import WORDS
+from tiny_rewards import WORDS, words
 
 pytestmark = pytest.mark.heavy
 BETA, LOW, HIGH = 0.04, 0.1, 0.25
@@ -115,6 +119,15 @@ def test_steps_of_grpo_are_the_papers(name, tmp_path):
     check_grpo(name, steps_on_samples("grpo", tmp_path, steps=4, **keys_of(name), **GROUPS))
 
 
+def test_positions_of_padded_prompts_begin_after_the_padding(tmp_path):
+    """GPT-2's positions are absolute."""
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": WORDS + 4}
+    without = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    config = {"model_type": "gpt2", **shape, **without}
+    options = {**keys_of("dapo"), **GROUPS, "learning_rate": 1e-3, "config": config, "seed": 1}
+    check_grpo("dapo", steps_on_samples("grpo", tmp_path, steps=4, **options))
+
+
 def keys_of(name):
     return {"loss_type": LOSS_TYPES.get(name, name), **VARIANTS[name][2]}
 
@@ -195,3 +208,42 @@ def check_on_policy(taken, teacher, beta):
         parts.append(formulas.jensen_shannon(own.exp(), taught.exp(), beta))
     assert len({len(part) for part in parts}) > 2
     assert_computed(step, torch.cat(parts).mean(), model)
+
+
+# --- TRL's own trainers, on the same micro-batches ---
+
+TRLS = {
+    "grpo": (trl.GRPOTrainer, trl.GRPOConfig, GROUPS | keys_of("dapo")),
+    "rloo": (trl.RLOOTrainer, trl.RLOOConfig, GROUPS),
+    "distill_on_policy": (trl.DistillationTrainer, trl.DistillationConfig, {"beta": 0.3}),
+}
+
+
+@pytest.mark.parametrize("stage", TRLS)
+def test_a_step_is_that_of_trls_own_trainer(stage, tmp_path):
+    theirs, config, options = TRLS[stage]
+    if stage == "distill_on_policy":
+        own = {"teacher_model": save_teacher(tmp_path / "teacher", WORDS + 4).float()}
+        named = {"teacher_model_name_or_path": str(tmp_path / "teacher")}
+    else:
+        own, named = {"reward_funcs": score}, {}
+    taken = steps_on_samples(stage, tmp_path, steps=2, **options, **named)
+    step = taken.steps[-1]  # of answers that the model before the first step sampled
+    model = taken.model(step.weights).float()
+    sizes = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}
+    sizes |= {"max_completion_length": LONGEST, "temperature": TEMPERATURE, "bf16": False}
+    if stage != "distill_on_policy":
+        sizes["beta"] = (
+            0.0  # otherwise it loads a reference by name; the batch has what it predicts
+        )
+    other = theirs(
+        model=model,
+        args=config(output_dir=str(tmp_path), use_cpu=True, **options | sizes),
+        train_dataset=Dataset.from_list([{"prompt": "w1"}] * 12),
+        processing_class=words(),
+        **own,
+    )
+    other.beta, other.current_gradient_accumulation_steps = options["beta"], 2
+    losses = [other.compute_loss(model.train(), dict(batch)) for batch in step.micro_batches]
+    scale = 2 if stage == "rloo" else 1  # the others divide by it themselves
+    assert_computed(step, sum(losses) / scale, model)
