@@ -14,7 +14,7 @@ from cpt.stages.build import stage_trainer
 from cpt.stages.models import model_for
 from cpt.training.arguments import training_arguments
 
-FORMS = {"kto": "unpaired", "gkd": "conversation", "distill": "conversation"}
+FORMS = {"kto": "unpaired", **dict.fromkeys(("sft", "gkd", "distill"), "conversation")}
 
 
 def example_rows(stage: str, count: int = 16) -> list[dict]:

@@ -140,16 +140,14 @@ def number_tokens_by_mask(model: Any) -> None:
 
     TRL 1.16 passes no positions for sampled answers: GPT-2's absolute positions would include the padding.
     """
-    whole = model.get_base_model() if isinstance(model, PeftModel) else model
+    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     backbone = whole.base_model
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
         return
 
-    def add_positions(
-        _: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        ids = arguments[0] if arguments else options.get("input_ids")
-        mask = options.get("attention_mask")
+    def add_positions(_: nn.Module, arguments: Any, options: Any) -> Any:
+        ids: Any = arguments[0] if arguments else options.get("input_ids")
+        mask: Any = options.get("attention_mask")
         is_whole = ids is not None and mask is not None and mask.shape == ids.shape
         if is_whole and options.get("position_ids") is None:
             options["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)

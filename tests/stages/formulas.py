@@ -205,7 +205,12 @@ def bradley_terry(better_scores, worse_scores, centering):
     return preference + centering * (better_scores + worse_scores).square().mean()
 
 
-# --- distillation ----------------------------------------------------------------------------------------------------
+# --- conversations, with and without a teacher -----------------------------------------------------------------------
+
+
+def smoothed_cross_entropy(tokens, every, epsilon):
+    """arXiv 1512.00567, section 7: a share epsilon of a label is uniform over the vocabulary."""
+    return -((1 - epsilon) * tokens + epsilon * every.mean(-1))
 
 
 def jensen_shannon(student: torch.Tensor, teacher: torch.Tensor, beta: float) -> torch.Tensor:

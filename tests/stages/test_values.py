@@ -258,12 +258,29 @@ def test_a_step_with_a_teacher_is_the_papers_mean_over_the_steps_tokens(stage, b
 
 
 def check_taught(taken, teacher, beta, temperature):
+    (step,) = taken.steps
+    model = taken.model(step.weights)
+    lines = map(line_of, conversations())
+    parts = [divergences(model, teacher, line, beta, temperature) for line in lines]
+    assert_computed(step, torch.cat(parts).mean(), model)
+
+
+def line_of(row):
+    """Ids, labels and mask of a row."""
+    length = int((row["position_ids"].diff() == 1).long().cumprod(0).sum()) + 1
+    return row["input_ids"], row["labels"], torch.arange(64) < length
+
+
+@pytest.mark.parametrize("smoothing", [0.0, EPSILON])
+def test_a_step_on_conversations_is_the_papers_mean_over_the_steps_tokens(smoothing, tmp_path):
+    options = {"data": UNPACKED, "label_smoothing_factor": smoothing}
+    taken = steps_on_examples("sft", tmp_path, conversations(), **options)
     (step,), parts = taken.steps, []
     model = taken.model(step.weights)
-    for row in conversations():
-        length = int((row["position_ids"].diff() == 1).long().cumprod(0).sum()) + 1
-        line = row["input_ids"], row["labels"], torch.arange(64) < length
-        parts.append(divergences(model, teacher, line, beta, temperature))
+    for ids, labels, mask in map(line_of, conversations()):
+        tokens, every = log_probabilities(model, ids[mask].tolist())
+        learned = labels[mask][1:] != IGNORED
+        parts.append(formulas.smoothed_cross_entropy(tokens, every, smoothing)[learned])
     assert_computed(step, torch.cat(parts).mean(), model)
 
 
