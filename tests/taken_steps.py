@@ -100,7 +100,7 @@ def log_probabilities(
 def assert_computed(step: Step, loss: torch.Tensor, model: Any, *, rel: float = 2e-5) -> None:
     """The step has this loss of the model, and the gradients of its weights."""
     loss.backward()
-    assert step.loss == pytest.approx(loss.item(), rel=rel)
+    assert step.loss == pytest.approx(loss.item(), rel=rel, abs=1e-6)
     for name, weight in model.named_parameters():
         expected = weight.grad
         apart = (step.gradients[name].double() - expected).norm() / expected.norm()

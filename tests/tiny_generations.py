@@ -163,10 +163,10 @@ def steps_on_samples(stage: str, folder: Path, *, steps: int, **training: Any) -
 
 
 def assert_clipped(
-    ratios: Iterable[Any], advantages: Iterable[float], low: float, high: float
+    ratios: Iterable[float], advantages: Iterable[float], low: float, high: float
 ) -> None:
     """On both sides, but not everywhere."""
-    pairs = list(zip(map(float, ratios), advantages, strict=True))
+    pairs = list(zip(ratios, advantages, strict=True))
     above = [ratio > 1 + high for ratio, advantage in pairs if advantage > 0]
     below = [ratio < 1 - low for ratio, advantage in pairs if advantage < 0]
     for clipped in (above, below):

@@ -151,7 +151,7 @@ def check_grpo(name, taken, **lengths):
                 if options is not PAPER:
                     divergence = divergence * weight_of_divergence(name, new - old[sample])
                 micro_batches[-1].append(losses + BETA * divergence)
-                ratios += [(one, advantages[sample]) for one in (new - old[sample]).exp()]
+                ratios += [(one, advantages[sample]) for one in (new - old[sample]).exp().tolist()]
         assert_computed(step, total(micro_batches, made), model)
     assert_clipped(*zip(*ratios, strict=True), LOW, HIGH)
 
@@ -182,7 +182,7 @@ def check_rloo(taken, **lengths):
             new, _ = sample.read_by(model)
             ratio = (new.sum() - old[sample].sum()).exp()
             losses.append(formulas.clipped_policy(ratio, advantages[sample], LOW, HIGH))
-            ratios.append((ratio, advantages[sample]))
+            ratios.append((ratio.item(), advantages[sample]))
         assert_computed(step, sum(losses) / len(losses), model)
     assert_clipped(*zip(*ratios, strict=True), LOW, HIGH)
 
