@@ -113,7 +113,13 @@ def options_of(name) -> tuple[str, dict]:
     return stage, training
 
 
-@pytest.mark.parametrize("name", PREFERENCES)
+USUAL = ("dpo-sigmoid", "dpo-ipo", "dpo-robust", "dpo-sft", "orpo", "cpo-sigmoid", "cpo-simpo")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in PREFERENCES],
+)
 def test_a_step_on_pairs_is_the_papers(name, tmp_path):
     stage, training = options_of(name)
     check_pairs(name, steps_on_examples(stage, tmp_path, pairs(), **training))
@@ -315,6 +321,7 @@ TRLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", TRLS)
 def test_a_step_is_that_of_trls_own_trainer(stage, tmp_path):
     theirs, config, options = TRLS[stage]

@@ -219,6 +219,7 @@ TRLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", TRLS)
 def test_a_step_is_that_of_trls_own_trainer(stage, tmp_path):
     theirs, config, options = TRLS[stage]
