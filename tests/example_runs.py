@@ -14,7 +14,7 @@ from cpt.stages.build import stage_trainer
 from cpt.stages.models import model_for
 from cpt.training.arguments import training_arguments
 
-FORMS = {"kto": "unpaired"}
+FORMS = {"kto": "unpaired", **dict.fromkeys(("sft", "gkd", "distill"), "conversation")}
 
 
 def example_rows(stage: str, count: int = 16) -> list[dict]:
@@ -72,8 +72,10 @@ def build_run(
     training: dict | None = None,
     lora: dict | None = None,
     held_out: int = 0,
+    rows: list[dict] | None = None,
+    data: dict | None = None,
 ):
-    """The trainer of a stage, 4 rows a step."""
+    """The trainer of a stage, 4 rows a step unless `training` says otherwise."""
     model = {
         "from_scratch": True,
         "config": {**TINY_LLAMA, "vocab_size": 96},
@@ -85,13 +87,13 @@ def build_run(
         "output_dir": str(folder),
         "model": model,
         "tokenizer": {"path": "made"},
-        "data": {"sequence_length": 64, "sources": [{"path": "made"}]},
+        "data": {"sequence_length": 64, "sources": [{"path": "made"}], **(data or {})},
         "budget": {"tokens": steps * 4 * 64},
         "optimizer": {"learning_rate": 3e-3},
         "training": {"per_device_train_batch_size": 4, "logging_steps": 1, **(training or {})},
     }
     recipe, tokenizer = Recipe.model_validate(sections), make_tokenizer()
-    rows = example_rows(stage)
+    rows = rows or example_rows(stage)
     form = FORMS.get(stage, "preference")
     sets = {"pairs": HeldOutSet("pairs", rows[:held_out], held_out, form=form)} if held_out else {}
     data = Prepared(Endless(rows), form, len(rows), held_out=sets)

@@ -22,9 +22,11 @@ from cpt.runs.record import Run
 from cpt.stages.models import (
     PACKED,
     REFERENCED,
+    SAMPLING,
     build_teacher,
     ends_of_answers,
     listed_ends,
+    number_tokens_by_mask,
     reference_model,
 )
 from cpt.stages.replay_kl import ReplayTrainer
@@ -152,6 +154,10 @@ def stage_trainer(
         )
     elif recipe.stage in TAUGHT:
         others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
+    if recipe.stage in SAMPLING:
+        for read in (model, *others.values()):
+            if read is not None:
+                number_tokens_by_mask(read)
     given: dict[str, Any] = {
         "rows": data.rows,
         "length": length,

@@ -163,6 +163,8 @@ def kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 class WholeConversations(ExampleTrainer):
     """For TRL's GKDTrainer (arXiv 2306.13649), whose student also samples answers."""
 
+    is_sampled = False  # the answers of the current micro-batch
+
     def __init__(
         self, recipe: Recipe, model: nn.Module, arguments: TrainingArguments, **options: Any
     ) -> None:
@@ -171,6 +173,32 @@ class WholeConversations(ExampleTrainer):
                 "`data.packing`: stage `gkd` samples answers to each conversation: write `packing: none`."
             )
         super().__init__(recipe, model, arguments, **options)
+
+    def generate_on_policy_outputs(self, *arguments: Any) -> Any:
+        """Called by TRL's `training_step` for the micro-batches whose answers are sampled."""
+        self.is_sampled = True
+        return super().generate_on_policy_outputs(*arguments)  # type: ignore[misc]
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The mean over the labels of the step; over those of the micro-batch if its answers are sampled.
+
+        TRL 1.16 divides both by the labels of the data on all processes, and DDP averages over processes once more.
+        """
+        is_sampled, self.is_sampled = self.is_sampled, False
+        number = None if is_sampled else num_items_in_batch
+        loss, outputs = super().compute_loss(model, inputs, True, number)
+        if number is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.args.world_size
+        elif is_sampled and num_items_in_batch is not None:
+            # other micro-batches are not sampled yet, so each one weighs the same
+            loss = loss / self.current_gradient_accumulation_steps
+        return (loss, outputs) if return_outputs else loss
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
         """Collate conversations, and the prompts before the first answer, from which the student samples."""

@@ -1,11 +1,13 @@
 """The models of a run: the trained model, the reference, and the teacher."""
 
+import inspect
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from trl.models import prepare_deepspeed
@@ -27,6 +29,7 @@ from cpt.training.arguments import find_stage, weights_dtype
 PACKED = ("document", "conversation")  # forms of data whose rows hold several documents
 # Stages that always need a reference; those with rewards have one if `training.beta` is not 0.
 REFERENCED = ("dpo", "kto")
+SAMPLING = (*REWARDED, "distill_on_policy", "gkd")  # stages that pad prompts on the left
 KEY = "training.teacher_model_name_or_path"
 
 
@@ -130,6 +133,27 @@ def check_reference(recipe: Recipe) -> None:
             f"`model.lora.init_lora_weights: {start}` subtracts the adapter from the base weights: without it they are"
             f" not a reference for {'`replay_kl`' if is_near_base else f'stage `{recipe.stage}`'}. Remove it."
         )
+
+
+def number_tokens_by_mask(model: Any) -> None:
+    """Number the tokens of rows with padding on the left from the first that is not padding, as generation does.
+
+    TRL 1.16 passes no positions for sampled answers: GPT-2's absolute positions would include the padding.
+    """
+    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    backbone = whole.base_model
+    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+        return
+
+    def add_positions(_: nn.Module, arguments: Any, options: Any) -> Any:
+        ids: Any = arguments[0] if arguments else options.get("input_ids")
+        mask: Any = options.get("attention_mask")
+        is_whole = ids is not None and mask is not None and mask.shape == ids.shape
+        if is_whole and options.get("position_ids") is None:
+            options["position_ids"] = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+        return arguments, options
+
+    backbone.register_forward_pre_hook(add_positions, with_kwargs=True)
 
 
 def build_teacher(

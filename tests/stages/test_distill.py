@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from stages.formulas import jensen_shannon
 from tiny import tiny_config, write_recipe
 from tiny_checkpoints import save_llama
 from tiny_tasks import TINY
@@ -14,21 +15,11 @@ from cpt.stages.distill import summed_divergence
 
 
 def by_hand(student, teacher, beta, temperature):
-    """Equation by equation, in probabilities and float64 (arXiv 2306.13649, section 2)."""
-    q, p = (
-        torch.softmax(student.double() / temperature, -1),
-        torch.softmax(teacher.double() / temperature, -1),
-    )
-
-    def kl(first, second):
-        return (first * (first / second).log()).sum(-1)
-
-    if beta == 0:
-        return kl(p, q).sum()
-    if beta == 1:
-        return kl(q, p).sum()
-    mixture = beta * p + (1 - beta) * q
-    return (beta * kl(p, mixture) + (1 - beta) * kl(q, mixture)).sum()
+    """In probabilities and float64."""
+    probabilities = [
+        torch.softmax(logits.double() / temperature, -1) for logits in (student, teacher)
+    ]
+    return jensen_shannon(*probabilities, beta).sum()
 
 
 @pytest.mark.parametrize(

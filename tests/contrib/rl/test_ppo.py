@@ -1,6 +1,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from stages.formulas import generalized_advantages
 from tiny_models import make_tokenizer, tiny_config
 from tiny_rewards import bandit, quiet_trainer
 
@@ -10,29 +11,16 @@ from cpt.models.build import build_model
 from cpt.recipe.schema import Model
 
 
-def by_hand(reward, values, gamma, lam):
-    """Equation 16 of arXiv 1506.02438, written out: sums of discounted errors of one completion without padding."""
-    last = len(values) - 1
-    deltas = [
-        (reward if t == last else 0) + gamma * (values[t + 1] if t < last else 0) - value
-        for t, value in enumerate(values)
-    ]
-    return [
-        sum((gamma * lam) ** (later - t) * deltas[later] for later in range(t, last + 1))
-        for t in range(last + 1)
-    ]
-
-
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.99, 1.0)])
 def test_advantages_are_those_of_the_formula_whatever_the_padding(gamma, lam):
     values = torch.tensor([[0.5, 0.25, -1.0, 2.0], [0.5, 0.75, 9.0, 9.0], [0.1, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).float()
     found = estimate_advantages(torch.tensor([1.0, -2.0, 3.0]), values, mask, gamma=gamma, lam=lam)
     expected = [
-        by_hand(1.0, [0.5, 0.25, -1.0, 2.0], gamma, lam),
-        [*by_hand(-2.0, [0.5, 0.75], gamma, lam), 0, 0],
+        generalized_advantages(1.0, [0.5, 0.25, -1.0, 2.0], gamma, lam),
+        [*generalized_advantages(-2.0, [0.5, 0.75], gamma, lam), 0, 0],
     ]
-    expected.append([*by_hand(3.0, [0.1], gamma, lam), 0, 0, 0])
+    expected.append([*generalized_advantages(3.0, [0.1], gamma, lam), 0, 0, 0])
     assert torch.allclose(found, torch.tensor(expected), atol=1e-6)
 
 
