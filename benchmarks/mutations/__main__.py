@@ -163,6 +163,7 @@ def run(tests: dict[str, float]) -> running.Outcome:
         words,
         test_seconds=60 + 5 * max(tests.values()),
         all_seconds=120 + 5 * sum(tests.values()),
+        start="forkserver",
     )
 
 

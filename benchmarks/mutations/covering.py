@@ -85,7 +85,7 @@ class _Recorder:
         self.tests: dict[str, dict[str, Any]] = {}
 
     def enter(self, name: str) -> None:
-        self.names.append(name)
+        self.names.append(name.replace("|", "/"))  # coverage joins contexts with |
         self.switch()
 
     def leave(self) -> None:
@@ -167,7 +167,7 @@ def _read(folder: Path) -> dict[str, Any]:
     users = defaultdict(set)
     numbers = {test: number for number, test in enumerate(tests)}
     for test, known in tests.items():
-        users[test].add(numbers[test])
+        users[test.replace("|", "/")].add(numbers[test])
         for fixture in known["fixtures"]:
             users[fixture].add(numbers[test])
     data = coverage.CoverageData(str(folder / "data"))
