@@ -69,7 +69,10 @@ def try_sample(options: argparse.Namespace, scratch: Path) -> None:
     seen = {
         number: "" if options.again else rows[number]["step"] for number in left if number in rows
     }
-    PLAN.append(Plan(mutants, maps, step, seen))
+    plan = Plan(mutants, maps, step, seen)
+    PLAN.append(plan)
+    # a run that is stopped has seen most of its survivors: those that few tests can notice
+    left.sort(key=lambda number: sum(plan.tests(number).values()))
     with running.workers(options.j, scratch) as pool:
         for number, result in running.each(pool, try_mutant, left):
             row = (
