@@ -16,6 +16,7 @@ import platform
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from benchmarks.mutations.mutants import Mutant, kept_sample
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
 RESULTS = ROOT / "benchmarks/results/mutations.json"
 STEPS = ("room", "default", "slow")  # which tests have seen a mutant
+COUNTS = ("mutants", "equivalent", *STEPS)
 QUICK = 2.0  # seconds; slower tests run after all of these, and may take longer before they count as hanging
 Row = dict[str, Any]
 
@@ -37,12 +39,16 @@ def main() -> None:
     """Try the mutants and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
     parser.add_argument("--seed", type=int, help="draw mutants; without it, those of lines.yaml")
+    parser.add_argument("--table", nargs="+", metavar="SEED", help="only print the rates of seeds")
     parser.add_argument("--count", type=int, default=150, help="mutants to draw (default 150)")
     parser.add_argument("--then", choices=STEPS[1:], help="run more tests on the survivors")
     parser.add_argument("--again", action="store_true", help="try the survivors again")
     parser.add_argument("--only", default="", help="without a seed: a regular expression on lines")
     parser.add_argument("-j", type=int, default=1, help="how many to try at once (default 1)")
     options = parser.parse_args()
+    if options.table:
+        print_table(options.table)
+        return
     with tempfile.TemporaryDirectory(prefix="mutations-") as scratch:
         if options.seed is None:
             sys.exit(guarded.try_lines(options.only, options.j, Path(scratch)))
@@ -186,10 +192,6 @@ def print_results(seed: int, mutants: list[Mutant], rows: dict[int, Row]) -> Non
     """Write the seed's summary to the results, and print it."""
     reasons = read_reasons()
     tried = [(mutants[number], row) for number, row in sorted(rows.items())]
-    rooms = {}
-    for room in (*ROOMS, "all"):
-        here = [pair for pair in tried if room in (pair[0].room, "all")]
-        rooms[room] = summary(here, reasons)
     survivors = [
         {"file": mutant.file, "line": mutant.line, "tests": row["step"], "diff": mutant.diff}
         | ({"equivalent": reasons[mutant.key]} if mutant.key in reasons else {})
@@ -203,7 +205,10 @@ def print_results(seed: int, mutants: list[Mutant], rows: dict[int, Row]) -> Non
         "commit": running.git("rev-parse", "--short=12", "HEAD")[0],
         "drawn": len(mutants),
         "seconds": round(sum(row.get("seconds", 0) for _, row in tried)),
-        "rooms": rooms,
+        "rooms": {
+            room: counts_of([pair for pair in tried if pair[0].room == room], reasons)
+            for room in ROOMS
+        },
         "survivors": survivors,
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
@@ -211,14 +216,26 @@ def print_results(seed: int, mutants: list[Mutant], rows: dict[int, Row]) -> Non
         note = f"  # equivalent: {one['equivalent']}" if "equivalent" in one else ""
         print(f"\n{one['file']}:{one['line']}{note}\n{one['diff']}")
     print(f"\nSeed {seed}: {len(tried)} of {len(mutants)} mutants tried")
-    print(
-        "| room | mutants | equivalent | by the room's tests | default | slow | noticed, % | 95 % |"
-    )
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for room, one in rooms.items():
-        counts = " | ".join(str(one[name]) for name in ("mutants", "equivalent", *STEPS))
-        low, high = one["interval"]
-        print(f"| {room} | {counts} | {one['noticed, %']} | {low} to {high} |")
+    print_table([str(seed)])
+
+
+def print_table(seeds: list[str]) -> None:
+    """Rates by room of these seeds together, and of rooms together."""
+    results = guarded.read_results()["seeds"]
+    rooms = {
+        room: sum((Counter(results[seed]["rooms"][room]) for seed in seeds), Counter())
+        for room in ROOMS
+    }
+    far = ("models", "planning")
+    rooms["the other seven"] = sum((rooms[room] for room in ROOMS if room not in far), Counter())
+    rooms["models, planning"] = sum((rooms[room] for room in far), Counter())
+    print(f"| | {' | '.join(COUNTS)} | default run, % | with slow, % |")
+    print(f"| --- |{' ---: |' * (len(COUNTS) + 2)}")
+    for room, counts in rooms.items():
+        total = counts["mutants"] - counts["equivalent"]
+        default = counts["room"] + counts["default"]
+        rates = f"{rate(default, total)} | {rate(default + counts['slow'], total)}"
+        print(f"| {room} | {' | '.join(str(counts[name]) for name in COUNTS)} | {rates} |")
 
 
 def read_reasons() -> dict[tuple[str, str], str]:
@@ -226,20 +243,19 @@ def read_reasons() -> dict[tuple[str, str], str]:
     return {(one["file"], one["diff"].strip()): one["reason"] for one in listed}
 
 
-def summary(tried: list[tuple[Mutant, Row]], reasons: dict[tuple[str, str], str]) -> Row:
-    """Counts of mutants, and the share that was noticed of those that are not equivalent."""
-    counted = [pair for pair in tried if pair[1]["status"] in ("noticed", "survived")]
-    noticed = [row["step"] for _, row in counted if row["status"] == "noticed"]
-    survived = [mutant for mutant, row in counted if row["status"] == "survived"]
-    equivalent = sum(mutant.key in reasons for mutant in survived)
-    low, high = wilson(len(noticed), len(counted) - equivalent)
-    return {
-        "mutants": len(counted),
-        "equivalent": equivalent,
-        **{step: noticed.count(step) for step in STEPS},
-        "noticed, %": percent(len(noticed) / max(len(counted) - equivalent, 1)),
-        "interval": [percent(low), percent(high)],
-    }
+def counts_of(tried: list[tuple[Mutant, Row]], reasons: dict[tuple[str, str], str]) -> Row:
+    """How many mutants ran, how many of the survivors are equivalent, and how many each step noticed."""
+    ran = [pair for pair in tried if pair[1]["status"] in ("noticed", "survived")]
+    noticed = [row["step"] for _, row in ran if row["status"] == "noticed"]
+    survived = [mutant.key for mutant, row in ran if row["status"] == "survived"]
+    equivalent = sum(key in reasons for key in survived)
+    steps = {step: noticed.count(step) for step in STEPS}
+    return {"mutants": len(ran), "equivalent": equivalent} | steps
+
+
+def rate(successes: int, trials: int) -> str:
+    low, high = wilson(successes, trials)
+    return f"{100 * successes / max(trials, 1):.0f} ({100 * low:.0f} to {100 * high:.0f})"
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -250,10 +266,6 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     middle = share + z**2 / (2 * trials)
     width = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
     return (middle - width) / (1 + z**2 / trials), (middle + width) / (1 + z**2 / trials)
-
-
-def percent(share: float) -> float:
-    return round(100 * share, 1)
 
 
 if __name__ == "__main__":
