@@ -1,301 +1,271 @@
-"""Break guarded lines of cpt/ one at a time and check that a test notices: `python -m benchmarks.mutations`.
+"""Break lines of cpt/ one at a time and check that a test notices: `python -m benchmarks.mutations --seed 7`.
 
-lines.yaml lists the lines by what breaks: a regular expression that matches once in all of cpt/, its replacement, and
-the tests that should notice, promises first. The command works on copies of the repository and writes
-benchmarks/results/mutations.json. It ends with exit code 1 unless every broken line was noticed.
+A seed draws the lines and how they break (mutants.py). Each mutant runs the tests that run its lines, of its room and
+the promises. A result is written at once below build/mutations, where the same seed continues. `--then default` runs
+the other tests of the default run on the survivors, `--then slow` the slow tests, and `--again` the tests that have
+changed since. equivalent.yaml lists survivors that do the same as the code.
+
+Without a seed, the lines of lines.yaml break as it says; the exit code is 1 unless each is noticed.
 """
 
 import argparse
-import ast
 import json
+import math
 import os
 import platform
-import re
-import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-LINES, RESULTS = Path(__file__).with_name("lines.yaml"), ROOT / "benchmarks/results/mutations.json"
-IMPORTED_ONCE = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "peft",
-    "trl",
-)  # test processes are forked
-NEEDS_MORE = ("quantized", "cluster", "gpu", "network")
-NO_TESTS = (4, 5)  # pytest's exit codes for a path that does not exist and for no test selected
-SECONDS = 600
-COPY = Path()  # of the repository, one for each worker process
+from benchmarks.mutations import guarded, running
+from benchmarks.mutations.covering import KEPT, ROOMS, ROOT, Covering, record
+from benchmarks.mutations.mutants import Mutant, kept_sample
+
+EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
+RESULTS = ROOT / "benchmarks/results/mutations.json"
+STEPS = ("room", "default", "slow")  # which tests have seen a mutant
+COUNTS = ("mutants", "equivalent", *STEPS)
+QUICK = 2.0  # seconds; slower tests run after all of these, and may take longer before they count as hanging
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """A guarded line and how to break it."""
-
-    area: str
-    breaks: str
-    """What goes wrong, in one sentence."""
-    pattern: str
-    """White space in it matches any white space, line breaks included, or none."""
-    replacement: str
-    tests: tuple[str, ...]
-    """Arguments of pytest, relative to tests/; the next is run where the one before notices nothing."""
-
-    def matches(self) -> list[tuple[str, str]]:
-        """For each match, its file and the file's text with the match replaced."""
-        regex = re.compile(re.sub(r"[ \n]+", r"\\s*", self.pattern.strip()))
-        return [
-            (path, text[: found.start()] + found.expand(self.replacement) + text[found.end() :])
-            for path, text in sources().items()
-            for found in regex.finditer(text)
-        ]
-
-
-@cache
-def sources() -> dict[str, str]:
-    """All files of cpt/ with their text."""
-    return {
-        str(path.relative_to(ROOT)): path.read_text()
-        for path in sorted((ROOT / "cpt").rglob("*.py"))
-    }
-
-
-def read_lines() -> list[Mutation]:
-    """All mutations of lines.yaml."""
-    areas = yaml.safe_load(LINES.read_text()).items()
-    return [
-        Mutation(area, one["breaks"], one["line"], one["with"], tuple(one["tests"]))
-        for area, listed in areas
-        for one in listed
-    ]
-
-
 def main() -> None:
-    """Try the mutations and write the results."""
+    """Try the mutants and write the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
-    parser.add_argument(
-        "--only", default="", help="regular expression on the sentence, area or file of lines"
-    )
-    parser.add_argument(
-        "--changed",
-        metavar="REVISION",
-        help="only lines of files that differ from this git revision",
-    )
-    parser.add_argument(
-        "-j", type=int, default=1, help="how many to try at the same time (default 1)"
-    )
+    parser.add_argument("--seed", type=int, help="draw mutants; without it, those of lines.yaml")
+    parser.add_argument("--table", nargs="+", metavar="SEED", help="only print the rates of seeds")
+    parser.add_argument("--count", type=int, default=150, help="mutants to draw (default 150)")
+    parser.add_argument("--then", choices=STEPS[1:], help="run more tests on the survivors")
+    parser.add_argument("--again", action="store_true", help="try the survivors again")
+    parser.add_argument("--only", default="", help="without a seed: a regular expression on lines")
+    parser.add_argument("-j", type=int, default=1, help="how many to try at once (default 1)")
     options = parser.parse_args()
-    differ = {*git("diff", "--name-only", options.changed or "HEAD", "--", "cpt")}
-    chosen = []
-    for mutation in read_lines():
-        files = {path for path, _ in mutation.matches()}
-        is_named = re.search(options.only, "\n".join([mutation.breaks, mutation.area, *files]))
-        if is_named and (
-            options.changed is None or not files or files & differ
-        ):  # no file: the pattern is stale
-            chosen.append(mutation)
-    # Compiled files are safe: a broken file has another modification time.
-    os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    sys.dont_write_bytecode = False
-    for library in IMPORTED_ONCE:
-        import_module(library)
-    scratch = Path(tempfile.mkdtemp(prefix="mutations-"))
-    try:
-        rows = try_all(chosen, options.j, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    sys.exit(any(row["status"] != "noticed" for row in rows.values()))
+    if options.table:
+        print_table(options.table)
+        return
+    with tempfile.TemporaryDirectory(prefix="mutations-") as scratch:
+        if options.seed is None:
+            sys.exit(guarded.try_lines(options.only, options.j, Path(scratch)))
+        try_sample(options, Path(scratch))
 
 
-def try_all(chosen: list[Mutation], workers: int, scratch: Path) -> dict[str, Row]:
-    """Try each in a copy below `scratch`; results are written after each one."""
-    rows: dict[str, Row] = {}
-    with ProcessPoolExecutor(workers, get_context("fork"), make_copy, (scratch,)) as pool:
-        futures = {pool.submit(try_mutation, one): one for one in chosen}
-        for future in as_completed(futures):
-            problem = future.exception()
+def try_sample(options: argparse.Namespace, scratch: Path) -> None:
+    """Try what is left of a seed's mutants."""
+    step = options.then or "room"
+    mutants = kept_sample(KEPT / f"sample-{options.seed}.json", options.seed, options.count)
+    kept = KEPT / f"results-{options.seed}.jsonl"
+    rows = read_rows(kept)
+    if options.again:
+        left = [number for number, row in rows.items() if row["status"] == "survived"]
+    elif options.then:
+        left = [number for number, row in rows.items() if is_left(row, step)]
+    else:
+        left = [number for number in range(len(mutants)) if number not in rows]
+    if not left:
+        print_results(options.seed, mutants, rows)
+        return
+    runs = ("first", *STEPS[1 : STEPS.index(step) + 1])
+    maps = {run: Covering(record(run, options.j)) for run in runs}
+    seen = {
+        number: "" if options.again else rows[number]["step"] for number in left if number in rows
+    }
+    plan = Plan(mutants, maps, step, seen)
+    PLAN.append(plan)
+    # a run that is stopped has seen most of its survivors: those that few tests can notice
+    left.sort(key=lambda number: sum(plan.tests(number).values()))
+    with running.workers(options.j, scratch) as pool:
+        for number, result in running.each(pool, try_mutant, left):
             row = (
-                future.result()
-                if problem is None
-                else row_of(futures[future], "untested", repr(problem))
+                result
+                if isinstance(result, dict)
+                else {"status": "untested", "error": f"{result!r}"}
             )
-            rows[row["breaks"]] = row
-            write_results(rows, [])
-            outcome = row["noticed_by"] or row["error"]
+            rows[number] = {"number": number, "step": step} | row
+            with kept.open("a") as stream:
+                print(json.dumps(rows[number]), file=stream)
+            print_row(mutants[number], rows[number])
+        noticing = sorted({row["noticed_by"] for row in rows.values() if row.get("noticed_by")})
+        for test in pool.submit(running.failing_unbroken, noticing).result():
             print(
-                f"{row['status']:8} {row['seconds']:5.1f} s  {row['breaks']}: {outcome}", flush=True
+                f"{test} fails where nothing is broken: mutants that only it noticed are left out"
             )
-        noticing = sorted({row["noticed_by"] for row in rows.values()} - {""})
-        for test in pool.submit(failing_unbroken, noticing).result():
             for row in rows.values():
-                if row["noticed_by"] == test:
-                    row |= {"status": "survived", "noticed_by": "", "error": f"{test} fails anyway"}
-        print(json.dumps(write_results(rows, pool.submit(names_of_promises).result())))
-    return rows
+                if row.get("noticed_by") == test:
+                    row["status"] = "untested"
+    print_results(options.seed, mutants, rows)
 
 
-def make_copy(scratch: Path) -> None:
-    """Copy the repository for this worker."""
-    global COPY
-    COPY = scratch / str(os.getpid()) / "repository"
-    for name in git("ls-files", "--cached", "--others", "--exclude-standard"):
-        if (ROOT / name).is_file():
-            (COPY / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, COPY / name)
+def is_left(row: Row, step: str) -> bool:
+    return row["status"] == "survived" and STEPS.index(row["step"]) < STEPS.index(step)
 
 
-def git(*words: str) -> list[str]:
-    """The lines that a git command prints."""
-    return subprocess.run(
-        ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+def read_rows(kept: Path) -> dict[int, Row]:
+    """The last row of each mutant, by its number."""
+    if not kept.exists():
+        return {}
+    rows = map(json.loads, kept.read_text().splitlines())
+    return {row["number"]: row for row in rows}
 
 
-def row_of(mutation: Mutation, status: str, error: str = "") -> Row:
-    """A row of the results."""
-    about = {"breaks": mutation.breaks, "area": mutation.area, "file": ""}
-    return about | {"status": status, "noticed_by": "", "error": error, "seconds": 0.0}
+@dataclass(frozen=True)
+class Plan:
+    """What the worker processes know, because they are forked."""
+
+    mutants: list[Mutant]
+    maps: dict[str, Covering]
+    step: str
+    seen: dict[int, str]
+    """The last step whose tests have run on a mutant."""
+
+    def tests(self, number: int) -> dict[str, float]:
+        """Tests that run a mutant's lines and have not run on it, with seconds: the room's and the promises first."""
+        mutant, seen = self.mutants[number], self.seen.get(number, "")
+        last = mutant.line + len(mutant.before) - 1
+        wanted = STEPS[STEPS.index(seen) + 1 if seen else 0 : STEPS.index(self.step) + 1]
+        chosen: dict[str, dict[str, float]] = {step: {} for step in STEPS}
+        for run, covering in self.maps.items():
+            for test, seconds in covering.tests(mutant.file, mutant.line, last).items():
+                is_near = test.startswith((f"tests/{mutant.room}/", "tests/promises/"))
+                step = "slow" if run == "slow" else "room" if is_near else "default"
+                chosen[step][test] = seconds
+        return {test: chosen[step][test] for step in wanted for test in chosen[step]}
 
 
-def try_mutation(mutation: Mutation) -> Row:
-    """Break the line in this worker's copy, run the tests, and repair it."""
-    matches, begin = mutation.matches(), time.monotonic()
-    if len(matches) != 1:
-        return row_of(mutation, "stale", f"the pattern matches {len(matches)} times")
-    path, broken = matches[0]
-    ast.parse(broken)  # a syntax error would be noticed by every test
-    (COPY / path).write_text(broken)
-    codes, failed, error = [], "", ""
-    try:
-        for tests in mutation.tests:
-            code, failed, error = run_tests(tests)
-            codes.append(code)
-            if code == 1:
-                break
-    finally:
-        shutil.copy2(ROOT / path, COPY / path)
-    status = "noticed" if 1 in codes else "survived" if 0 in codes else "untested"
-    seconds = round(time.monotonic() - begin, 1)
-    return row_of(mutation, status, error) | {
-        "file": path,
-        "noticed_by": failed,
-        "seconds": seconds,
+PLAN: list[Plan] = []
+
+
+def try_mutant(number: int) -> Row:
+    """Run the tests of a step on a mutant."""
+    plan, begin = PLAN[0], time.monotonic()
+    mutant, tests = plan.mutants[number], plan.tests(number)
+    text = mutant.applied()
+    if text is None:
+        return {"status": "stale", "error": "its line is gone"}
+    outcome = running.Outcome(0)
+    with running.broken(mutant.file, text):
+        for is_slow in (False, True):
+            chosen = {
+                test: seconds for test, seconds in tests.items() if (seconds > QUICK) == is_slow
+            }
+            if chosen and outcome.code != 1:
+                outcome = run(chosen)
+    status = {0: "survived", 1: "noticed", 5: "survived"}.get(outcome.code, "untested")
+    return {
+        "status": status,
+        "noticed_by": outcome.failed,
+        "error": outcome.error,
+        "tests": len(tests),
+        "seconds": round(time.monotonic() - begin, 1),
     }
 
 
-def run_tests(tests: str, *options: str, start: str = "fork") -> tuple[int, str, str]:
-    """Pytest's exit code, the first test that failed and its error, or else what pytest printed; in a child process
-    that imports the copy's cpt.
-
-    Args:
-        start: how promises start a command; `forkserver` where tests before it in this process may have used threads.
-    """
-    log = COPY.parent / "log"
-    if (child := os.fork()) == 0:
-        os.setsid()
-        with log.open("w") as stream:
-            os.dup2(stream.fileno(), 1)
-            os.dup2(stream.fileno(), 2)
-        os.chdir(COPY)
-        sys.path[:] = [
-            str(COPY),
-            *(part for part in sys.path if Path(part or ".").resolve() != ROOT),
-        ]
-        os.environ |= {"PYTHONPATH": str(COPY), "CPT_PROMISES_START": start}
-        for name in [
-            name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "cpt")
-        ]:
-            del sys.modules[name]
-        # slow tests run where they are named
-        markers = (
-            ["-m", " and ".join(f"not {mark}" for mark in NEEDS_MORE)]
-            if "-k" in tests or "::" in tests
-            else []
-        )
-        common = f"-x -q -rfE -p no:cacheprovider --timeout={SECONDS} --basetemp={COPY.parent}/tests".split()
-        below = tuple(os.listdir("tests"))
-        words = [f"tests/{word}" if word.startswith(below) else word for word in shlex.split(tests)]
-        os._exit(int(pytest.main([*common, *markers, *options, *words])))
-    code, said = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), log.read_text()
-    for process in psutil.process_iter():  # what the tests left running
-        with suppress(ProcessLookupError, psutil.Error):
-            if os.getsid(process.pid) == child:
-                process.kill()
-    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+(?:\[.*?\])?)(?: - .*)?$", said, re.MULTILINE)
-    if code == 1 and failed is not None:
-        error = re.search(r"^E\s+(.*)$", said, re.MULTILINE)
-        return code, failed[1], error[1][:200] if error else "timeout"
-    return (
-        (code if code in (0, *NO_TESTS) else 2),
-        "",
-        "" if code in (0, *NO_TESTS) and not options else said,
+def run(tests: dict[str, float]) -> running.Outcome:
+    """Run tests that took these seconds; today each may take longer, and pay for a fixture that others share."""
+    words = ["-m", "slow or not slow", *(test.removeprefix("tests/") for test in tests)]
+    return running.run_tests(
+        words,
+        test_seconds=60 + 5 * max(tests.values()),
+        all_seconds=120 + 5 * sum(tests.values()),
+        start="forkserver",
     )
 
 
-def failing_unbroken(tests: list[str]) -> list[str]:
-    """Which of these tests fail where nothing is broken, and so prove nothing."""
-    failing: list[str] = []
-    while remaining := [test for test in tests if test not in failing]:
-        code, failed, _ = run_tests(shlex.join(remaining), start="forkserver")
-        if code != 1 or failed not in remaining:
-            break
-        failing.append(failed)
-    return failing
+# --- results ---
 
 
-def names_of_promises() -> list[str]:
-    """All tests of tests/promises, without parameters."""
-    said = run_tests("promises -k test", "--collect-only")[2]
-    return sorted(set(re.findall(r"^tests/(promises/\w+\.py::\w+)", said, re.MULTILINE)))
+def print_row(mutant: Mutant, row: Row) -> None:
+    outcome = row.get("noticed_by") or row.get("error") or f"{row.get('tests')} tests"
+    print(
+        f"{row['status']:8} {row.get('seconds', 0):6.1f} s  {mutant.file}:{mutant.line} {outcome}"
+    )
+    if row["status"] == "survived":
+        print(mutant.diff, flush=True)
 
 
-def write_results(new: dict[str, Row], promised: list[str]) -> dict[str, int]:
-    """Write the new rows and, for lines that were not tried now, the rows of earlier runs; returns the counts."""
-    before = json.loads(RESULTS.read_text())["mutations"] if RESULTS.exists() else []
-    rows, lines = {row["breaks"]: row for row in before} | new, read_lines()
-    listed = [rows[one.breaks] for one in lines if one.breaks in rows]
-    noticing = [(row["noticed_by"] or "").partition("[")[0] for row in listed]
-    counts = {"lines": len(lines), **Counter(row["status"] for row in listed)}
-    counts["noticed by a promise"] = sum(name.startswith("promises/") for name in noticing)
-    measured = {"measured": counts.get("noticed", 0), "met": counts.get("noticed") == len(lines)}
-    content = {
-        "device": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "measurements": [
-            {
-                "name": "broken lines that a test notices",
-                "target": f"{len(lines)}",
-                "unit": "lines",
-                **measured,
-            }
-        ],
-        "counts": counts,
-        "not noticed": [row["breaks"] for row in listed if row["status"] != "noticed"],
-        "promises that noticed nothing": [name for name in promised if name not in noticing],
-        "mutations": listed,
+def print_results(seed: int, mutants: list[Mutant], rows: dict[int, Row]) -> None:
+    """Write the seed's summary to the results, and print it."""
+    reasons = read_reasons()
+    tried = [(mutants[number], row) for number, row in sorted(rows.items())]
+    survivors = [
+        {"file": mutant.file, "line": mutant.line, "tests": row["step"], "diff": mutant.diff}
+        | ({"equivalent": reasons[mutant.key]} if mutant.key in reasons else {})
+        for mutant, row in tried
+        if row["status"] == "survived"
+    ]
+    survivors.sort(key=lambda one: (one["file"], one["line"]))
+    results = guarded.read_results()
+    results["device"] = f"{platform.machine()}, {os.cpu_count()} cores"
+    results.setdefault("seeds", {})[str(seed)] = {
+        "commit": running.git("rev-parse", "--short=12", "HEAD")[0],
+        "drawn": len(mutants),
+        "seconds": round(sum(row.get("seconds", 0) for _, row in tried)),
+        "rooms": {
+            room: counts_of([pair for pair in tried if pair[0].room == room], reasons)
+            for room in ROOMS
+        },
+        "survivors": survivors,
     }
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
-    return counts
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    for one in survivors:
+        note = f"  # equivalent: {one['equivalent']}" if "equivalent" in one else ""
+        print(f"\n{one['file']}:{one['line']}{note}\n{one['diff']}")
+    print(f"\nSeed {seed}: {len(tried)} of {len(mutants)} mutants tried")
+    print_table([str(seed)])
+
+
+def print_table(seeds: list[str]) -> None:
+    """Rates by room of these seeds together, and of rooms together."""
+    results = guarded.read_results()["seeds"]
+    rooms = {
+        room: sum((Counter(results[seed]["rooms"][room]) for seed in seeds), Counter())
+        for room in ROOMS
+    }
+    far = ("models", "planning")
+    rooms["the other seven"] = sum((rooms[room] for room in ROOMS if room not in far), Counter())
+    rooms["models, planning"] = sum((rooms[room] for room in far), Counter())
+    print(f"| | {' | '.join(COUNTS)} | default run, % | with slow, % |")
+    print(f"| --- |{' ---: |' * (len(COUNTS) + 2)}")
+    for room, counts in rooms.items():
+        total = counts["mutants"] - counts["equivalent"]
+        default = counts["room"] + counts["default"]
+        rates = f"{rate(default, total)} | {rate(default + counts['slow'], total)}"
+        print(f"| {room} | {' | '.join(str(counts[name]) for name in COUNTS)} | {rates} |")
+
+
+def read_reasons() -> dict[tuple[str, str], str]:
+    listed = yaml.safe_load(EQUIVALENT.read_text()) or []
+    return {(one["file"], one["diff"].strip()): one["reason"] for one in listed}
+
+
+def counts_of(tried: list[tuple[Mutant, Row]], reasons: dict[tuple[str, str], str]) -> Row:
+    """How many mutants ran, how many of the survivors are equivalent, and how many each step noticed."""
+    ran = [pair for pair in tried if pair[1]["status"] in ("noticed", "survived")]
+    noticed = [row["step"] for _, row in ran if row["status"] == "noticed"]
+    survived = [mutant.key for mutant, row in ran if row["status"] == "survived"]
+    equivalent = sum(key in reasons for key in survived)
+    steps = {step: noticed.count(step) for step in STEPS}
+    return {"mutants": len(ran), "equivalent": equivalent} | steps
+
+
+def rate(successes: int, trials: int) -> str:
+    low, high = wilson(successes, trials)
+    return f"{100 * successes / max(trials, 1):.0f} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """A 95 % interval of a share (E. B. Wilson, 1927)."""
+    if trials == 0:
+        return 0.0, 1.0
+    z, share = 1.96, successes / trials
+    middle = share + z**2 / (2 * trials)
+    width = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
+    return (middle - width) / (1 + z**2 / trials), (middle + width) / (1 + z**2 / trials)
 
 
 if __name__ == "__main__":
