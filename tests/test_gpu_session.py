@@ -30,7 +30,7 @@ from benchmarks.gpu.trace import MOST_BYTES, read_events, read_timeline, reduce_
 GROUPS = [step for steps in PHASES.values() for step in steps if isinstance(step, GpuTests)]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_each_test_that_a_phase_names_exists_and_needs_a_gpu():
     paths = [path for group in GROUPS for path in group.paths]
     words = [sys.executable, *PYTEST, "--collect-only", *paths]

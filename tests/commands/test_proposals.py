@@ -69,6 +69,7 @@ def test_a_proposed_change_is_accepted_and_fits(words_for, path, gpus):
     type_proposals(path, words_for(path), gpus, share=0.6 if gpus == 1 else 0.8)
 
 
+@pytest.mark.slow
 def test_embeddings_trained_beside_a_quantized_base_are_proposed_no_zero3(words_for):
     path = next(path for path in shipped_recipes() if path.stem == "gemma3_4b_16gb_qlora")
     lora = "model.lora={preset: cpt, quantize: nf4, r: 64}"

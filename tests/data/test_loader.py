@@ -59,7 +59,7 @@ class SmallSharedMemory:
         return batch
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_without_shared_memory_for_workers_the_process_itself_goes_on(rows, caplog):
     loaded = batches(rows, complete=SmallSharedMemory(), num_workers=2)
     assert same(batches(rows), loaded)

@@ -105,6 +105,7 @@ def test_a_run_from_the_hub_resumes_from_the_commit_that_it_began_with(hub, tiny
     assert inputs["weights"]["revision"] == COMMITS[0]
 
 
+@pytest.mark.slow
 def test_a_damaged_export_is_written_again_from_the_last_checkpoint(tiny_recipe, tmp_path):
     recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
     final = train(recipe)

@@ -15,7 +15,7 @@ from taken_steps import steps_on_examples
 from tiny_generations import steps_on_samples
 from tiny_rewards import WORDS
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("steps_of_two.py")
 PAIRS = "dpo-sigmoid"
 ONE = {"gradient_accumulation_steps": 1}

@@ -215,6 +215,7 @@ def test_a_model_that_learned_the_footer_gained_in_the_footer(finished):
     assert " ".join(FOOTER[:60].split()) in page
 
 
+@pytest.mark.slow
 def test_a_model_that_learned_phrases_of_the_training_text_gained_in_them(finished):
     verdict, page = finished([phrase_of(number) for number in range(100)], has_phrases=True)
     (gain,) = verdict.gain

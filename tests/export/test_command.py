@@ -58,7 +58,7 @@ def test_a_model_of_a_users_own_family_is_exported_with_its_module(tokenizer_fol
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_pth_is_a_state_dict_that_torch_loads_into_the_model(tied, tokenizer_folder, tmp_path):
     folder = save_llama(tmp_path / "model", tokenizer_folder, seed=1, tie_word_embeddings=tied)
     report = export(folder, "-o", tmp_path / "out", "--pth")

@@ -110,6 +110,7 @@ def backend_times(factor):
     return lambda graph, inputs: lambda *arguments: tuple(map(scale, graph(*arguments)))
 
 
+@pytest.mark.slow
 def test_a_miscompiled_layer_is_found():
     model = fast_model()
     compile_layers(model, Compiling(backend=backend_times(1.02)))

@@ -186,7 +186,9 @@ def test_layers_that_are_alike_are_compiled_once_for_the_whole_run(family, sub_k
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("sub_keys", [{}, {"selective": True}])
+@pytest.mark.parametrize(
+    "sub_keys", [pytest.param({}, marks=pytest.mark.slow), {"selective": True}]
+)
 def test_recomputed_layers_are_compiled_under_fsdp(sub_keys, compiler):
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     eager, compiled = (

@@ -20,7 +20,9 @@ from cpt.recipe.schema import Optimizer
 OWN = {"name": "tiny_averages:Averaging", "learning_rate": 0.1}
 SCHEDULE_FREE = {"name": "pytorch_optimizer:ScheduleFreeAdamW", "learning_rate": 3e-3}
 OPTIMIZERS = pytest.mark.parametrize(
-    "optimizer", [OWN, SCHEDULE_FREE], ids=["own", "schedule-free"]
+    "optimizer",
+    [OWN, pytest.param(SCHEDULE_FREE, marks=pytest.mark.slow)],
+    ids=["own", "schedule-free"],
 )
 EVALUATION = {"held_out_share": 0.3, "every_steps": 1, "prompts": ["the model"]}
 
@@ -47,7 +49,7 @@ def run(sections, folder, optimizer, *callbacks, **changes):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("in_background", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_checkpoints_and_exports_have_the_weights_of_the_evaluation(
     tiny_recipe, tmp_path, in_background
 ):

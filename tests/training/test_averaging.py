@@ -37,7 +37,7 @@ def average_of(model: nn.Module) -> AverageInBackward:
     return AverageInBackward(list(model.parameters()), may_lack=False)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.timeout(170)
 def test_buckets_sent_in_the_backward_pass_have_the_averages_of_gradients_sent_one_by_one():
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(PROGRAM)]

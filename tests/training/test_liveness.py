@@ -403,7 +403,7 @@ def test_a_save_that_fails_too_does_not_hide_the_first_error(tiny_recipe, tmp_pa
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_transform_that_fails_in_the_middle_of_a_run_is_named_and_the_steps_before_saved(
     workers, tiny_recipe, tmp_path, monkeypatch
 ):
