@@ -51,7 +51,9 @@ def test_less_than_half_is_a_phrase_and_no_contamination(runs):
 def test_a_part_of_a_document_is_found_where_it_is_half_of_what_is_trained_on():
     book = read_runs([EvaluationDocument("book", "1", text(1, 2000))])
     part = " ".join(text(1, 2000).split()[400:460])
-    assert book.find(f"{part} {text(2, 50)}").is_contaminated
+    found = book.find(f"{part} {text(2, 50)}")
+    assert found.is_contaminated
+    assert (found.share, found.own_share) == (60 / 2000, 60 / 110)
     assert not book.find(f"{part} {text(2, 70)}").is_contaminated
 
 

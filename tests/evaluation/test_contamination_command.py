@@ -40,4 +40,5 @@ def test_conversations_are_searched_too(tiny_recipe, tmp_path, cpt):
         {**tiny_recipe, "stage": "sft", "evaluation": held_out}, tmp_path / "r.yaml"
     )
     code, said = cpt("contamination", recipe)
-    assert code == 2 and f"{tmp_path / 'talks.jsonl'}:1 (talks) contains " in said
+    assert code == 2 and f"{tmp_path / 'talks.jsonl'}:1 (talks) has " in said
+    assert f"of its words from {tmp_path / 'held.jsonl'}:1 (set held)" in said

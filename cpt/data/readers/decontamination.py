@@ -59,6 +59,7 @@ class Overlap:
     where: str
     words: str
     share: float  # part of the evaluation document's words in shared runs
+    own_share: float  # part of the training document's words in shared runs
     is_contaminated: bool
 
 
@@ -100,7 +101,7 @@ class Runs:
             return None
         known = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
         begins, owners = np.repeat(likely, counts), self.owners[known]
-        most = (-1.0, 0, 0.0, False)  # the evaluation document with the largest covered share
+        most = (-1.0, 0, 0.0, 0.0, False)  # the evaluation document with the largest covered share
         for owner in np.unique(owners).tolist():
             is_shared = owners == owner
             of_evaluation, of_training = (
@@ -111,12 +112,12 @@ class Runs:
             is_enough = (
                 of_evaluation >= min(LEAST_WORDS, self._words[owner]) and max(shares) >= LEAST_SHARE
             )
-            most = max(most, (max(shares) + is_enough, owner, shares[0], is_enough))
-        _, owner, share, is_enough = most
+            most = max(most, (max(shares) + is_enough, owner, *shares, is_enough))
+        _, owner, share, own_share, is_enough = most
         begin = int(begins[owners == owner].min())
         set_name, where = self.documents[owner]
         shared = unicodedata.normalize("NFC", b" ".join(words[begin : begin + WORDS]).decode())
-        return Overlap(set_name, where, shared, share, is_enough)
+        return Overlap(set_name, where, shared, share, own_share, is_enough)
 
     def copied(self, text: str) -> list[int]:
         """The hashes of a text's runs that an evaluation document has; for a text with an overlap."""

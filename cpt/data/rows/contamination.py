@@ -52,10 +52,18 @@ class Hit:
     evaluation_document: str  # its file and line, or the number of the question
     words: str
     share: float  # of the evaluation document's words, those in the training document
+    own_share: float = 0.0  # of the training document's words, those in the evaluation document
 
     def __str__(self) -> str:
-        found = f"contains {self.share:.0%} of the words of {self.evaluation_document} (set {self.set_name})"
-        return f'{self.where} ({self.source}) {found}, for example "{self.words}"'
+        return f'{self.where} ({self.source}) {self.overlap}, for example "{self.words}"'
+
+    @property
+    def overlap(self) -> str:
+        """The larger of the two shares."""
+        document = f"{self.evaluation_document} (set {self.set_name})"
+        if self.share >= self.own_share:
+            return f"contains {self.share:.0%} of the words of {document}"
+        return f"has {self.own_share:.0%} of its words from {document}"
 
 
 @dataclass(frozen=True)
@@ -317,7 +325,13 @@ def search(
             continue
         found.counts[overlap.set_name] += 1
         if len(found.hits) < LISTED:
-            shared = overlap.set_name, overlap.where, overlap.words, overlap.share
+            shared = (
+                overlap.set_name,
+                overlap.where,
+                overlap.words,
+                overlap.share,
+                overlap.own_share,
+            )
             found.hits.append(Hit(reported_name(work.source), document.where, *shared))
     return found
 
