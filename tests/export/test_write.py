@@ -161,7 +161,9 @@ def save_scaled(folder, adapter, base, factor):
 
 
 def test_an_adapter_smaller_than_its_rounding_is_a_warning(base_folder, adapter_folder, tmp_path):
-    warning = "warning: rounding to bfloat16 changes more than the adapter did. Use --dtype float32."
+    warning = (
+        "warning: rounding to bfloat16 changes more than the adapter did. Use --dtype float32."
+    )
     report = whole(adapter_folder, tmp_path / "out")
     words = "Adapter against merged model in bfloat16: largest logit difference"
     assert report[2].startswith(words) and warning not in report
