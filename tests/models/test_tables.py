@@ -53,6 +53,7 @@ def configs():
         yield name, AutoConfig.for_model(name, **LONG | options)
 
 
+@pytest.mark.heavy
 def test_what_is_counted_of_a_model_is_as_approved():
     lines = []
     for name, family in FAMILIES.items():
@@ -119,6 +120,7 @@ def answer(function, *arguments, **options):
         return f"{type(problem).__name__}: {problem}"
 
 
+@pytest.mark.heavy
 def test_options_of_adapters_are_as_approved(monkeypatch):
     monkeypatch.setattr("cpt.models.adapters.find_spec", lambda _: None)
     lines = []

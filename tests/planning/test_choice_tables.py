@@ -129,6 +129,7 @@ def choice_of(tokenizer_folder, monkeypatch):
     return of
 
 
+@pytest.mark.heavy
 def test_choices_for_a_new_recipe_are_as_approved(choice_of):
     lines = [str(asdict(base)) for base in BASES]
     for name, options in CHOICES.items():

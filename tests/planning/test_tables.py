@@ -321,7 +321,15 @@ COUNTED = {
     "4 bit": (SHAPE, {"lora": {"r": 3, "quantize": "nf4"}, "packed": False}),
     "8 bit": (SHAPE, {"lora": {"r": 3, "quantize": "int8"}}),
     "only the last layer": (SHAPE, {"train_only": ["layers.2", "lm_head"]}),
-    "compiled": (SHAPE, {"compiles": True, "packed": False}),
+    "compiled, selective": (
+        SHAPE,
+        {
+            "compiles": True,
+            "packed": False,
+            "checkpointing": True,
+            "recomputing": Recomputing(checkpoints=True, selective=True),
+        },
+    ),
     "experts": (FAMILIES["mixtral"], {"compiles": True}),
     "estimated": (JETMOE | {"model_type": "jetmoe"}, {}),
     "estimated, fp32": (JETMOE | {"model_type": "jetmoe"}, {"weights_bytes": 4, "half": False}),
