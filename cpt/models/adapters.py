@@ -186,6 +186,13 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
             return get_peft_model(model, config, autocast_adapter_dtype=True)
     except (ValueError, TypeError, NotImplementedError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
+    except AttributeError as problem:
+        reader = reader_of_weights(options)
+        if reader is None:
+            raise
+        # peft looks for the one weight of a layer; fused experts have several
+        why = f"reads the weights of plain layers, and {model.config.model_type} has others"
+        raise RecipeError(f"`model.lora.{reader}` {why}: {problem}. Remove it.") from problem
 
 
 def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:

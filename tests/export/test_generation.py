@@ -7,6 +7,7 @@ from tiny import write_recipe
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from cpt.data.examples.chat_template import turn_end
+from cpt.export.generation import end_at_turns
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 
@@ -71,6 +72,34 @@ def test_a_run_on_chats_adds_the_end_of_a_turn_to_the_ends(tiny_recipe, base, tm
         tiny_recipe["name"] = stage
         folder = finish_run(tiny_recipe, base, tmp_path, stage=stage, epochs=1)
         assert GenerationConfig.from_pretrained(folder).eos_token_id == ends
+
+
+@pytest.mark.parametrize(
+    ("known", "chats", "expected"),
+    [(7, True, [7, 2, 322]), ([7, 9], True, [7, 9, 2, 322]), (7, False, 7), (None, True, [2, 322])],
+)
+def test_only_a_model_that_learned_chats_ends_at_turns(
+    tiny_recipe, base, tmp_path, known, chats, expected
+):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    expected = (
+        [
+            {2: tokenizer.eos_token_id, 322: tokenizer.vocab["<turn_end>"]}.get(x, x)
+            for x in expected
+        ]
+        if isinstance(expected, list)
+        else expected
+    )
+    sections = {**tiny_recipe, "stage": "sft" if chats else "cpt", "model": {"path": str(base)}}
+    recipe = load_recipe(write_recipe(sections, tmp_path / "recipe.yaml"))
+    path = tmp_path / "generation_config.json"
+    if known is not None:
+        path.write_text(json.dumps({"eos_token_id": known, "do_sample": True}))
+        end_at_turns(tmp_path, tokenizer, None)  # no run, no change
+        assert json.loads(path.read_text()) == {"eos_token_id": known, "do_sample": True}
+    end_at_turns(tmp_path, tokenizer, recipe)
+    others = {} if known is None else {"do_sample": True}
+    assert json.loads(path.read_text()) == {"eos_token_id": expected, **others}
 
 
 @pytest.mark.slow

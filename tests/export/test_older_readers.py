@@ -121,22 +121,91 @@ def test_what_older_versions_read_changes_nothing_in_this_version(name, tmp_path
     assert {key: again.get(key) for key in before} == before
 
 
-def test_theta_and_scaling_have_their_older_names():
-    written = with_older_config_keys(config_of("llama yarn").to_dict())
-    assert written["rope_theta"] == 54321.0
-    assert written["rope_scaling"] == {"rope_type": "yarn", **YARN}
-    written = with_older_config_keys(config_of("gemma3_text").to_dict())
-    assert (written["rope_theta"], written["rope_local_base_freq"]) == (90000.0, 20000.0)
-    assert with_older_config_keys(config_of("llama").to_dict())["rope_scaling"] is None
+OLDER = {
+    "llama yarn": {"rope_theta": 54321.0, "rope_scaling": {"rope_type": "yarn", **YARN}},
+    "llama": {"rope_theta": 54321.0, "rope_scaling": None},
+    "qwen3_moe": {"rope_theta": 54321.0, "rope_scaling": None, "num_experts": 4},
+    "gemma3_text": {
+        "rope_theta": 90000.0,
+        "rope_local_base_freq": 20000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "glm4": {"rope_theta": 54321.0, "partial_rotary_factor": 0.5, "rope_scaling": None},
+    "gpt_neox": {"rotary_emb_base": 54321.0, "rotary_pct": 0.25, "rope_scaling": None},
+    "gpt2": {},
+    "granitemoehybrid": {
+        "rope_theta": 54321.0,
+        "rope_scaling": None,
+        "layer_types": ["mamba", "attention"],
+    },
+}
 
 
-def test_no_key_of_the_process_that_saved_leaks(tmp_path):
-    tiny_tokenizers.qwen2().save_pretrained(tmp_path / "out")
-    config = tmp_path / "out/tokenizer_config.json"
-    leaked = {"is_local": True, "local_files_only": True}
-    config.write_text(json.dumps(json.loads(config.read_text()) | leaked))
-    write_older_keys(tmp_path / "out")
-    assert not {"is_local", "local_files_only", "backend"} & json.loads(config.read_text()).keys()
+@pytest.mark.parametrize("name", OLDER)
+def test_what_older_versions_read_is_added_under_its_older_names(name):
+    config = config_of(name).to_dict()
+    written = with_older_config_keys({**config, "is_local": True})
+    assert written == {**config, **OLDER[name]}
+
+
+def test_kinds_of_layers_have_their_older_names_in_hybrid_families_only():
+    kinds = ["linear_attention", "full_attention", "hybrid"]
+    for name in ("layer_types", "layers_block_type"):
+        config = {"model_type": "zamba2", name: kinds}
+        assert with_older_config_keys(config)[name] == ["mamba", "attention", "hybrid"]
+        assert with_older_config_keys({**config, "model_type": "qwen3_next"})[name] == kinds
+    assert with_older_config_keys({"layer_types": kinds}) == {"layer_types": kinds}
+
+
+LEAKED = {
+    "backend": "tokenizers",
+    "is_local": True,
+    "local_files_only": True,
+    "_from_auto": True,
+    "_commit_hash": "0",
+}
+
+
+def test_tokenizers_and_generation_are_written_for_the_generic_class_of_both_versions(tmp_path):
+    own = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "Ü"}
+    before = {
+        "tokenizer_config.json": {**own, "extra_special_tokens": ["<a>", "<b>"]},
+        "generation_config.json": {"eos_token_id": [2, 3]},
+        "config.json": {"model_type": "gpt2"},
+    }
+    for name, content in before.items():
+        (tmp_path / name).write_text(json.dumps({**content, **LEAKED}))
+
+    def written():
+        write_older_keys(tmp_path)
+        return {name: json.loads((tmp_path / name).read_text("utf-8")) for name in before}
+
+    without_tokens = {
+        **before,
+        "tokenizer_config.json": {**before["tokenizer_config.json"], **LEAKED},
+    }
+    assert written() == without_tokens  # slow tokenizers have no tokenizer.json
+    (tmp_path / "tokenizer.json").touch()
+    generic = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "Ü",
+        "model_input_names": ["input_ids", "attention_mask"],
+        "additional_special_tokens": ["<a>", "<b>"],
+    }
+    assert written() == {**before, "tokenizer_config.json": generic}
+    assert "Ü" in (tmp_path / "tokenizer_config.json").read_text("utf-8")
+    kept = {"model_input_names": ["input_ids"], "extra_special_tokens": {"image": "<i>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(kept))
+    assert written()["tokenizer_config.json"] == {
+        **kept,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    code = own | {"auto_map": {"AutoTokenizer": ["mine.T", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**code, **LEAKED}))
+    assert written()["tokenizer_config.json"] == code
+    (tmp_path / "generation_config.json").unlink()
+    write_older_keys(tmp_path)
+    assert not (tmp_path / "generation_config.json").exists()
 
 
 # --- with transformers 4.57 itself, in a folder of its own ---

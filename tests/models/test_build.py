@@ -114,6 +114,43 @@ def test_the_language_model_of_weights_that_also_read_images_is_trained_alone(tm
         load(tmp_path, config=text | {"hidden_size": 64})
 
 
+def test_tensors_that_belong_nowhere_are_named_in_a_warning(tmp_path, caplog):
+    tiny_model("llama").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    others = {f"other.{number}": torch.zeros(2) for number in range(7)}
+    save_file(tensors | others, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load(tmp_path)
+    (message,) = [record.getMessage() for record in caplog.records if "7 tensors" in record.message]
+    assert message.endswith("model: other.0, other.1, other.2, other.3, other.4")
+
+
+@pytest.mark.parametrize(
+    ("family", "attention", "logged"),
+    [
+        ("llama", "auto", "attention: sdpa (auto: "),
+        ("llama", "eager", "attention: eager"),
+        ("mamba2", "auto", None),
+    ],
+)
+def test_the_attention_is_logged_where_there_is_one(caplog, family, attention, logged):
+    config = {"model_type": "mamba2", "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 1}
+    config |= {"num_heads": 4, "head_dim": 16, "state_size": 8}
+    caplog.set_level("INFO", "cpt")
+    tiny_model(config if family == "mamba2" else family, attention=attention)
+    lines = [line for line in caplog.messages if line.startswith("attention")]
+    assert [line.startswith(logged) for line in lines] == ([True] if logged else [])
+
+
+def test_more_than_five_absent_tensors_are_counted(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for number, (count, end) in enumerate([(5, r"[^.]\)"), (6, r", \.\.\.\)")]):
+        kept = dict(sorted(tensors.items())[count:])
+        save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=f"lacks {5 + number} of its tensors .*{end}"):
+            load(tmp_path)
+
+
 # --- scoring models --------------------------------------------------------------------------------------------------
 
 

@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
-from tiny import TINY_LLAMA
+from tiny import TINY_LLAMA, write_recipe
 
+from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import Gpu
 from cpt.planning import gate
+from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 
 MICRO_BATCH = {"per_device_train_batch_size": 2}
@@ -30,6 +32,7 @@ def mistakes(recipe: Recipe) -> list[str]:
     [
         ({"optimizer": {"name": "adamv"}}, "Did you mean `adamw`?"),
         ({"optimizer": {"release_gradients": True}}, "`training.max_grad_norm: 0`"),
+        ({"optimizer": {"rounding": "kahan"}}, "needs bfloat16 weights"),
         (
             {
                 "optimizer": {"rounding": "kahan"},
@@ -101,7 +104,38 @@ def mistakes(recipe: Recipe) -> list[str]:
 )
 def test_one_mistake_is_reported_with_its_key_or_remedy(load, sections, complaint):
     found = mistakes(load(**sections))
-    assert any(complaint in line for line in found), found
+    assert [complaint in line for line in found].count(True) == 1, found
+    # the stage's columns and the model that is not there are mistakes of their own
+    own = ("no column", "my_lab", "./nowhere", complaint)
+    assert [line for line in found if not any(words in line for words in own)] == []
+
+
+def test_a_sound_recipe_has_no_findings_and_its_plan_of_a_gpu_is_none(load):
+    found = gate.check_reality(load(evaluation={"held_out_share": 0.2}))
+    assert (found.mistakes, found.blockers, found.unchecked, found.warnings) == ([], [], [], [])
+    assert found.exit_code == 0 and len(found.tokenizer) == 320
+    found = gate.found_in(load(evaluation={"held_out_share": 0.2}))
+    assert [account.tokens is not None for account in found.accounts] and found.exit_code == 0
+
+
+def test_a_run_is_refused_with_all_mistakes_in_their_class_and_with_their_lines(
+    load, tiny_recipe, tmp_path
+):
+    recipe = load()
+    assert gate.refuse_mistakes(recipe).exit_code == 0
+    with pytest.raises(RecipeError, match="`gradient_clipping`"):
+        gate.refuse_mistakes(recipe, deepspeed=ZERO_2 | CLIPS)
+    with pytest.raises(ResourceError, match=r"monitoring.trackers\[0\].*\n.*trackers\[1\]"):
+        gate.refuse_mistakes(load(monitoring={"trackers": ["swanlab", "swanlab"]}))
+    both = {"optimizer": {"name": "adamv"}, "monitoring": {"trackers": ["swanlab"]}}
+    path = write_recipe({**tiny_recipe, **both}, tmp_path / "both.yaml")
+    recipe, root = load_with_places(path)
+    with pytest.raises(RecipeError) as refused:
+        gate.refuse_mistakes(recipe, root=root)
+    lines = str(refused.value).splitlines()
+    written = path.read_text().splitlines()
+    places = [written.index("  name: adamv") + 1, written.index("  - swanlab") + 1]
+    assert [line.split(": ")[0] for line in lines] == [f"{path}:{place}" for place in places]
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from tiny import write_documents, write_recipe
+from tiny_checkpoints import save_llama
 from transformers import AutoConfig, AutoTokenizer
 
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.errors import DataError, ResourceError
+from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.models.inventory import build_on_meta, count_model_parameters, longest_row
 from cpt.models.known_bases import known_base
 from cpt.planning import init_recipe
@@ -20,6 +21,7 @@ from cpt.planning.init_recipe import (
     TrainingMethod,
     choose,
     own_run,
+    read_base,
     read_documents,
 )
 from cpt.planning.speed import find_target
@@ -153,7 +155,9 @@ def test_too_little_text_and_a_model_without_layers_for_adapters_are_refused(cho
         choices(NO_LAYERS, full=False)
 
 
-def test_a_base_that_cpt_trained_has_its_runs_learning_rates_batch_and_rows(tmp_path, tiny_recipe):
+def test_a_base_that_cpt_trained_has_its_runs_learning_rates_batch_and_rows(
+    tmp_path, tiny_recipe, tokenizer_folder
+):
     final = tmp_path / "run" / "final"
     final.mkdir(parents=True)
     write_recipe(tiny_recipe, final.parent / "recipe.yaml")
@@ -166,6 +170,15 @@ def test_a_base_that_cpt_trained_has_its_runs_learning_rates_batch_and_rows(tmp_
     made = own_run(str(final))
     assert made is not None and (made.peak_learning_rate, made.final_learning_rate) == (3e-3, 1e-4)
     assert (made.batch_tokens, made.sequence_length) == (256, 64) and own_run("some/base") is None
+    save_llama(final, tokenizer_folder, seed=1)
+    base = read_base(str(final))
+    assert (base.known, base.longest_row, base.packs_documents) == (made, 128, True)
+    assert base.parameters == base.model.num_parameters() and len(base.tokenizer) == 320
+    pythia = save_llama(tmp_path / "pythia-70m", tokenizer_folder, seed=1)
+    assert read_base(str(pythia)).known == known_base("EleutherAI/pythia-70m")
+    small = save_llama(tmp_path / "small", tokenizer_folder, seed=1, vocab_size=300)
+    with pytest.raises(RecipeError, match="ids up to 319, but its embedding 300 rows"):
+        read_base(str(small))
 
 
 def test_of_many_documents_a_part_is_read_and_the_rest_is_estimated(tmp_path, encoder, monkeypatch):
