@@ -82,6 +82,17 @@ def test_neither_form_length_nor_place_gives_the_answer_away(questions):
     assert all(answers.count(place) > len(answers) / CHOICES / 3 for place in range(CHOICES))
 
 
+def test_questions_are_as_many_as_wanted_from_twice_as_many_documents(questions):
+    places = [one.where for one in DOCUMENTS]
+    for most in (10, 30):
+        found = domain_test(DOCUMENTS, most=most)
+        kinds = [question.kind for question in found]
+        assert kinds == ["cloze"] * most + ["continuation"] * most
+        read = [places.index(question.where) for question in found if question.kind == "cloze"]
+        assert (read == sorted(read)) is (most == 30)  # 10 are of a random sample
+    assert all(question in questions for question in found), "all 48 documents were read"
+
+
 def test_too_few_documents_are_refused_with_the_number_needed():
     with pytest.raises(DataError, match=r"30 .* 16 .*\d+ documents"):
         domain_test(DOCUMENTS[:16])
