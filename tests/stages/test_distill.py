@@ -120,7 +120,9 @@ def test_an_impossible_option_is_refused(student_of, training, named):
         student_of(**training)
 
 
-def test_on_policy_each_step_reads_its_own_prompts(student_of, tmp_path):
+def test_on_policy_each_step_reads_its_own_prompts_which_processes_share(
+    student_of, tmp_path, monkeypatch
+):
     words = ["the", "model reads", "a document", "which word", "after", "and learns"] * 8
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": word}) + "\n" for word in words)
@@ -137,6 +139,14 @@ def test_on_policy_each_step_reads_its_own_prompts(student_of, tmp_path):
     assert [len(item) for item in items] == [16] * (2 * trainer.length.steps)
     assert items[0] == items[1] == [trainer.rows[row] for row in range(16)]
     assert items[2] == [trainer.rows[row] for row in range(16, 32)]
+    for rank, share in ((0, items[0][:8]), (1, items[0][8:])):
+        monkeypatch.setattr(type(trainer.args), "world_size", 2)
+        monkeypatch.setattr(type(trainer.args), "process_index", rank)
+        trainer.model.train()
+        assert trainer.inputs_of_process(items[0]) == share
+        assert trainer.inputs_of_process({"ids": 3}) == {"ids": 3}, "a batch that was sampled"
+        trainer.model.eval()
+        assert trainer.inputs_of_process(items[0]) == items[0]
 
 
 # --- GKD ---

@@ -29,8 +29,10 @@ def trained(stage, folder, resume=None):
     return trainer
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["grpo", "rloo", "spo", "ppo"])
+@pytest.mark.parametrize(
+    "stage",
+    ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rloo", "spo", "ppo"))],
+)
 def test_a_run_resumed_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(
     stage, tmp_path
 ):
@@ -70,6 +72,24 @@ def test_out_of_memory_restarts_with_smaller_micro_batches_and_the_same_generati
     assert trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation == 32
     assert trainer.args.generation_batch_size == 32
     assert len({str(batch["completion_ids"].shape) for batch in trainer._buffered_inputs}) == 1
+
+
+def test_a_run_resumed_between_two_generations_samples_anew(tmp_path):
+    """Also where the micro-batch has grown, so that stored completions do not fit."""
+    sections = {"steps": 3, "checkpoints": {"every_steps": 1, "keep": None}}
+    straight = quiet_trainer(bandit("grpo", tmp_path / "straight", **sections))
+    straight.train()
+    checkpoint = tmp_path / "straight" / "run" / "checkpoint-2"
+    assert not (checkpoint / "generation.pt").exists()
+    resumed = quiet_trainer(bandit("grpo", tmp_path / "resumed", **sections))
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert losses_of(resumed)[-1] == losses_of(straight)[-1]
+    torch.save(
+        {"buffered": [{"completion_ids": torch.ones(2, 2)}] * 3}, checkpoint / "generation.pt"
+    )
+    grown = quiet_trainer(bandit("grpo", tmp_path / "grown", **sections))
+    grown.train(resume_from_checkpoint=str(checkpoint))
+    assert losses_of(grown)[-1] == losses_of(straight)[-1]
 
 
 def test_out_of_memory_while_sampling_names_the_size_of_a_generation(tmp_path):
