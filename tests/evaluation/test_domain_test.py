@@ -1,8 +1,10 @@
 import random
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from approved import check_approved
 from tiny_checkpoints import random_llama
 
 from cpt.errors import DataError
@@ -101,6 +103,41 @@ def test_too_few_documents_are_refused_with_the_number_needed():
 def test_questions_are_not_made_of_conversations():
     with pytest.raises(DataError, match="plain texts"):
         domain_test([HeldOutText("\x1euser\nWhy?", "a:1"), HeldOutText("\x1dprompt\nWhy?", "a:2")])
+
+
+def various(number):
+    """Documents of other shapes: short and long ones, lines without an end, rare terms of many forms."""
+    draw = random.Random(number)
+    terms = [
+        "NATO",
+        "Geneva",
+        "iPhone",
+        "well-known",
+        "log_rate",
+        "B52",
+        "abc",
+        "Unüblich",
+        "温度計",
+    ]
+    sentences = []
+    for place in range(draw.randint(2, 40)):
+        words = draw.choices(PLACES + METALS, k=draw.randint(1, 12))
+        words.append(f"{draw.choice(terms)}{draw.choice(['', chr(97 + draw.randrange(26)) * 3])}")
+        sentences.append(
+            "  " * (place % 3) + " ".join(words) + draw.choice([". ", "!\n", "\n", "？"])
+        )
+    return HeldOutText("".join(sentences), f"b.jsonl:{number + 1}")
+
+
+def test_questions_of_various_documents_are_those_that_a_person_has_approved():
+    """One line each: kind, place, length and end of the context, begins of choices, number of the answer."""
+    lines = []
+    for one in domain_test([various(number) for number in range(70)], most=40):
+        begin = [one.kind, one.where, str(len(one.context)), repr(one.context[-12:])]
+        lines.append(
+            " | ".join([*begin, *(choice[:24] for choice in one.choices), str(one.answer)]) + "\n"
+        )
+    check_approved("".join(lines), Path(__file__).with_name("approved_questions.txt"))
 
 
 # Answering
