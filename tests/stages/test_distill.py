@@ -10,6 +10,7 @@ from tiny_teachers import student_trainer
 
 from cpt.data.rows.packing import IGNORED
 from cpt.errors import RecipeError
+from cpt.models.attention import BOUNDS, LONGEST
 from cpt.recipe.load import load_recipe
 from cpt.stages.distill import summed_divergence
 
@@ -149,6 +150,27 @@ def test_on_policy_each_step_reads_its_own_prompts_which_processes_share(
         assert trainer.inputs_of_process(items[0]) == items[0]
 
 
+@pytest.mark.parametrize("attention", ["varlen", "eager"])
+def test_a_teacher_reads_what_its_attention_needs(attention, student_of, tiny_recipe):
+    """Bounds of documents, which it would otherwise have to find, and never labels."""
+    model = {**tiny_recipe["model"], "attention": attention}
+    trainer, seen = student_of(sections={"model": model}), []
+
+    def teach(**inputs):
+        seen.append(inputs)
+        raise InterruptedError
+
+    trainer.teacher = teach
+    batch = next(iter(trainer.get_train_dataloader()))
+    with pytest.raises(InterruptedError):
+        trainer.compute_loss(trainer.model, dict(batch))
+    (inputs,) = seen
+    bounds = {BOUNDS, LONGEST} if attention == "varlen" else set()
+    others = {"attention_mask"} & batch.keys()
+    assert inputs.keys() == {"input_ids", "position_ids", "use_cache", *bounds, *others}
+    assert inputs["use_cache"] is False
+
+
 # --- GKD ---
 
 
@@ -175,10 +197,21 @@ def test_prompts_of_gkd_end_where_the_answer_begins_and_padding_is_masked(tmp_pa
         prompt = batch["prompts"][line][batch["prompt_attention_mask"][line] == 1]
         assert prompt.tolist() == row["input_ids"][:first].tolist()
         assert tokenizer.decode(prompt).endswith("assistant\n")
+        positions = [*row["position_ids"].tolist(), 0]
+        length = positions.index(0, 1)  # then padding begins
+        assert batch["attention_mask"][line].nonzero().flatten().tolist() == [*range(length)]
         whole = batch["input_ids"][line][batch["attention_mask"][line] == 1]
         assert tokenizer.pad_token_id not in whole and tokenizer.decode(whole).rstrip().endswith(
             "<|im_end|>"
         )
+
+
+def test_gkds_loss_comes_with_its_outputs_where_they_are_asked_for(tmp_path):
+    trainer, _ = gkd(tmp_path)
+    batch = trainer.collate_examples()([trainer.rows[number] for number in range(3)])
+    loss, outputs = trainer.compute_loss(trainer.model.eval(), dict(batch), return_outputs=True)
+    assert outputs.logits.shape[:2] == batch["input_ids"].shape
+    assert trainer.compute_loss(trainer.model, dict(batch)) == loss
 
 
 def test_gkd_refuses_rows_of_several_conversations(tmp_path):

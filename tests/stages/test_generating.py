@@ -214,6 +214,13 @@ def test_the_reward_of_a_row_is_a_weighted_sum_and_nan_where_none_applies(single
     assert trainer.rewards_of_all[:2].tolist() == [2.0, 2.0] and trainer.rewards_of_all[2].isnan()
 
 
+def test_a_log_has_the_mean_of_a_stages_own_metric(single_answers):
+    for value in (1.0, 2.0, 6.0):
+        single_answers.add_metric("gap", value)
+    single_answers.log({"loss": 1.0})
+    assert single_answers.state.log_history[-1]["gap"] == 3.0
+
+
 def test_log_probabilities_are_those_of_the_model(single_answers):
     trainer = single_answers
     trainer.prompts = [trainer.rows[number] for number in range(4)]
