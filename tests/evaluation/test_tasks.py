@@ -75,7 +75,10 @@ def test_two_models_are_compared_question_by_question(tokenizer, folder):
     )
     report, (low, high) = after.report, after.report.interval
     assert (report.name, report.metric, report.questions) == ("mine", "acc,none", 24)
-    assert report.higher_is_better and low < report.value < high < low + 0.8
+    assert report.higher_is_better and low < report.value < high
+    deviation = np.std(after.by_question, ddof=1)
+    assert (low + high) / 2 == pytest.approx(report.value)
+    assert high - low == pytest.approx(2 * 1.96 * deviation / 24**0.5)
     assert report.value == after.by_question.mean() and len(set(after.hashes)) == 24
     assert normed.report.metric == "acc_norm,none"
     found = task_difference(before, after)

@@ -353,6 +353,27 @@ def test_a_set_that_was_measured_at_one_end_only_hides_no_other_set(run, tmp_pat
     assert verdict.tokens == 5000 and [one.step for one in verdict.retention] == [0, 20, 50]
 
 
+def test_domain_sets_that_differ_did_not_work_where_none_of_them_did(run):
+    """Whether it is open, where one of them did."""
+    verdict = verdict_of_run(run())
+    domain = verdict.sets[0]
+
+    def together(*changes):
+        found = [
+            Difference(2.0, 2.0 + one, one, one - 0.01, one + 0.01, 40, 0.002) for one in changes
+        ]
+        sets = [
+            replace(domain, name=f"set {number}", difference=one)
+            for number, one in enumerate(found)
+        ]
+        mean = sum(changes) / len(changes)
+        domains = Difference(2.0, 2.0 + mean, mean, mean - 0.01, mean + 0.01, 80, 0.002)
+        return replace(verdict, sets=sets, domain=domains)
+
+    cases = {(-0.5, -0.4): True, (-0.5, 0.4): None, (0.5, 0.4): False, (0.5, 0.001): False}
+    assert {changes: together(*changes).worked for changes in cases} == cases
+
+
 def facts(dropped, **more):
     return {"documents": 11, "share": 0.25, "licence": None, "dropped": dropped, **more}
 
