@@ -370,8 +370,18 @@ def test_domain_sets_that_differ_did_not_work_where_none_of_them_did(run):
         domains = Difference(2.0, 2.0 + mean, mean, mean - 0.01, mean + 0.01, 80, 0.002)
         return replace(verdict, sets=sets, domain=domains)
 
-    cases = {(-0.5, -0.4): True, (-0.5, 0.4): None, (0.5, 0.4): False, (0.5, 0.001): False}
+    cases = {(-0.5, -0.4): True, (-0.5, 0.4): None, (0.5, 0.4): False}
     assert {changes: together(*changes).worked for changes in cases} == cases
+    mixed = together(0.5, 0.0001)
+    mixed = replace(
+        mixed,
+        sets=[
+            mixed.sets[0],
+            replace(domain, difference=Difference(2.0, 2.0, 0.0, -0.001, 0.001, 40, 0.002)),
+        ],
+        domain=Difference(2.0, 2.1, 0.1, -0.3, 0.5, 80, 0.002),
+    )
+    assert mixed.worked is False
 
 
 def facts(dropped, **more):
