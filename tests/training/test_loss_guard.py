@@ -138,6 +138,17 @@ def test_a_norm_that_is_known_later_replaces_that_of_its_step_unless_it_was_skip
     assert late.state() == known.state()
 
 
+def test_a_guard_without_options_is_the_documented_one():
+    plain, given = guard(), guard(window=128, skips=4, rollbacks=3, sigmas=6.0)
+    for one in (plain, given):
+        assert (one.window, one.skips, one.rollbacks) == (128, 4, 3)
+    losses = [2.0 + 0.02 * (step % 5) for step in range(60)]
+    values = [loss * factor for loss in losses for factor in (1.0, 1.6, 1.65, 1.7)]
+    found = verdicts(plain, losses + values)
+    assert found == verdicts(given, losses + values) and True in found
+    assert found != verdicts(guard(sigmas=7.0), losses + values)
+
+
 def test_a_window_of_another_size_starts_empty():
     first, other = guard(window=64), guard(window=32)
     verdicts(first, [2.0] * 5)
