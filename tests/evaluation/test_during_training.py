@@ -272,7 +272,7 @@ def test_a_run_stops_where_a_set_no_longer_improves_and_keeps_and_names_the_best
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("killed_after", [3, 5])
+@pytest.mark.parametrize("killed_after", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_resumed_run_stops_at_the_same_step(tiny_recipe, tmp_path, killed_after):
     """Also one that was killed after it had stopped: it trains no further step."""
     with pytest.raises(KeyboardInterrupt):
@@ -283,7 +283,7 @@ def test_a_resumed_run_stops_at_the_same_step(tiny_recipe, tmp_path, killed_afte
     assert Run(resumed.run_folder).status()["stopped"].startswith("stopped early at step 5")
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_run_whose_set_improves_to_the_end_is_not_stopped(tiny_recipe, tmp_path):
     trainer = early_stopping(tiny_recipe, tmp_path, [9 - step for step in range(9)])
     trainer.train()

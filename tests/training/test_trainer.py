@@ -97,7 +97,11 @@ def held_out(corpus):
 
 @pytest.mark.parametrize(
     "config",
-    [TINY_LLAMA, tiny_config("cpt-gpt2", vocab_size=384, unpadded_vocab_size=320), TINY_BAMBA],
+    [
+        TINY_LLAMA,
+        tiny_config("cpt-gpt2", vocab_size=384, unpadded_vocab_size=320),
+        pytest.param(TINY_BAMBA, marks=pytest.mark.slow),
+    ],
     ids=["llama", "padded vocabulary", "z-loss"],
 )
 def test_labels_are_smoothed_over_the_words_and_only_in_training(
