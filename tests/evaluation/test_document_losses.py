@@ -7,6 +7,7 @@ import pytest
 import torch
 from full_disk import disk_of_its_own, fill
 from peft import LoraConfig, get_peft_model
+from threads_as_ranks import on_ranks
 from tiny import TINY_LLAMA
 from tiny_checkpoints import random_llama
 
@@ -83,6 +84,20 @@ def test_each_document_has_the_losses_of_plain_transformers(packing, corpus, tok
         assert losses.nats == pytest.approx(found[0].nats, rel=1e-4)
         assert losses.num_tokens.tolist() == found[0].num_tokens.tolist()
         assert losses.num_correct.tolist() == found[0].num_correct.tolist()
+
+
+def test_several_processes_have_the_losses_of_one(held_out, model):
+    """Also where one of them has more rows than another, or none."""
+    alone = document_losses(model, held_out, batch_size=2)["held"]
+    for count in (3, len(held_out["held"].rows) + 2):
+        models = [random_llama() for _ in range(count)]
+        of_ranks = on_ranks(
+            count, lambda rank, of=models: document_losses(of[rank], held_out, batch_size=2)["held"]
+        )
+        for losses in of_ranks:
+            assert losses.nats == pytest.approx(alone.nats, rel=1e-6)
+            assert losses.num_tokens.tolist() == alone.num_tokens.tolist()
+            assert losses.num_correct.tolist() == alone.num_correct.tolist()
 
 
 def test_a_peft_model_is_measured_with_its_adapter(held_out):

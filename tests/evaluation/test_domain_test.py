@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from approved import check_approved
+from threads_as_ranks import on_ranks
 from tiny_checkpoints import random_llama
 
 from cpt.errors import DataError
@@ -179,6 +180,14 @@ def test_the_answer_is_the_likeliest_choice_by_byte_at_any_batch_size(tokenizer)
     for batch_size in (1, 5, 100):
         found = answer_questions(model, tokenizer, QUESTIONS, batch_size=batch_size, longest=128)
         assert found.tolist() == expected
+
+
+def test_several_processes_have_the_answers_of_one(tokenizer):
+    model, sizes = random_llama(), {"batch_size": 2, "longest": 128}
+    alone = answer_questions(model, tokenizer, QUESTIONS, **sizes).tolist()
+    for count in (3, 5):
+        found = on_ranks(count, lambda rank: answer_questions(model, tokenizer, QUESTIONS, **sizes))
+        assert [answers.tolist() for answers in found] == [alone] * count
 
 
 def test_space_before_a_choice_belongs_to_the_choice(tokenizer):
