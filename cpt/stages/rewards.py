@@ -375,7 +375,7 @@ def plain(text: str) -> str:
     bare = LATEX_FRACTION.sub(
         lambda found: f"({found[1] or found[2]}/{found[3] or found[4]})", bare
     )
-    return bare.rpartition("=")[2].strip(".").casefold()
+    return bare.rpartition("=")[2].rstrip(".").casefold()
 
 
 def reward_model(

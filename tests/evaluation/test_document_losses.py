@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 
@@ -6,11 +7,16 @@ import pytest
 import torch
 from full_disk import disk_of_its_own, fill
 from peft import LoraConfig, get_peft_model
+from threads_as_ranks import on_ranks
+from tiny import TINY_LLAMA
 from tiny_checkpoints import random_llama
 
+from cpt.data.store.tokenization import adds_bos
 from cpt.evaluation.paired import DocumentLosses, load_losses, save_losses, saved_losses
 from cpt.evaluation.scoring import document_losses, evaluation_mode, measure_and_keep
 from cpt.evaluation.sets import data_of_texts, open_evaluation_sets
+from cpt.models.build import build_model
+from cpt.recipe.schema import Model
 from cpt.runs.events import read_events, write_waiting_events
 
 
@@ -42,6 +48,56 @@ def test_training_continues_as_if_there_had_been_no_evaluation(held_out):
     assert all(module.training for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert bits(model, held_out) == first  # no dropout inside
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "token_budget", "none"])
+def test_each_document_has_the_losses_of_plain_transformers(packing, corpus, tokenizer):
+    """Whatever the batch, and with the fused loss as without it."""
+    config = {**TINY_LLAMA, "vocab_size": len(tokenizer), "initializer_range": 0.3}
+    of_set = sets(corpus, tokenizer, packing)
+    found = []
+    for fused in (False, True):
+        section = Model(from_scratch=True, config=config, fused_loss=fused)
+        model = build_model(section, tokenizer, packed=packing != "token_budget")
+        found += [document_losses(model, of_set, batch_size=size)["held"] for size in (1, 3, 99)]
+    texts = [
+        json.loads(line)["text"] for line in (corpus / "held_out.jsonl").read_text().splitlines()
+    ]
+    expected = []
+    for text in texts:
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        if adds_bos(tokenizer):
+            ids = [tokenizer.bos_token_id, *ids]
+        nats, correct = 0.0, 0
+        for first in range(0, len(ids) - 1, 63):  # rows share a token, so that each is predicted
+            piece = torch.tensor(ids[first : first + 64])
+            with torch.no_grad():
+                logits = model(input_ids=piece[None], use_cache=False).logits[0, :-1]
+            nats += torch.nn.functional.cross_entropy(logits, piece[1:], reduction="sum").item()
+            correct += int((logits.argmax(-1) == piece[1:]).sum())
+        expected.append((len(text.encode()), nats, correct))
+    for losses in found:
+        assert losses.num_bytes.tolist() == [size for size, _, _ in expected]
+        if packing != "best_fit":  # which may cut a document elsewhere
+            assert losses.nats == pytest.approx([nats for _, nats, _ in expected], rel=1e-4)
+            assert losses.num_correct.tolist() == [correct for _, _, correct in expected]
+        assert losses.nats == pytest.approx(found[0].nats, rel=1e-4)
+        assert losses.num_tokens.tolist() == found[0].num_tokens.tolist()
+        assert losses.num_correct.tolist() == found[0].num_correct.tolist()
+
+
+def test_several_processes_have_the_losses_of_one(held_out, model):
+    """Also where one of them has more rows than another, or none."""
+    alone = document_losses(model, held_out, batch_size=2)["held"]
+    for count in (3, len(held_out["held"].rows) + 2):
+        models = [random_llama() for _ in range(count)]
+        of_ranks = on_ranks(
+            count, lambda rank, of=models: document_losses(of[rank], held_out, batch_size=2)["held"]
+        )
+        for losses in of_ranks:
+            assert losses.nats == pytest.approx(alone.nats, rel=1e-6)
+            assert losses.num_tokens.tolist() == alone.num_tokens.tolist()
+            assert losses.num_correct.tolist() == alone.num_correct.tolist()
 
 
 def test_a_peft_model_is_measured_with_its_adapter(held_out):

@@ -1,8 +1,11 @@
 import random
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from approved import check_approved
+from threads_as_ranks import on_ranks
 from tiny_checkpoints import random_llama
 
 from cpt.errors import DataError
@@ -82,6 +85,17 @@ def test_neither_form_length_nor_place_gives_the_answer_away(questions):
     assert all(answers.count(place) > len(answers) / CHOICES / 3 for place in range(CHOICES))
 
 
+def test_questions_are_as_many_as_wanted_from_twice_as_many_documents(questions):
+    places = [one.where for one in DOCUMENTS]
+    for most in (10, 30):
+        found = domain_test(DOCUMENTS, most=most)
+        kinds = [question.kind for question in found]
+        assert kinds == ["cloze"] * most + ["continuation"] * most
+        read = [places.index(question.where) for question in found if question.kind == "cloze"]
+        assert (read == sorted(read)) is (most == 30)  # 10 are of a random sample
+    assert all(question in questions for question in found), "all 48 documents were read"
+
+
 def test_too_few_documents_are_refused_with_the_number_needed():
     with pytest.raises(DataError, match=r"30 .* 16 .*\d+ documents"):
         domain_test(DOCUMENTS[:16])
@@ -90,6 +104,41 @@ def test_too_few_documents_are_refused_with_the_number_needed():
 def test_questions_are_not_made_of_conversations():
     with pytest.raises(DataError, match="plain texts"):
         domain_test([HeldOutText("\x1euser\nWhy?", "a:1"), HeldOutText("\x1dprompt\nWhy?", "a:2")])
+
+
+def various(number):
+    """Documents of other shapes: short and long ones, lines without an end, rare terms of many forms."""
+    draw = random.Random(number)
+    terms = [
+        "NATO",
+        "Geneva",
+        "iPhone",
+        "well-known",
+        "log_rate",
+        "B52",
+        "abc",
+        "Unüblich",
+        "温度計",
+    ]
+    sentences = []
+    for place in range(draw.randint(2, 40)):
+        words = draw.choices(PLACES + METALS, k=draw.randint(1, 12))
+        words.append(f"{draw.choice(terms)}{draw.choice(['', chr(97 + draw.randrange(26)) * 3])}")
+        sentences.append(
+            "  " * (place % 3) + " ".join(words) + draw.choice([". ", "!\n", "\n", "？"])
+        )
+    return HeldOutText("".join(sentences), f"b.jsonl:{number + 1}")
+
+
+def test_questions_of_various_documents_are_those_that_a_person_has_approved():
+    """One line each: kind, place, length and end of the context, begins of choices, number of the answer."""
+    lines = []
+    for one in domain_test([various(number) for number in range(70)], most=40):
+        begin = [one.kind, one.where, str(len(one.context)), repr(one.context[-12:])]
+        lines.append(
+            " | ".join([*begin, *(choice[:24] for choice in one.choices), str(one.answer)]) + "\n"
+        )
+    check_approved("".join(lines), Path(__file__).with_name("approved_questions.txt"))
 
 
 # Answering
@@ -131,6 +180,14 @@ def test_the_answer_is_the_likeliest_choice_by_byte_at_any_batch_size(tokenizer)
     for batch_size in (1, 5, 100):
         found = answer_questions(model, tokenizer, QUESTIONS, batch_size=batch_size, longest=128)
         assert found.tolist() == expected
+
+
+def test_several_processes_have_the_answers_of_one(tokenizer):
+    model, sizes = random_llama(), {"batch_size": 2, "longest": 128}
+    alone = answer_questions(model, tokenizer, QUESTIONS, **sizes).tolist()
+    for count in (3, 5):
+        found = on_ranks(count, lambda rank: answer_questions(model, tokenizer, QUESTIONS, **sizes))
+        assert [answers.tolist() for answers in found] == [alone] * count
 
 
 def test_space_before_a_choice_belongs_to_the_choice(tokenizer):

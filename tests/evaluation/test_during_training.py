@@ -152,6 +152,64 @@ def test_a_resumed_run_compares_with_the_values_before_its_first_step(run, tmp_p
     assert evaluate(guard, 10, general=1.03)
 
 
+def test_a_run_stops_where_a_set_rose_by_more_than_it_may(run):
+    """Those that may rise without a limit, and those that are not named, stop nothing."""
+    guard = StopWhenForgetting(run, {"general": 0.5, "free": None, "missing": 0.0})
+    guard.on_train_begin(TrainingArguments(), TrainerState(global_step=0), TrainerControl())
+    values = [(1.0, 1.0, 1.0), (1.5, 9.0, 9.0), (1.25, 9.0, 9.0), (1.5625, 9.0, 9.0)]
+    found = [
+        evaluate(guard, step, general=general, free=free, domain=domain)
+        for step, (general, free, domain) in enumerate(values)
+    ]
+    assert found == [False, False, False, True]
+    status = run.status()
+    assert (status["state"], status["step"], status["steps"]) == ("running", 3, 100)
+    said = "step 3: bits per byte of `general` rose from 1.0000 to 1.5625 (+56.2%), more than the 50.0%"
+    assert said in status["stopped"]
+
+
+def test_a_run_stops_after_evaluations_without_a_large_enough_improvement(run):
+    """One of a step counts once; the last step ends the run anyway."""
+    guard = StopEarly(run, EarlyStop(set="domain", patience=2, margin=0.25))
+    guard.on_train_begin(TrainingArguments(), TrainerState(), TrainerControl())
+    found = []
+    losses = [(0, 8.0), (2, 7.75), (4, 7.5), (4, 1.0), (6, 7.25), (8, 7.0), (10, 6.75), (12, 6.75)]
+    for step, loss in losses:
+        control, state = TrainerControl(), TrainerState(global_step=step, max_steps=12)
+        guard.on_evaluate(TrainingArguments(), state, control, metrics={"eval_domain_loss": loss})
+        attributes = guard.state()["attributes"]
+        assert attributes["evaluated"] == step
+        found.append((control.should_save, control.should_training_stop, *attributes.values()))
+    assert found == [
+        (False, False, 8.0, 0, 0, 0),
+        (False, False, 8.0, 0, 2, 1),
+        (True, False, 7.5, 4, 4, 0),
+        (False, False, 7.5, 4, 4, 0),
+        (False, False, 7.5, 4, 6, 1),
+        (True, False, 7.0, 8, 8, 0),
+        (False, False, 7.0, 8, 10, 1),
+        (False, False, 7.0, 8, 12, 2),
+    ]
+    assert "stopped" not in run.status()
+    control = TrainerControl()
+    resumed = StopEarly(run, EarlyStop(set="domain", patience=2, margin=0.25))
+    state = TrainerState(
+        global_step=12, max_steps=20, stateful_callbacks={"StopEarly": guard.state()}
+    )
+    resumed.on_train_begin(TrainingArguments(), state, control)
+    assert control.should_training_stop and resumed.state() == guard.state()
+    stopped = run.status()["stopped"]
+    assert "step 12" in stopped and "0.25 in 2 evaluation(s)" in stopped and "7.0000" in stopped
+    assert f"at step 8: cpt export {run.folder / 'checkpoint-8'} --output" in stopped
+
+
+def test_a_run_that_never_improved_names_no_checkpoint(run):
+    guard = StopEarly(run, EarlyStop(set="general", patience=1))
+    assert not evaluate(guard, 0, general=1.0) and evaluate(guard, 5, general=1.0)
+    assert "was 1.0000, before the first step" in run.status()["stopped"]
+    assert "cpt export" not in run.status()["stopped"]
+
+
 def test_the_course_is_every_evaluation_in_order_and_the_last_of_each_step(tmp_path):
     first, loss = (
         {"step": 0, "tokens": 0, **metrics(domain=2.0)},
@@ -214,7 +272,7 @@ def test_a_run_stops_where_a_set_no_longer_improves_and_keeps_and_names_the_best
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("killed_after", [3, 5])
+@pytest.mark.parametrize("killed_after", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_resumed_run_stops_at_the_same_step(tiny_recipe, tmp_path, killed_after):
     """Also one that was killed after it had stopped: it trains no further step."""
     with pytest.raises(KeyboardInterrupt):
@@ -225,7 +283,7 @@ def test_a_resumed_run_stops_at_the_same_step(tiny_recipe, tmp_path, killed_afte
     assert Run(resumed.run_folder).status()["stopped"].startswith("stopped early at step 5")
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_run_whose_set_improves_to_the_end_is_not_stopped(tiny_recipe, tmp_path):
     trainer = early_stopping(tiny_recipe, tmp_path, [9 - step for step in range(9)])
     trainer.train()

@@ -1,6 +1,8 @@
 import json
 import logging
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,14 +16,17 @@ from cpt.evaluation.evaluate import (
     EvaluationRequest,
     EvaluationResult,
     build_report,
+    held_out_sets,
     measure,
     model_at,
     of_texts,
+    search_after_training,
+    task_metrics,
 )
-from cpt.evaluation.paired import DocumentLosses, bits_per_byte_difference
-from cpt.evaluation.reports import ScoreReport
+from cpt.evaluation.paired import Difference, DocumentLosses, bits_per_byte_difference
+from cpt.evaluation.reports import ScoreReport, SetReport
 from cpt.evaluation.sets import EvaluationSet, data_of_recipe, data_of_texts, open_evaluation_sets
-from cpt.evaluation.tasks import TaskScore
+from cpt.evaluation.tasks import TaskChoice, TaskScore
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
 from cpt.tokenizer.train_bpe import train_bpe
@@ -139,6 +144,168 @@ def test_a_domain_test_needs_a_set_that_is_there(models, held_out):
         measure(
             Model(path=str(models / "one")), EvaluationRequest(held_out, domain_test=["domain"])
         )
+
+
+def test_a_domain_test_without_any_set_says_that_there_is_none(models):
+    with pytest.raises(DataError, match="Known: none"):
+        measure(Model(path=str(models / "one")), EvaluationRequest(domain_test=["domain"]))
+
+
+def test_sets_of_one_document_are_refused_where_models_are_compared():
+    sets = {
+        name: EvaluationSet(SimpleNamespace(form=form, num_documents=count), None)
+        for name, form, count in (
+            ("two", "document", 2),
+            ("one", "document", 1),
+            ("p", "prompt", 1),
+        )
+    }
+    assert list(of_texts(sets, EvaluationRequest())) == ["two", "one"]
+    with pytest.raises(DataError, match="`one` has one document"):
+        of_texts(sets, EvaluationRequest(is_compared=True))
+    del sets["one"]
+    assert list(of_texts(sets, EvaluationRequest(is_compared=True))) == ["two"]
+    alone = {"p": sets["p"]}
+    for request in (
+        EvaluationRequest(tasks=[TaskChoice(("a",))]),
+        EvaluationRequest(made={"a": []}),
+    ):
+        assert of_texts(alone, request) == {}
+
+
+def test_a_base_is_loaded_with_the_recipes_pins_and_another_model_without_them(models):
+    base, run = str(models / "one"), models / "run"
+    (run / "final").mkdir(parents=True, exist_ok=True)
+    (run / "final" / "config.json").write_text("{}")
+    section = Model(
+        path=base,
+        attention="eager",
+        config={"rope_theta": 5.0},
+        **{"import": "json"},
+        trust_remote_code=True,
+        revision="0123abc",
+    )
+    pins = {"revision": "0123abc", "trust_remote_code": True, "config": {"rope_theta": 5.0}}
+    given = {"attention": "eager", "import": "json"}
+    assert model_at(base, section) == Model(path=base, **given, **pins)
+    assert model_at(str(run), section) == Model(path=str(run / "final"), **given)
+    assert model_at(str(models / "two"), section) == Model(path=str(models / "two"), **given)
+    assert model_at(base) == Model(path=base)
+
+
+def test_rows_are_as_long_as_asked_or_as_the_recipe_and_both_models_allow(
+    models, corpus, tiny_recipe, tmp_path
+):
+    texts = [f"held={corpus / 'held_out.jsonl'}"]
+    found = [Model(path=str(models / name)) for name in ("one", "two")]
+    config = json.loads((models / "two" / "config.json").read_text())
+    del config["max_position_embeddings"]
+    for name, key in (("short", "max_position_embeddings"), ("gpt2", "n_positions")):
+        (tmp_path / name).mkdir()
+        model_type = "gpt2" if name == "gpt2" else "llama"
+        limits = {"model_type": model_type, key: 48}
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, **limits}))
+    short, gpt2 = (Model(path=str(tmp_path / name)) for name in ("short", "gpt2"))
+    recipe = load_recipe(write_recipe(tiny_recipe, tmp_path / "r.yaml"))
+
+    def length(recipe, asked, *models):
+        held = held_out_sets(recipe, texts, asked, [*models], None)
+        return held.data.sequence_length
+
+    assert length(None, None, *found) == 128 and length(None, None, *found, short) == 48
+    assert length(recipe, None, *found) == 64 and length(recipe, None, gpt2) == 48
+    assert length(recipe, 96, *found) == 96 and length(None, 32, *found) == 32
+    assert held_out_sets(None, [], None, found, None) is None
+
+
+def test_scores_during_training_are_of_an_adapter_on_its_base_or_of_whole_weights(
+    tiny_recipe, tmp_path, monkeypatch
+):
+    tiny_recipe |= {"stage": "cpt", "model": {"path": "base", "lora": {"r": 4}}, "seed": 7}
+    tiny_recipe["evaluation"] = {"tasks": [{"name": "quiz", "limit": 3}], "tasks_every_tokens": 256}
+    run = tmp_path / "run"
+    for name in ("tasks-2", "tasks-4"):
+        (run / name).mkdir(parents=True)
+        (run / name / "config.json").write_text("{}")
+    (run / "tasks-2" / "adapter_config.json").write_text("{}")
+    write_recipe(tiny_recipe, run / "recipe.yaml")
+    reports = [
+        ScoreReport("quiz", "acc,none", 0.5, None, 3),
+        ScoreReport("math", "exact_match,strict-match", 0.25, None, 3),
+        ScoreReport("my_lab.exam:board", "even", 1.0, None, 0),
+    ]
+    scores = [TaskScore(report, None, ()) for report in reports]
+    asked = []
+
+    def note(model, request, **options):
+        asked.append((model, request, options))
+        return EvaluationResult("m", tasks=scores)
+
+    monkeypatch.setattr("cpt.evaluation.evaluate.measure", note)
+    for name in ("tasks-2", "tasks-4"):
+        assert task_metrics(run / name) == {
+            "task_quiz_acc": 0.5,
+            "task_math_exact_match_strict-match": 0.25,
+            "task_my_lab.exam_board_even": 1.0,
+        }
+    request = EvaluationRequest(tasks=[TaskChoice(("quiz",), limit=3)])
+    of_adapter = {"adapter": run / "tasks-2", "seed": 7}
+    base = Model(path="base")
+    assert asked == [(base, request, of_adapter), (Model(path=str(run / "tasks-4")), request, {})]
+
+
+def test_training_documents_are_searched_where_they_are_files_of_a_size_that_can_be(
+    corpus, tiny_recipe, tmp_path, monkeypatch
+):
+    def search(**evaluation):
+        sections = {**tiny_recipe, "evaluation": evaluation}
+        return search_after_training(load_recipe(write_recipe(sections, tmp_path / "r.yaml")))
+
+    held = {"perplexity": [{"path": str(corpus / "held_out.jsonl"), "name": "mine"}]}
+    assert search() is None
+    assert search(**held).contamination.evaluated == 12
+    sizes = [Path(one["path"]).stat().st_size for one in tiny_recipe["data"]["sources"]]
+    monkeypatch.setattr("cpt.evaluation.evaluate.MOST_BYTES_SEARCHED", sum(sizes))
+    assert search(**held) is not None
+    monkeypatch.setattr("cpt.evaluation.evaluate.MOST_BYTES_SEARCHED", sum(sizes) - 1)
+    with pytest.raises(DataError, match="too much to search"):
+        search(**held)
+    tiny_recipe["data"]["sources"][1] = {"path": "hf://datasets/some/texts", "name": "away"}
+    with pytest.raises(DataError, match="not all sources are files"):
+        search(**held)
+
+
+@pytest.mark.parametrize(
+    ("report", "verdict"),
+    [
+        (
+            SetReport("code", 7, 50, 200, 1.5, 4.5, 2.0, 0.405),
+            "code: 2.0000 bits per byte, 40.5% of tokens predicted correctly.",
+        ),
+        (
+            ScoreReport("quiz", "acc", 0.5, (0.3, 0.7), 1200),
+            "quiz (acc): 0.500 (95 % interval 0.300 to 0.700), 1,200 questions.",
+        ),
+        (
+            ScoreReport("quiz", "loss", 0.5, None, 0, before=0.25),
+            "quiz (loss): 0.250 -> 0.500, without an interval.",
+        ),
+        (
+            ScoreReport(
+                "quiz", "acc", 0.7, None, 92, against=Difference(0.5, 0.7, 0.2, 0.08, 0.32, 92)
+            ),
+            "quiz (acc): better: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0800 to +0.3200, 92 pairs).",
+        ),
+        (
+            ScoreReport(
+                "quiz", "loss", 0.7, None, 92, False, Difference(0.5, 0.7, 0.2, 0.08, 0.32, 92)
+            ),
+            "quiz (loss): worse: 0.5000 -> 0.7000, +0.2000 (95 % interval +0.0800 to +0.3200, 92 pairs).",
+        ),
+    ],
+)
+def test_a_line_of_a_report_has_what_was_measured(report, verdict):
+    assert report.verdict() == verdict
 
 
 def test_pairs_are_left_to_the_run_that_measured_them(caplog):

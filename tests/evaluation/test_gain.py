@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from run_folders import write_lines
+from threads_as_ranks import on_ranks
 from tiny import write_recipe
 from tiny_checkpoints import random_llama
 
@@ -131,7 +132,11 @@ def test_rows_that_cut_documents_lose_no_token(tokenizer, tmp_path):
     of_set = opened(path, tokenizer, length=64)
     marked = mark_set(of_set, DocumentEncoder(tokenizer), NONE)
     whole = document_losses(random_llama(), {"domain": of_set.rows}, batch_size=4)["domain"]
-    assert nats_of_parts(random_llama(), marked, 4).sum() == pytest.approx(whole.nats.sum())
+    parts = nats_of_parts(random_llama(), marked, 4)
+    assert parts.sum() == pytest.approx(whole.nats.sum())
+    models = [random_llama() for _ in range(3)]
+    for of_rank in on_ranks(3, lambda rank: nats_of_parts(models[rank], marked, 4)):
+        assert of_rank == pytest.approx(parts)
 
 
 def test_a_document_with_other_tokens_is_left_out_and_counted(tokenizer, tmp_path):

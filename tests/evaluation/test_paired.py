@@ -140,6 +140,24 @@ def test_right_and_wrong_answers_are_counted_and_the_first_lost_questions_listed
     )
 
 
+def test_the_interval_of_what_was_forgotten_is_that_of_the_formula():
+    """With three imagined questions below and four above, of unequal chances."""
+    draw = np.random.default_rng(8)
+    before, after = draw.random(60) < 0.7, draw.random(60) < 0.5
+    chance = draw.choice([0.2, 0.25, 0.5], 60)
+    lost, wrong = before & ~after, ~before & ~after
+    c, rest = chance.mean(), 1 - chance.mean()
+    twice = lost / (1 - chance) - wrong * chance / (1 - chance) ** 2
+    once = lost / (1 - chance)
+    below, above = [*twice, 1 / rest, -c / rest**2, 0], [*once, 1 / rest, 1 / rest, 0, 0]
+    low, high = (1.959964 * np.std(values) / len(values) ** 0.5 for values in (below, above))
+    expected = [np.mean(twice), np.mean(below) - low, np.mean(above) + high]
+    found = transitions(before, after, chance)
+    assert found.forgotten == pytest.approx(expected, rel=1e-5) and expected[1] > 0
+    assert transitions(after, before, chance).learned == found.forgotten
+    assert found.chance == pytest.approx(c)
+
+
 @pytest.mark.parametrize(
     ("degrees", "expected"),
     [(1, 12.7062), (3, 3.18245), (10, 2.22814), (100, 1.98397), (1e5, 1.95999)],

@@ -1,17 +1,21 @@
 import json
 import random
+from collections import defaultdict
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from threads_as_ranks import on_ranks
 from tiny import WORDS
 from tiny_checkpoints import random_llama
 
 from cpt.errors import RecipeError, UserCodeError
 from cpt.evaluation.tasks import (
     TaskChoice,
+    answer_together,
     check_tasks,
     run_tasks,
     task_choices,
@@ -71,7 +75,10 @@ def test_two_models_are_compared_question_by_question(tokenizer, folder):
     )
     report, (low, high) = after.report, after.report.interval
     assert (report.name, report.metric, report.questions) == ("mine", "acc,none", 24)
-    assert report.higher_is_better and low < report.value < high < low + 0.8
+    assert report.higher_is_better and low < report.value < high
+    deviation = np.std(after.by_question, ddof=1)
+    assert (low + high) / 2 == pytest.approx(report.value)
+    assert high - low == pytest.approx(2 * 1.96 * deviation / 24**0.5)
     assert report.value == after.by_question.mean() and len(set(after.hashes)) == 24
     assert normed.report.metric == "acc_norm,none"
     found = task_difference(before, after)
@@ -134,8 +141,12 @@ def board(model, tokenizer, *, questions: int = 24, kind: str = "list"):
         "number": sum(preferred) / len(preferred),
         "nan": float("nan"),
         "text": "high",
+        "empty list": [],
+        "table": [[1.0, 0.0]],
     }
-    return {"even": scores[kind], "loss": 2.5} if kind in scores else None
+    if kind in scores:
+        return {"even": scores[kind], "loss": 2.5}
+    return {"no scores": {}, "no names": [1.0, 0.0]}.get(kind)
 
 
 def choice_of(**options):
@@ -166,13 +177,44 @@ def test_a_function_scores_models_which_are_compared_question_by_question(tokeni
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("nan", "nan"), ("text", "'high'"), ("nothing", "None"), (None, "KeyError")]
+    ("kind", "said"),
+    [
+        ("nan", "nan"),
+        ("text", "'high'"),
+        ("empty list", "[] as `even`"),
+        ("table", "[[1.0, 0.0]] as `even`"),
+        ("nothing", "None"),
+        ("no scores", "{}"),
+        ("no names", "[1.0, 0.0]"),
+        (None, "KeyError"),
+    ],
 )
 def test_a_function_that_fails_or_returns_no_scores_is_named(tokenizer, kind, said):
     choice = choice_of(kind=kind) if kind else TaskChoice((f"{__name__}:failing",))
     with pytest.raises(UserCodeError, match=f"`{__name__}:") as refused:
         run_tasks(random_llama(0), tokenizer, choice)
     assert said in str(refused.value)
+
+
+def test_processes_share_the_questions_and_each_gets_all_answers_in_their_order():
+    """The choices of a question stay together; a process without a question answers nothing."""
+    requests = [SimpleNamespace(doc_id=number // 3, name=f"{number}") for number in range(12)]
+    for count in (3, 5):
+        read = defaultdict(list)
+
+        def work(rank, read=read):
+            def answer(asked, disable_tqdm=False):
+                read[rank] += [request.name for request in asked]
+                return [f"answer {request.name} {disable_tqdm}" for request in asked]
+
+            return answer_together(answer, requests)
+
+        found = on_ranks(count, work)
+        owners = [number // 3 % count for number in range(12)]
+        expected = [f"answer {number} {owner > 0}" for number, owner in enumerate(owners)]
+        assert found == [expected] * count
+        for rank in range(count):
+            assert read[rank] == [str(n) for n, owner in enumerate(owners) if owner == rank]
 
 
 def failing(model, tokenizer):

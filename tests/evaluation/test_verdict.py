@@ -20,10 +20,13 @@ from cpt.evaluation.paired import (
     save_losses,
 )
 from cpt.evaluation.reports import EvaluationReport, ScoreReport
+from cpt.evaluation.scoring import Point
 from cpt.evaluation.sentences import disagreement, general_sentence
 from cpt.evaluation.verdict import (
     NotRun,
     read_example_sets,
+    sample,
+    spread_evenly,
     verdict_of_run,
     verdict_page,
     write_verdict,
@@ -325,6 +328,118 @@ def test_an_accuracy_is_compared_with_chance_where_the_model_before_could_not_ch
     assert (
         read_example_sets(write_lines(tmp_path / "metrics.jsonl", [loss, logs[1]])) == []
     )  # nothing before it began
+
+
+def test_a_set_that_was_measured_at_one_end_only_hides_no_other_set(run, tmp_path):
+    """Neither of texts nor of examples; the figures are those of the last evaluation."""
+    folder = run()
+    first, last = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    gone = {"eval_gone_bits_per_byte": 1.0, "eval_old_examples": 5, "eval_old_loss": 1.0}
+    new = {"eval_new_bits_per_byte": 1.0, "eval_new_examples": 5, "eval_new_loss": 1.0}
+    between = {"step": 20, "tokens": 2000, "eval_domain_bits_per_byte": 9.0, **pairs(0.1)}
+    write_lines(
+        folder / "metrics.jsonl",
+        [{**gone, **first, **pairs(0.0)}, between, {**new, **last, **pairs(0.9, chosen=0.2)}],
+    )
+    verdict = verdict_of_run(folder)
+    assert [(one.name, one.is_general, one.documents) for one in verdict.sets] == [
+        ("domain", False, 40),
+        ("general", True, 40),
+    ]
+    assert [one.name for one in verdict.examples] == ["pairs"]
+    assert verdict.examples[0].accuracy == (0.0, 0.9) and verdict.examples[0].loss == (0.7, 0.7)
+    assert verdict.sets[0].before == pytest.approx(2.0, rel=0.05)
+    assert verdict.sets[0].after == pytest.approx(1.6, rel=0.05)
+    assert verdict.tokens == 5000 and [one.step for one in verdict.retention] == [0, 20, 50]
+
+
+def test_domain_sets_that_differ_did_not_work_where_none_of_them_did(run):
+    """Whether it is open, where one of them did."""
+    verdict = verdict_of_run(run())
+    domain = verdict.sets[0]
+
+    def together(*changes):
+        found = [
+            Difference(2.0, 2.0 + one, one, one - 0.01, one + 0.01, 40, 0.002) for one in changes
+        ]
+        sets = [
+            replace(domain, name=f"set {number}", difference=one)
+            for number, one in enumerate(found)
+        ]
+        mean = sum(changes) / len(changes)
+        domains = Difference(2.0, 2.0 + mean, mean, mean - 0.01, mean + 0.01, 80, 0.002)
+        return replace(verdict, sets=sets, domain=domains)
+
+    cases = {(-0.5, -0.4): True, (-0.5, 0.4): None, (0.5, 0.4): False}
+    assert {changes: together(*changes).worked for changes in cases} == cases
+    mixed = together(0.5, 0.0001)
+    mixed = replace(
+        mixed,
+        sets=[
+            mixed.sets[0],
+            replace(domain, difference=Difference(2.0, 2.0, 0.0, -0.001, 0.001, 40, 0.002)),
+        ],
+        domain=Difference(2.0, 2.1, 0.1, -0.3, 0.5, 80, 0.002),
+    )
+    assert mixed.worked is False
+
+
+def facts(dropped, **more):
+    return {"documents": 11, "share": 0.25, "licence": None, "dropped": dropped, **more}
+
+
+def test_the_verdict_as_json_has_the_facts_of_the_run(run):
+    folder = run()
+    dropped = {"contaminated: domain": 2, "contaminated: quiz": 3, "length": 9}
+    sources = {"code": facts(dropped, account="11 files"), "prose": facts({}, licence="MIT")}
+    left_out = {"domain": "One document was not evaluated.", "general": "Two were not."}
+    inputs = {"data": {"sources": sources, "left_out": left_out}}
+    (folder / "inputs.json").write_text(json.dumps(inputs))
+    lines = [
+        (0, "a", "old"),
+        (0, "b", "gone"),
+        (20, "a", "between"),
+        (50, "c", "new"),
+        (50, "a", "last"),
+    ]
+    samples = [dict(zip(("step", "prompt", "continuation"), line, strict=True)) for line in lines]
+    write_lines(folder / "samples.jsonl", [*samples, {"step": 50, "prompt": "no continuation"}])
+    write_verdict(folder, verdict_of_run(folder, is_complete=True, serve="cpt serve x"))
+    found = json.loads((folder / "verdict.json").read_text())
+    common = {"documents": 11, "share": 0.25}
+    assert found["sources"] == [
+        {**common, "name": "code", "licence": None, "decontaminated": 5, "account": "11 files"},
+        {**common, "name": "prose", "licence": "MIT", "decontaminated": 0, "account": ""},
+    ]
+    assert found["left_out"] == [*left_out.values()]
+    assert found["samples"] == [{"prompt": "a", "before": "old", "after": "last"}]
+    values = ("run", "base", "tokens", "stopped", "serve", "is_complete", "worked", "skipped_steps")
+    assert [found[name] for name in values] == [
+        *("run", "my/base", 5000, None, "cpt serve x", True, True),
+        [0, 50],
+    ]
+    assert (found["learning_rate"], found["are_documents"]) == (3e-3, True)
+    assert [one["outcome"] for one in found["sets"]] == ["better", "worse"]
+    assert (
+        found["headline"]
+        and found["next"]
+        and "5 training documents" in ((folder / "verdict.md").read_text())
+    )
+    write_lines(folder / "samples.jsonl", samples[:2])
+    assert verdict_of_run(folder).samples == [], "of the beginning alone"
+
+
+@pytest.mark.parametrize(
+    ("count", "steps"), [(2, []), (3, [0, 1, 2]), (20, [0, 3, 6, 10, 13, 16, 19])]
+)
+def test_a_course_is_shown_by_points_that_are_spread_evenly(count, steps):
+    points = [Point(step, step, {}) for step in range(count)]
+    assert [point.step for point in spread_evenly(points, 7)] == steps
+
+
+def test_a_sample_is_the_start_of_its_text_on_one_line():
+    assert sample("a `b`\nc") == "`a 'b' ↵ c`" and sample(" \n ") == "(nothing)"
+    assert sample("x" * 200) == f"`{'x' * 200}`" and sample("x" * 201) == f"`{'x' * 200}...`"
 
 
 def test_on_a_full_disk_the_run_continues_without_a_page(run, tmp_path, caplog):

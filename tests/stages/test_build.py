@@ -11,12 +11,20 @@ from tiny_checkpoints import save_llama
 from tiny_models import make_tokenizer
 from tiny_trainers import trainer_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer_callback import PrinterCallback
 
 from cpt.errors import RecipeError
 from cpt.recipe.load import REPOSITORY, load_recipe
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import Model, Recipe
+from cpt.stages import models
 from cpt.stages.distill import DistillConfig
-from cpt.stages.models import build_teacher, model_for, reference_model
+from cpt.stages.models import (
+    build_teacher,
+    check_reference,
+    ends_of_answers,
+    model_for,
+    reference_model,
+)
 from cpt.training.arguments import find_stage, training_arguments
 from cpt.training.trainer import CPTTrainer
 
@@ -104,7 +112,145 @@ def test_the_reference_has_the_weights_of_the_start_and_is_frozen(tmp_path):
     )
 
 
+WATCHERS = """
+    TrainingClock SmoothedLoss RealisedShares SourceLosses ModelFlopsUtilization MachineUse
+    {} MetricsFile StatusFile ConsoleProgress {}
+"""
+
+
+def test_callbacks_are_those_of_the_recipe_in_the_order_in_which_they_need_each_other(
+    tiny_recipe, tmp_path, corpus
+):
+    sets = [{"path": str(corpus / "held_out.jsonl"), "name": name} for name in ("kept", "mine")]
+    evaluation = {
+        "perplexity": sets,
+        "every_tokens": 512,
+        "retain": {"kept": 0.1},
+        "stop": {"set": "mine", "patience": 3},
+        "prompts": ["the model"],
+        "tasks": ["exam"],
+        "tasks_every_tokens": 512,
+    }
+    monitoring = {"profile": 2, "callbacks": [{"name": "cost", "dollars_per_gpu_hour": 2.5}]}
+    all_of_it = {"evaluation": evaluation, "monitoring": monitoring}
+    usual = ["DefaultFlowCallback", "EndsAtEvaluationPoint", "DataPosition"]
+    added = "StopWhenForgetting StopEarly PromptSamples"
+    for sections, more, last in (
+        ({}, ("", ""), ""),
+        (all_of_it, ("Cost", "TaskEvaluations StepProfile"), added),
+    ):
+        watcher = PrinterCallback()
+        trainer = trainer_of(tiny_recipe, tmp_path, callbacks=[watcher], **sections)
+        handler = trainer.callback_handler
+        names = [type(one).__name__ for one in handler.callbacks]
+        assert names == [*usual, *WATCHERS.format(*more).split(), "PrinterCallback", *last.split()]
+        assert watcher in handler.callbacks, "TRL's own was removed"
+
+
+def test_one_source_and_rows_of_examples_have_no_losses_of_sources(tiny_recipe, tmp_path):
+    tiny_recipe["data"]["sources"] = tiny_recipe["data"]["sources"][:1]
+    trainer = trainer_of(tiny_recipe, tmp_path)
+    assert "SourceLosses" not in [type(one).__name__ for one in trainer.callback_handler.callbacks]
+
+
+# --- ends of answers ---
+
+
+def recipe_of(stage, **sections):
+    given = {
+        "name": "run",
+        "output_dir": "runs",
+        "stage": stage,
+        "model": {"path": "base"},
+        "data": {"sources": [{"path": "a.jsonl"}]},
+        "budget": {"tokens": 1000},
+    }
+    return Recipe.model_validate(given | sections)
+
+
+@pytest.mark.parametrize(
+    ("known", "ends"), [(None, [2, 7]), (2, [2, 7]), (5, [5, 2, 7]), ([5, 7, None], [5, 7, 2])]
+)
+def test_a_model_that_learns_chats_ends_after_its_turn_and_at_eos_too(known, ends):
+    tokenizer = make_tokenizer()
+    chats = [
+        recipe_of("sft"),
+        recipe_of("dpo"),
+        recipe_of("cpt", data={"sources": [{"path": "a"}, {"path": "b", "chat": "messages"}]}),
+    ]
+    assert all(ends_of_answers(known, tokenizer, recipe) == known for recipe in chats)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.role }} {{ message.content }} w7 {% endfor %}"
+        "{% if add_generation_prompt %}assistant {% endif %}"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w7"]})
+    assert all(ends_of_answers(known, tokenizer, recipe) == ends for recipe in chats)
+    assert ends_of_answers(known, tokenizer, recipe_of("cpt")) == known
+
+
+# --- references ---
+
+REPLAY = {"sources": [{"path": "a"}, {"path": "b", "replay_kl": 0.5}]}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "start", "is_refused"),
+    [
+        (("dpo", {}), "pissa_niter_4", True),
+        (("dpo", {}), True, False),
+        (("kto", {}), "pissa", True),
+        (("sft", {}), "pissa", False),
+        (("cpt", {"data": REPLAY}), "pissa", True),
+        (("grpo", {"training": {"beta": 0.1}}), "pissa", True),
+        (("grpo", {"training": {"beta": 0.0}}), "pissa", False),
+        (("grpo", {}), "pissa", False),
+        (("rloo", {}), "pissa", True),  # its default is not 0
+    ],
+)
+def test_an_adapter_that_changes_the_base_is_refused_where_the_base_is_a_reference(
+    recipe, start, is_refused
+):
+    stage, sections = recipe
+    rewards = {"rewards": ["exact_match"]} if stage in ("grpo", "rloo") else {}
+    model = {"path": "base", "lora": {"r": 4, "init_lora_weights": start}}
+    given = recipe_of(stage, model=model, **rewards, **sections)
+    if is_refused:
+        with pytest.raises(RecipeError, match="init_lora_weights"):
+            check_reference(given)
+    else:
+        check_reference(given)
+
+
 # --- teachers ---
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_teacher_is_built_as_the_recipe_says(
+    is_half, teacher, tokenizer_folder, tmp_path, monkeypatch
+):
+    built, build = [], models.build_model
+    monkeypatch.setattr(
+        models,
+        "build_model",
+        lambda *given, **options: built.append((given, options)) or build(*given, **options),
+    )
+    options = {"teacher_model_revision": "0123abc", "bf16": is_half}
+    teach(teacher, tokenizer_folder, tmp_path, **options)
+    (((section, _), options),) = built
+    assert section == Model(path=str(teacher), revision="0123abc", attention="eager")
+    dtype = torch.bfloat16 if is_half else torch.float32
+    assert options == {"dtype": dtype, "mixed_precision": is_half, "packed": True}
+
+
+def test_a_teacher_needs_no_tokenizer_but_as_many_tokens(tokenizer_folder, tmp_path):
+    small = save_llama(tmp_path / "small", tokenizer_folder, 1, vocab_size=321)
+    with pytest.raises(RecipeError, match="has 321 tokens and the model 320"):
+        teach(small, tokenizer_folder, tmp_path)
+    bare = save_llama(tmp_path / "bare", tokenizer_folder, 1)
+    (bare / "tokenizer.json").unlink()
+    teach(bare, tokenizer_folder, tmp_path)
+    with pytest.raises(RecipeError, match="`training.teacher_model_name_or_path` is missing"):
+        teach(None, tokenizer_folder, tmp_path)
 
 
 @pytest.fixture
@@ -112,16 +258,18 @@ def teacher(tokenizer_folder, tmp_path):
     return save_llama(tmp_path / "teacher", tokenizer_folder, 1)
 
 
-def teach(path, tokenizer_folder, folder):
+def teach(path, tokenizer_folder, folder, **training):
     """Build the teacher in a folder for a student of the tiny shape."""
-    recipe = load_recipe(REPOSITORY / "recipes" / "tiny" / "pretrain.yaml")
+    recipe = load_recipe(
+        REPOSITORY / "recipes" / "tiny" / "pretrain.yaml", ["model.attention=eager"]
+    )
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     student = AutoModelForCausalLM.from_pretrained(
         save_llama(folder / "student", tokenizer_folder, 2)
     )
     named = None if path is None else str(path)
     arguments = DistillConfig(
-        output_dir=str(folder), use_cpu=True, teacher_model_name_or_path=named
+        output_dir=str(folder), use_cpu=True, teacher_model_name_or_path=named, **training
     )
     return build_teacher(recipe, student, tokenizer, arguments)
 

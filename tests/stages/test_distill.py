@@ -10,6 +10,7 @@ from tiny_teachers import student_trainer
 
 from cpt.data.rows.packing import IGNORED
 from cpt.errors import RecipeError
+from cpt.models.attention import BOUNDS, LONGEST
 from cpt.recipe.load import load_recipe
 from cpt.stages.distill import summed_divergence
 
@@ -120,7 +121,9 @@ def test_an_impossible_option_is_refused(student_of, training, named):
         student_of(**training)
 
 
-def test_on_policy_each_step_reads_its_own_prompts(student_of, tmp_path):
+def test_on_policy_each_step_reads_its_own_prompts_which_processes_share(
+    student_of, tmp_path, monkeypatch
+):
     words = ["the", "model reads", "a document", "which word", "after", "and learns"] * 8
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps({"prompt": word}) + "\n" for word in words)
@@ -137,6 +140,35 @@ def test_on_policy_each_step_reads_its_own_prompts(student_of, tmp_path):
     assert [len(item) for item in items] == [16] * (2 * trainer.length.steps)
     assert items[0] == items[1] == [trainer.rows[row] for row in range(16)]
     assert items[2] == [trainer.rows[row] for row in range(16, 32)]
+    for rank, share in ((0, items[0][:8]), (1, items[0][8:])):
+        monkeypatch.setattr(type(trainer.args), "world_size", 2)
+        monkeypatch.setattr(type(trainer.args), "process_index", rank)
+        trainer.model.train()
+        assert trainer.inputs_of_process(items[0]) == share
+        assert trainer.inputs_of_process({"ids": 3}) == {"ids": 3}, "a batch that was sampled"
+        trainer.model.eval()
+        assert trainer.inputs_of_process(items[0]) == items[0]
+
+
+@pytest.mark.parametrize("attention", ["varlen", "eager"])
+def test_a_teacher_reads_what_its_attention_needs(attention, student_of, tiny_recipe):
+    """Bounds of documents, which it would otherwise have to find, and never labels."""
+    model = {**tiny_recipe["model"], "attention": attention}
+    trainer, seen = student_of(sections={"model": model}), []
+
+    def teach(**inputs):
+        seen.append(inputs)
+        raise InterruptedError
+
+    trainer.teacher = teach
+    batch = next(iter(trainer.get_train_dataloader()))
+    with pytest.raises(InterruptedError):
+        trainer.compute_loss(trainer.model, dict(batch))
+    (inputs,) = seen
+    bounds = {BOUNDS, LONGEST} if attention == "varlen" else set()
+    others = {"attention_mask"} & batch.keys()
+    assert inputs.keys() == {"input_ids", "position_ids", "use_cache", *bounds, *others}
+    assert inputs["use_cache"] is False
 
 
 # --- GKD ---
@@ -165,10 +197,21 @@ def test_prompts_of_gkd_end_where_the_answer_begins_and_padding_is_masked(tmp_pa
         prompt = batch["prompts"][line][batch["prompt_attention_mask"][line] == 1]
         assert prompt.tolist() == row["input_ids"][:first].tolist()
         assert tokenizer.decode(prompt).endswith("assistant\n")
+        positions = [*row["position_ids"].tolist(), 0]
+        length = positions.index(0, 1)  # then padding begins
+        assert batch["attention_mask"][line].nonzero().flatten().tolist() == [*range(length)]
         whole = batch["input_ids"][line][batch["attention_mask"][line] == 1]
         assert tokenizer.pad_token_id not in whole and tokenizer.decode(whole).rstrip().endswith(
             "<|im_end|>"
         )
+
+
+def test_gkds_loss_comes_with_its_outputs_where_they_are_asked_for(tmp_path):
+    trainer, _ = gkd(tmp_path)
+    batch = trainer.collate_examples()([trainer.rows[number] for number in range(3)])
+    loss, outputs = trainer.compute_loss(trainer.model.eval(), dict(batch), return_outputs=True)
+    assert outputs.logits.shape[:2] == batch["input_ids"].shape
+    assert trainer.compute_loss(trainer.model, dict(batch)) == loss
 
 
 def test_gkd_refuses_rows_of_several_conversations(tmp_path):

@@ -14,6 +14,7 @@ from cpt.errors import Interrupted, RecipeError
 from cpt.models.build import build_model
 from cpt.recipe.schema import Model
 from cpt.stages.examples import fit_fused_head
+from cpt.stages.models import model_for
 
 # --- a step ---
 
@@ -56,12 +57,41 @@ def test_with_an_adapter_the_reference_is_the_model_without_it(tmp_path):
     assert margins[0] == pytest.approx(0, abs=1e-6) and margins[-1] > 0
 
 
+def test_adapters_over_quantized_weights_stay_as_they_were(tmp_path, monkeypatch):
+    """TRL rounds them to bfloat16."""
+
+    def quantized(*arguments):
+        model = model_for(*arguments)
+        model.get_base_model().is_loaded_in_4bit = True
+        built.append(
+            {name: one.clone() for name, one in model.named_parameters() if one.requires_grad}
+        )
+        return model
+
+    built = []
+    monkeypatch.setattr("example_runs.model_for", quantized)
+    trainer = build_run("dpo", tmp_path, lora={"r": 4})
+    found = {name: one for name, one in trainer.model.named_parameters() if one.requires_grad}
+    assert found.keys() == built[0].keys()
+    assert all(
+        one.dtype == torch.float32 and one.equal(built[0][name]) for name, one in found.items()
+    )
+
+
 # --- rows ---
 
 
 def test_dialogues_are_cut_at_the_length_of_a_row(tmp_path):
     long = {"prompt_ids": [9] * 60, "chosen_ids": [5] * 10, "rejected_ids": [6] * 2}
-    assert build_run("reward", tmp_path).collate_examples()([long])["input_ids"].shape == (2, 64)
+    batch = build_run("reward", tmp_path).collate_examples()([long])
+    assert batch["input_ids"].tolist() == [[9] * 60 + [5] * 4, [9] * 60 + [6] * 2 + [2] * 2]
+    assert batch["attention_mask"].sum(1).tolist() == [64, 62]
+    batch = build_run("orpo", tmp_path).collate_examples()([long])
+    assert batch["prompt_input_ids"].tolist() == [[9] * 60]
+    for side, answer in (("chosen", [5] * 4), ("rejected", [6] * 2)):
+        assert batch[f"{side}_input_ids"].tolist() == [[9] * 60 + answer]
+        assert batch[f"{side}_labels"].tolist() == [[-100] * 60 + answer]
+        assert batch[f"{side}_attention_mask"].tolist() == [[1] * (60 + len(answer))]
 
 
 # --- evaluation ---
@@ -79,6 +109,29 @@ def test_metrics_of_a_set_do_not_depend_on_the_batch_size(tmp_path):
     for name in ("eval_pairs_loss", "eval_pairs_logps/chosen", "eval_pairs_rewards/margins"):
         assert small[name] == pytest.approx(large[name], abs=1e-5)
     assert small["eval_pairs_examples"] == 7 and "eval_pairs_num_tokens" not in small
+
+
+def test_an_evaluation_without_a_reference_leaves_the_metrics_of_training(tmp_path):
+    trainer = build_run("orpo", tmp_path, held_out=5, training={"per_device_eval_batch_size": 3})
+    for name in ("rewards/margins", "nll_loss", "of training"):
+        trainer.trl_metrics["train"][name] = [7.0, 8.0]
+    trainer.log = lambda logs: logged.append(logs)
+    logged = []
+    found = trainer.evaluate()
+    assert logged == [found] and found["eval_pairs_examples"] == 5
+    names = {name.removeprefix("eval_pairs_") for name in found}
+    assert {"loss", "loss/nll", "rewards/margins", "logps/chosen"} <= names
+    assert "nll_loss" not in names and "of training" not in names
+    for name in ("rewards/margins", "nll_loss", "of training"):
+        assert trainer.trl_metrics["train"][name] == [7.0, 8.0]
+    expected = [
+        trainer.compute_loss(
+            trainer.model.eval(), trainer.collate_examples()(trainer.rows.rows[a:b])
+        )
+        for a, b in ((0, 3), (3, 5))
+    ]
+    mean = (3 * expected[0].item() + 2 * expected[1].item()) / 5
+    assert found["eval_pairs_loss"] == pytest.approx(mean, rel=1e-5)
 
 
 @pytest.mark.heavy

@@ -29,8 +29,10 @@ def trained(stage, folder, resume=None):
     return trainer
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ["grpo", "rloo", "spo", "ppo"])
+@pytest.mark.parametrize(
+    "stage",
+    ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rloo", "spo", "ppo"))],
+)
 def test_a_run_resumed_in_the_middle_of_a_generation_is_the_run_that_was_never_interrupted(
     stage, tmp_path
 ):
@@ -70,6 +72,24 @@ def test_out_of_memory_restarts_with_smaller_micro_batches_and_the_same_generati
     assert trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation == 32
     assert trainer.args.generation_batch_size == 32
     assert len({str(batch["completion_ids"].shape) for batch in trainer._buffered_inputs}) == 1
+
+
+def test_a_run_resumed_between_two_generations_samples_anew(tmp_path):
+    """Also where the micro-batch has grown, so that stored completions do not fit."""
+    sections = {"steps": 3, "checkpoints": {"every_steps": 1, "keep": None}}
+    straight = quiet_trainer(bandit("grpo", tmp_path / "straight", **sections))
+    straight.train()
+    checkpoint = tmp_path / "straight" / "run" / "checkpoint-2"
+    assert not (checkpoint / "generation.pt").exists()
+    resumed = quiet_trainer(bandit("grpo", tmp_path / "resumed", **sections))
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert losses_of(resumed)[-1] == losses_of(straight)[-1]
+    torch.save(
+        {"buffered": [{"completion_ids": torch.ones(2, 2)}] * 3}, checkpoint / "generation.pt"
+    )
+    grown = quiet_trainer(bandit("grpo", tmp_path / "grown", **sections))
+    grown.train(resume_from_checkpoint=str(checkpoint))
+    assert losses_of(grown)[-1] == losses_of(straight)[-1]
 
 
 def test_out_of_memory_while_sampling_names_the_size_of_a_generation(tmp_path):
@@ -192,6 +212,13 @@ def test_the_reward_of_a_row_is_a_weighted_sum_and_nan_where_none_applies(single
     trainer.reward_weights = torch.tensor([1.0, 0.5])
     trainer._calculate_rewards([{"prompt": "?"}] * 3, ["?"] * 3, ["!"] * 3, [[1]] * 3)
     assert trainer.rewards_of_all[:2].tolist() == [2.0, 2.0] and trainer.rewards_of_all[2].isnan()
+
+
+def test_a_log_has_the_mean_of_a_stages_own_metric(single_answers):
+    for value in (1.0, 2.0, 6.0):
+        single_answers.add_metric("gap", value)
+    single_answers.log({"loss": 1.0})
+    assert single_answers.state.log_history[-1]["gap"] == 3.0
 
 
 def test_log_probabilities_are_those_of_the_model(single_answers):

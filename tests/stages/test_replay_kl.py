@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from cpt.data.rows.packing import stack_rows
+from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.stages.replay_kl import ReplayTrainer
 
@@ -173,3 +174,8 @@ def test_a_resumed_run_stays_near_the_start_of_the_run(trainer_of, lora):
     assert [
         line["replay_kl"] for line in metrics(again) if "replay_kl" in line
     ] == expected and expected[-1] > 0
+
+
+def test_a_fused_loss_which_hides_the_logits_is_refused(trainer_of, tmp_path):
+    with pytest.raises(RecipeError, match="model.fused_loss"):
+        trainer_of(model={"path": str(tmp_path / "base"), "fused_loss": True})

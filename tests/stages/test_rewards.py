@@ -65,9 +65,23 @@ def test_a_reward_that_applies_to_some_completions_is_enough(monkeypatch):
         rewards[0].unscored.check_end()
 
 
-def test_two_of_one_kind_have_different_names():
-    first, second = built(Reward(name="format", pattern="a"), Reward(name="format", pattern="b"))
-    assert (first.__name__, second.__name__) == ("format", "format_2")
+def test_an_end_is_refused_only_where_batches_in_a_row_were_not_scored(monkeypatch):
+    given = iter([None] * (MOST_UNSCORED - 1) + [1.0] + [None] * MOST_UNSCORED)
+    monkeypatch.setitem(REWARDS, "rarely", lambda completions: [next(given)] * len(completions))
+    (reward,) = built(Reward(name="rarely"))
+    for _ in range(2 * MOST_UNSCORED - 1):
+        reward(**GIVEN)
+    reward.unscored.check_end()
+    with pytest.raises(TrainingError, match=f"last {MOST_UNSCORED} batches"):
+        reward(**GIVEN)
+
+
+def test_several_of_one_kind_have_different_names():
+    names = ("format", "exact_match", "format", "format")
+    options = {"format": {"pattern": "a"}, "exact_match": {}}
+    rewards = built(*(Reward(name=name, **options[name]) for name in names))
+    found = [reward.__name__ for reward in rewards]
+    assert found == ["format", "exact_match", "format_2", "format_3"]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +92,8 @@ def test_two_of_one_kind_have_different_names():
         (Reward(name="format", pattern="("), r"rewards\[0\]"),
         (Reward(name="length", at_least="long"), "at_least"),
         (Reward(name="length", at_least=3, at_most=2), "at_least <= at_most"),
+        (Reward(name="length", at_least=-1), "at_least <= at_most"),
+        (Reward(name="length", at_most=9, falloff=-1), "falloff >= 0"),
         (Reward(name="exact_match", colum="a"), "column"),
     ],
 )
@@ -86,9 +102,17 @@ def test_mistakes_are_found_before_anything_is_loaded(reward, named):
         find_rewards([reward])
 
 
+def test_bounds_that_are_equal_or_zero_are_accepted():
+    find_rewards([Reward(name="length", at_least=2, at_most=2), Reward(name="length", at_most=0)])
+
+
 def test_a_missing_column_is_named_before_the_run():
     with pytest.raises(DataError, match=r"`rewards\[1\]`.*`solution`"):
         built(Reward(name="exact_match"), Reward(name="maths_answer", column="solution"))
+    with pytest.raises(DataError, match=r"`answer`. Columns besides the prompt: city, year\."):
+        built(Reward(name="exact_match"), columns=("prompts", "city", "year"))
+    with pytest.raises(DataError, match=r"Columns besides the prompt: none\."):
+        built(Reward(name="maths_answer"), columns=())
 
 
 # --- the user's own ---
@@ -221,6 +245,16 @@ RIGHT = [
     (r"\boxed{\left( 2x + 1 \right)}", "(2x+1)"),
     ("The answer is −3.", "-3"),
     ("we get 5.", "The sum is\n#### 5"),
+    (r"\boxed{50\%}", "50"),
+    (r"\boxed{2\frac12}", "2.5"),
+    (r"\boxed{\frac12}", ".5"),
+    ("#### 1\nno: #### 72.\nas 9 x 8 is 72", "72"),
+    (r"\boxed{90^{\circ}}", "90"),
+    (r"\boxed{\text{Yes}}", "$yes$"),
+    ("it is 1e3", "1,000"),
+    ("1000000.5", "1000000"),  # the tolerance is relative above 1
+    ("-1000000.5", "-1000000"),
+    ("0.0000005", "0"),  # and absolute below
 ]
 WRONG = [
     ("no number", "72"),
@@ -231,6 +265,13 @@ WRONG = [
     (r"\boxed{1/0}", "0"),
     ("12,34", "1234"),
     (r"\boxed{72} or rather \boxed{73}", "72"),
+    ("it is 51", "50%"),
+    ("5000%", "50%"),
+    ("0.5", "50"),
+    ("5000", "50"),
+    (r"\boxed{.5}", "5"),
+    ("0.33334", "1/3"),
+    ("1000001.5", "1000000"),
 ]
 
 
@@ -251,10 +292,12 @@ def test_maths_takes_messages_another_column_and_a_tolerance():
 # --- models ---
 
 
-def save_reward_model(folder, num_labels=1):
+def save_reward_model(folder, num_labels=1, pad_token=None):
+    """Without a token for padding, rows are padded with EOS."""
     torch.manual_seed(0)
     config = LlamaConfig(**SHAPE, intermediate_size=48, num_labels=num_labels, pad_token_id=2)
     model, tokenizer = LlamaForSequenceClassification(config).eval(), make_tokenizer()
+    tokenizer.pad_token = pad_token
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -262,14 +305,15 @@ def save_reward_model(folder, num_labels=1):
 
 
 @torch.no_grad()
-def test_rewards_are_the_models_own_scores_whatever_the_batch(tmp_path):
-    model, tokenizer = save_reward_model(tmp_path / "judge")
+@pytest.mark.parametrize("pad_token", [None, "w40"])
+def test_rewards_are_the_models_own_scores_whatever_the_batch(pad_token, tmp_path):
+    model, tokenizer = save_reward_model(tmp_path / "judge", pad_token=pad_token)
     prompts, said = ["w3 w4 ", "w5 ", "w6 "], ["w7", "w8 w9 w10", "w11"]
     texts = [prompt + answer for prompt, answer in zip(prompts, said, strict=True)]
     ids = [tokenizer(text, return_tensors="pt", add_special_tokens=False) for text in texts]
     expected = [model(**each).logits[0, 0].item() for each in ids]
-    for size in (1, 2):
-        found = reward_model(prompts, said, path=str(tmp_path / "judge"), batch_size=size)
+    for options in ({"batch_size": 1}, {"batch_size": 2}, {}):
+        found = reward_model(prompts, said, path=str(tmp_path / "judge"), **options)
         assert found == pytest.approx(expected, abs=1e-5)
 
 

@@ -1,5 +1,6 @@
 """From the recipe to the arguments of the Trainer: length of a run, shared rows, prompts of a step."""
 
+import os
 import re
 from types import SimpleNamespace
 
@@ -45,6 +46,57 @@ def arguments(recipe, tmp_path, held_out=("a",)):
     return training_arguments(
         recipe, tmp_path, SimpleNamespace(form="document", num_rows=100, held_out=held_out)
     )
+
+
+OURS = {
+    "run_name": "run",
+    "seed": 7,
+    "max_steps": 20,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "learning_rate": 5e-4,
+    "report_to": [],
+    "disable_tqdm": True,
+    "logging_nan_inf_filter": False,
+    "ignore_data_skip": True,
+    "remove_unused_columns": False,
+    "use_cpu": True,
+    "save_strategy": "steps",
+    "save_steps": 20,
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "logging_steps": 10,
+    "dataloader_pin_memory": False,
+    "per_device_eval_batch_size": 2,
+    "gradient_checkpointing": False,
+    "bf16": False,
+    "deepspeed": None,
+}
+
+
+def test_the_trainer_gets_what_the_recipe_says_and_else_our_defaults(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    about = {"seed": 7, "optimizer": {"learning_rate": 5e-4}}
+
+    def made(held_out=(), stage="cpt", **training):
+        training = {"per_device_train_batch_size": 2, **training}
+        given = arguments(
+            recipe(**about, stage=stage, training=training), tmp_path / "run", held_out
+        )
+        return {name: getattr(given, name) for name in OURS}, given
+
+    for stage in ("cpt", "dpo"):
+        found, given = made(stage=stage)
+        assert found == OURS and given.output_dir == str(tmp_path / "run")
+    assert (given.max_length, given.trust_remote_code) == (64, False)
+    evaluated = {"eval_strategy": "steps", "eval_on_start": True}
+    assert made(("a",))[0] == OURS | evaluated
+    own = {"logging_steps": 3, "per_device_eval_batch_size": 5}
+    assert made(**own, bf16=True, use_cpu=True, project="mine")[0] == OURS | own | {"bf16": True}
+    assert os.environ.pop("WANDB_PROJECT") == "mine"
+    plain = arguments(recipe(**about, training={}), tmp_path / "run", ())
+    sizes = (plain.per_device_train_batch_size, plain.per_device_eval_batch_size)
+    assert sizes == (8, 8) and plain.gradient_accumulation_steps == 1
 
 
 def test_intervals_in_tokens_become_steps(tmp_path):

@@ -1,17 +1,23 @@
 """Callbacks: what they see, what they write, and that none of them changes the training."""
 
 import gzip
+import io
 import json
+import re
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
+from rich.text import Text
 from tiny_trainers import events, metrics, same, trainer_of, weights
 from tiny_watchers import SEEN
-from transformers import TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from cpt.errors import DataError, RecipeError
+from cpt.formatting import format_duration
 from cpt.recipe.schema import Monitoring
 from cpt.runs.events import read_events
 from cpt.runs.folder import read_metrics
@@ -20,10 +26,13 @@ from cpt.training.callbacks import (
     SECONDS_BETWEEN_WRITES,
     Alert,
     ConsoleProgress,
+    MetricsFile,
     StatusFile,
+    StepProfile,
     Tracker,
     check_callbacks,
     check_profiled_steps,
+    describe_logs,
     usable_trackers,
 )
 
@@ -224,6 +233,46 @@ def assert_three_steps_are_traced(file):
     assert "aten::mm" in file.with_name("steps-2-4.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("at_step", "begin", "products"), [(1, 0, 1 + 2 + 3), (2, 0, 2 + 3 + 4), (4, 1, 4 + 5 + 6)]
+)
+def test_three_steps_are_traced_from_the_given_one_on(at_step, begin, products, tmp_path):
+    profiled, arguments = (
+        StepProfile(tmp_path, at_step),
+        SimpleNamespace(device=torch.device("cpu")),
+    )
+    for step in range(begin, 8):
+        state = TrainerState(global_step=step, is_world_process_zero=True)
+        profiled.on_step_begin(arguments, state, TrainerControl())
+        for _ in range(step + 1):  # as many products as the step's number
+            torch.ones(3, 5) @ torch.ones(5, 7)
+        state.global_step += 1
+        profiled.on_step_end(arguments, state, TrainerControl())
+    profiled.on_train_end(arguments, state, TrainerControl())
+    file = tmp_path / "profile" / f"steps-{at_step}-{at_step + 2}.json.gz"
+    with gzip.open(file) as content:
+        names = [event.get("name", "") for event in json.load(content)["traceEvents"]]
+    assert names.count("aten::mm") == products
+    assert "aten::mm" in file.with_name(f"steps-{at_step}-{at_step + 2}.txt").read_text()
+    (event,) = read_events(tmp_path)
+    assert (event["kind"], event["step"]) == ("profile", at_step)
+    assert f"Steps {at_step} to {at_step + 2}: profiled: {file} " in event["message"]
+
+
+@pytest.mark.parametrize("steps", [range(4, 8), range(2)], ids=["too late", "too short"])
+def test_steps_that_were_not_profiled_are_an_event_of_the_main_process(steps, tmp_path):
+    for is_main, kinds in ((False, []), (True, [("profile_left_out", 2)])):
+        profiled, arguments = StepProfile(tmp_path, 2), SimpleNamespace(device=torch.device("cpu"))
+        for step in steps:
+            state = TrainerState(global_step=step, is_world_process_zero=is_main)
+            profiled.on_step_begin(arguments, state, TrainerControl())
+            state.global_step += 1
+            profiled.on_step_end(arguments, state, TrainerControl())
+        profiled.on_train_end(arguments, state, TrainerControl())
+        assert [(event["kind"], event["step"]) for event in read_events(tmp_path)] == kinds
+        assert not (tmp_path / "profile").exists() and profiled.profiler is None
+
+
 def test_steps_that_the_run_does_not_have_cannot_be_profiled():
     check_profiled_steps(7, steps=9)
     with pytest.raises(RecipeError, match="monitoring.profile"):
@@ -237,7 +286,7 @@ class Recorder(TensorBoardCallback):
     """A tracker that records its calls, and fails while it has a problem."""
 
     def __init__(self):
-        self.logged, self.calls, self.problem = {}, [], None
+        self.logged, self.calls, self.problem, self.wait = {}, [], None, None
 
     def __getattribute__(self, name):
         if name.startswith("on_"):
@@ -246,6 +295,8 @@ class Recorder(TensorBoardCallback):
 
     def hear(self, call, state, logs=None, **_):
         self.calls.append(call)
+        if self.wait is not None:
+            self.wait()
         if self.problem is not None:
             raise self.problem
         if call == "on_log":
@@ -278,6 +329,31 @@ def test_a_tracker_that_fails_costs_one_event_and_is_tried_again_after_a_pause(t
     assert recorder.logged == {1: {"loss": 2.0}}
 
 
+def test_a_tracker_that_waited_long_pauses_for_twenty_times_as_long(tmp_path, monkeypatch):
+    """And each log that fails after one that did not is another event."""
+    recorder, state, now = Recorder(), TrainerState(global_step=1), [1000.0]
+    monkeypatch.setattr("cpt.training.callbacks.time", SimpleNamespace(monotonic=lambda: now[0]))
+    tracker = Tracker(recorder, "tensorboard", tmp_path)
+
+    def log_after(seconds):
+        now[0] += seconds
+        recorder.calls.clear()
+        tracker.on_log(None, state, TrainerControl(), logs={})
+        return recorder.calls == ["on_log"]
+
+    for waited, pause in ((1.0, 60.0), (9.0, 180.0)):
+        recorder.tb_writer = "broken"
+        recorder.problem, recorder.wait = ConnectionError("away"), partial(pass_by, now, waited)
+        assert log_after(0) and recorder.tb_writer is None
+        recorder.problem, recorder.wait = None, None
+        assert not log_after(pause - 0.5) and log_after(1.0)
+    assert [event["kind"] for event in read_events(tmp_path)] == ["tracker_failed"] * 2
+
+
+def pass_by(now, seconds):
+    now[0] += seconds
+
+
 def test_a_tracker_that_cannot_be_imported_is_left_out_with_a_warning(caplog):
     assert usable_trackers(["tensorboard", "comet_ml"]) == ["tensorboard"]
     (record,) = caplog.records
@@ -304,6 +380,87 @@ def test_the_status_has_the_step_and_the_last_checkpoint(tmp_path):
     status.written -= SECONDS_BETWEEN_WRITES
     status.on_log(None, TrainerState(global_step=5, max_steps=9), TrainerControl())
     assert (run.status()["step"], run.status()["steps"]) == (5, 9)
+
+
+def test_metrics_after_the_checkpoint_are_cut_and_only_the_main_process_writes(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for begin, is_main, kept in ((0, True, []), (2, True, [1, 2]), (2, False, [1, 2, 3, 4, 5])):
+        path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3, 4, 5)))
+        file = MetricsFile(path, 50)
+        state = TrainerState(global_step=begin, max_steps=9, is_world_process_zero=is_main)
+        arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, logging_steps=7)
+        file.on_train_begin(arguments, state, TrainerControl())
+        assert state.logging_steps == 7  # not that of the checkpoint
+        state.global_step = 3
+        file.on_log(None, state, TrainerControl(), logs={"loss": 0.5, "name": "x"})
+        file.on_step_end(None, state, TrainerControl())
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        new = {"step": 3, "tokens": 150, "loss": 0.5, "name": "x"}
+        assert lines == [{"step": step} for step in kept] + [new] * is_main
+
+
+LOGS = {
+    "loss": 2.34567,
+    "reward": 0.12345,
+    "rewards/accuracies": 0.75,
+    "learning_rate": 0.00025,
+    "grad_norm": 1.2345,
+    "tokens_per_second": 12345.6,
+    "mfu": 0.3456,
+    "gpu_memory_peak_gib": 12.34,
+    "host_memory_gib": 4.56,
+    "cost": 1234.567,
+    "epoch": 0.5,
+    "margin": None,
+}
+OF_SETS = {
+    "eval_texts_loss": 2.5,
+    "eval_texts_bits_per_byte": 1.23456,
+    "eval_pairs_loss": 0.6931,
+    "eval_pairs_rewards/accuracies": 0.625,
+    "eval_pairs_margin": 0.5,
+    "eval_pairs_examples": 8,
+    "eval_prompts_reward": 0.25,
+    "eval_prompts_examples": 4,
+}
+
+
+def test_a_line_has_each_figure_in_its_form():
+    assert describe_logs(LOGS) == (
+        "loss 2.3457  reward 0.123  accuracy 0.75  learning rate 2.50e-04  gradient norm 1.23"
+        "  12,346 tokens/s  MFU 34.6%  GPU 12.3 GiB  host 4.6 GiB  cost 1,234.57"
+    )
+    assert describe_logs(OF_SETS) == (
+        "held out: texts 1.2346 bits per byte, pairs loss 0.6931 accuracy 0.625 margin 0.5,"
+        " prompts reward 0.25"
+    )
+    assert describe_logs({"train_runtime": 3.5}) == ""
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_the_console_shows_lines_and_on_a_terminal_a_bar(is_terminal):
+    output = io.StringIO()
+    console = Console(file=output, width=150, force_terminal=is_terminal)
+    callback = ConsoleProgress("demo", console)
+    for is_main in (False, True):
+        state = TrainerState(global_step=2, max_steps=7, is_world_process_zero=is_main)
+        callback.on_train_begin(None, state, TrainerControl())
+        for logs in (LOGS | {"seconds_to_go": 3900.0}, OF_SETS, {"train_runtime": 3.5}):
+            callback.on_log(None, state, TrainerControl(), logs=logs)
+        state.global_step = 5
+        callback.on_step_end(None, state, TrainerControl())
+        assert is_main or output.getvalue() == ""
+        callback.on_train_end(None, state, TrainerControl())
+    step, lines = "demo  step 2/7", output.getvalue().splitlines()
+    if is_terminal:
+        (bar,) = re.findall(r"demo .* 5/7 .*", Text.from_ansi(output.getvalue()).plain)
+        assert bar.rstrip().endswith("loss 2.3457  12,346 tokens/s  MFU 34.6%  GPU 12.3 GiB")
+        assert any(f"{step}  {describe_logs(OF_SETS)}" in line for line in lines)
+    else:
+        assert lines == [
+            f"{step}  {format_duration(3900.0)} to go  {describe_logs(LOGS)}",
+            f"{step}  {describe_logs(OF_SETS)}",
+        ]
 
 
 def test_a_console_that_cannot_be_written_ends_nothing():

@@ -135,13 +135,49 @@ def test_the_logged_mean_of_several_steps_is_that_of_the_steps_that_counted(tiny
             return None
         step = trainer.state.global_step + 1
         summed[step] += loss.item()
-        return BAD["nan"](loss) if step == 3 else loss
+        return BAD[{2: "nan"}.get(step, "spike")](loss) if step in (2, 5, 6, 7) else loss
 
     tiny_recipe["training"]["logging_steps"] = 4
+    trainer = trainer_of(tiny_recipe, tmp_path, steps=9, faults=fault)
+    trainer.train()
+    assert losses(trainer)[4] == pytest.approx((summed[1] + summed[3] + summed[4]) / 3)
+    assert losses(trainer)[8] == pytest.approx(summed[8])
+    skipped = [line.get("skipped_steps") for line in trainer.state.log_history if "loss" in line]
+    assert skipped[:2] == [1, 3]
+
+
+def test_where_all_steps_of_a_log_were_skipped_it_has_the_loss_of_the_last(tiny_recipe, tmp_path):
+    summed = Counter()
+
+    def fault(trainer, inputs, loss):
+        step = trainer.state.global_step + 1
+        if loss is not None and step in (3, 4):
+            loss = loss * step * 1e4
+            summed[step] += loss.item()
+        return loss
+
+    tiny_recipe["training"]["logging_steps"] = 2
     trainer = trainer_of(tiny_recipe, tmp_path, faults=fault)
     trainer.train()
-    assert losses(trainer)[4] == pytest.approx((summed[1] + summed[2] + summed[4]) / 3)
-    assert trainer.state.log_history[0]["skipped_steps"] == 1
+    assert losses(trainer)[4] == pytest.approx(summed[4])
+    found = [event for event in read_events(trainer.run_folder) if event["kind"] in SKIPPED]
+    assert [event["rows"] for event in found] == [[8, 12], [12, 16]]
+    assert [float(event["loss"]) for event in found] == pytest.approx([summed[3], summed[4]])
+    assert all(float(event["gradient_norm"]) > 0 for event in found)
+
+
+def test_another_phase_of_the_data_may_have_another_level_of_the_loss(tiny_recipe, tmp_path):
+    def fault(trainer, inputs, loss):
+        return loss * 8 if loss is not None and trainer.state.global_step >= 5 else loss
+
+    found, weights = [], {"domain": 0.5, "general": 0.5}
+    phases = [{"until": 5 * 256, "weights": weights}, {"weights": weights}]
+    for name, changes in (("whole", {}), ("phases", {"phases": phases})):
+        data = {**tiny_recipe["data"], **changes}
+        trainer = trainer_of(tiny_recipe, tmp_path / name, steps=8, faults=fault, data=data)
+        trainer.train()
+        found.append([step for _, step in events(trainer, *SKIPPED)])
+    assert found == [[6, 7, 8], []]
 
 
 # --- restarts after too many bad steps ---
@@ -180,6 +216,15 @@ def test_after_too_many_bad_steps_the_run_restarts_before_them_without_their_row
         "rollbacks": 1,
     }
     assert json.loads((saved / "data_position.json").read_text())["row"] == 4 * 4 + 12
+    skipped, rolled = (
+        [event for event in read_events(back.run_folder) if event["kind"] == kind]
+        for kind in ("nan_skipped", "rolled_back")
+    )
+    assert [(event["rows"], event["loss"]) for event in skipped] == [
+        ([row, row + 4], "nan") for row in BAD_ROWS
+    ]
+    about = {"step": 5, "to_step": 2, "left_out": [[8, 12], [12, 16], [16, 20]], "rollbacks": 1}
+    assert rolled[0].items() >= about.items()
 
 
 @pytest.mark.slow
@@ -365,4 +410,11 @@ def test_with_released_gradients_a_bad_step_is_not_applied(tiny_recipe, tmp_path
     assert events(trainer, *SKIPPED) == [(kind, 6)] and (
         change == "nan gradient" or watcher.unchanged() == [6]
     )
+    _, norms = trainer.guard.loss_guard.state()["history"]
+    assert sum(norm is not None and norm > 0 for norm in norms) == STEPS - 1
+    before = {name: weight.clone() for name, weight in weights(trainer).items()}
+    ids = torch.arange(5)[None]
+    trainer.accelerator.backward(trainer.model(input_ids=ids, labels=ids).loss)
+    assert same(weights(trainer), before), "after the training a backward pass updates nothing"
+    assert all(weight.grad is not None for weight in trainer.model.parameters())
     assert all(tensor.isfinite().all() for tensor in weights(trainer).values())

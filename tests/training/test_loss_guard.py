@@ -8,11 +8,15 @@ from cpt.errors import RecipeError
 from cpt.recipe.schema import Component
 from cpt.recipe.schema import LossGuard as Section
 from cpt.training.loss_guard import (
+    FEWEST,
+    SIGMA_OF_MAD,
     STEPS_BEHIND,
+    YOUTH,
     SkipBudget,
     SpikeDetector,
     StepVerdict,
     check_loss_guard,
+    robust,
 )
 
 CPU = torch.device("cpu")
@@ -70,6 +74,87 @@ def test_the_first_step_is_skipped_where_its_loss_is_above_what_a_language_model
         False,
     ]
     assert verdicts(SpikeDetector(Section(), CPU), [1e6, 5.0]) == [False, False]
+
+
+def robust_by_hand(value, accepted, sigmas):
+    """In float64; the median of an even number is the upper one."""
+    if not accepted:
+        return False
+    median = sorted(accepted)[len(accepted) // 2]
+    deviation = sorted(abs(one - median) for one in accepted)[len(accepted) // 2]
+    limit = sigmas * (1 + YOUTH / (1 if len(accepted) < FEWEST else len(accepted)))
+    return value - median > limit * max(1, SIGMA_OF_MAD * deviation)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, FEWEST - 1, FEWEST, FEWEST + 1, 40])
+def test_a_spike_is_what_the_formula_says(count):
+    draw = torch.Generator().manual_seed(count)
+    accepted = 9 * torch.rand(2, count, generator=draw)
+    history = torch.full((2, 50), math.inf)
+    history[:, torch.randperm(50, generator=draw)[:count]] = accepted
+    seen = set()
+    for sigmas in (1.5, 6.0):
+        for value in torch.linspace(0, 3000, 900):
+            step = torch.stack((value, value / 3))
+            found = robust(step, history, torch.tensor(count), sigmas=sigmas).tolist()
+            rows = zip(step.tolist(), accepted.tolist(), strict=True)
+            assert found == [robust_by_hand(one, row, sigmas) for one, row in rows]
+            seen |= {*found}
+    assert seen == ({False, True} if count else {False})
+
+
+def test_a_verdict_names_the_figure_that_was_a_spike():
+    watcher = guard()
+    steps = [(2.0, 1.0)] * 20 + [(2e5, 1.0), (2.0, 1e6), (math.nan, 1.0), (2.0, math.inf)]
+    for step, figures in enumerate(steps, start=1):
+        watcher.check(step, torch.tensor(figures))
+        (verdict,) = watcher.read()
+    found = [
+        StepVerdict(7, *figures) for figures in ((2.0, 9.0, True, False), (2.0, 9.0, False, True))
+    ]
+    assert [one.complaint() for one in found] == [
+        "its loss was far too high (loss 2, gradient norm 9)",
+        "its gradient norm was far too high (loss 2, gradient norm 9)",
+    ]
+    assert (verdict.step, verdict.loss, verdict.gradient_norm) == (24, 2.0, math.inf)
+    assert verdict.complaint() == "its gradient was not finite (loss 2)"
+    assert StepVerdict(7, math.nan, 1.0, False, False).complaint() == "its loss was nan"
+    watcher = guard()
+    flags = []
+    for step, figures in enumerate(steps[:22], start=1):
+        watcher.check(step, torch.tensor(figures))
+        flags += [(one.has_loss_spike, one.has_gradient_spike) for one in watcher.read()]
+    assert flags == [(False, False)] * 20 + [(True, False), (False, True)]
+
+
+def test_a_norm_that_is_known_later_replaces_that_of_its_step_unless_it_was_skipped():
+    late, known = guard(window=FEWEST), guard(window=FEWEST)
+    for step in range(1, FEWEST + 4):
+        late.check(step, torch.tensor([2.0, 0.0]))
+        late.learn_norm(torch.tensor(float(step)), skipped=torch.tensor(False))
+        known.check(step, torch.tensor([2.0, float(step)]))
+        assert late.state() == known.state()
+    late.learn_norm(torch.tensor(1e9), skipped=torch.tensor(True))
+    assert late.state() == known.state()
+
+
+def test_a_guard_without_options_is_the_documented_one():
+    plain, given = guard(), guard(window=128, skips=4, rollbacks=3, sigmas=6.0)
+    for one in (plain, given):
+        assert (one.window, one.skips, one.rollbacks) == (128, 4, 3)
+    losses = [2.0 + 0.02 * (step % 5) for step in range(60)]
+    values = [loss * factor for loss in losses for factor in (1.0, 1.6, 1.65, 1.7)]
+    found = verdicts(plain, losses + values)
+    assert found == verdicts(given, losses + values) and True in found
+    assert found != verdicts(guard(sigmas=7.0), losses + values)
+
+
+def test_a_window_of_another_size_starts_empty():
+    first, other = guard(window=64), guard(window=32)
+    verdicts(first, [2.0] * 5)
+    verdicts(other, [3.0] * 5)
+    other.restore(first.state())
+    assert other.state() == guard(window=32).state()
 
 
 @pytest.mark.parametrize("spikes", ["loss", "norm"])
@@ -132,13 +217,16 @@ def test_the_host_reads_in_order_and_may_stay_behind():
     ("wrong", "named"),
     [
         ({"sigma": 5}, "sigmas"),
-        ({"window": 3}, "window"),
+        ({"window": FEWEST - 1}, "window"),
+        ({"skips": -1}, "skips"),
+        ({"rollbacks": -1}, "rollbacks"),
         ({"skips": "many"}, "skips"),
         ({"name": "robast"}, "robust"),
     ],
 )
 def test_a_wrong_option_is_refused(wrong, named):
-    check_loss_guard(Section(window=64, sigmas=5, skips=0, rollbacks=1))
+    check_loss_guard(None)
+    check_loss_guard(Section(window=FEWEST, sigmas=5, skips=0, rollbacks=0))
     with pytest.raises(RecipeError, match=named):
         check_loss_guard(Component(**{"name": "robust", **wrong}))
 
@@ -167,6 +255,13 @@ def test_more_skips_than_allowed_within_the_window_exhaust_it(budget):
 def test_a_skip_counts_no_more_once_it_is_older_than_the_window(budget):
     note(budget, *range(1, 15), bad=(2, 3, 13))
     assert not budget.is_exhausted and budget.total == 3
+    note(budget, 14, bad=(14,))
+    assert [skipped.step for skipped in budget.recent] == [13, 14]
+    note(budget, 23, 24, bad=(23, 24))  # 13 is ten steps before 23
+    assert [skipped.step for skipped in budget.recent] == [23, 24] and budget.total == 6
+    resumed = SkipBudget(RowsOfSteps(4), 10, 2)
+    resumed.restore(budget.state())
+    assert resumed == budget
 
 
 def test_a_roll_back_names_the_skipped_steps_with_their_rows(budget):

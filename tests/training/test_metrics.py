@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from tiny_trainers import metrics, trainer_of
 from torch.nn import functional as F
 from transformers import TrainerControl, TrainerState
 
+from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.packing import IGNORED
 from cpt.hardware import GIB
 from cpt.models.fused_loss import FusedLoss
@@ -54,6 +56,54 @@ def test_the_speed_excludes_evaluation_and_saving(now):
         event(None, state, TrainerControl())
     clock.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}), train_dataloader=None)
     assert logs["tokens_per_second"] == 500 and logs["tokens"] == 2000 and state.epoch == 0.5
+
+
+def test_a_log_has_the_speed_the_wait_and_the_quantiles_of_the_steps_since_the_last(now):
+    clock, state = TrainingClock(tokens_per_step=700), TrainerState(max_steps=30)
+    loader = object.__new__(CPTDataLoader)
+    loader.waited_seconds, found = 0.0, []
+    clock.on_train_begin(None, state, TrainerControl())
+    for steps in ((1.0, 2.0, 9.0), (4.0,), (3.0, 5.0)):
+        for seconds in steps:
+            now[0] += seconds
+            state.global_step += 1
+            loader.waited_seconds += seconds / 4
+            clock.on_step_end(None, state, TrainerControl(), train_dataloader=loader)
+        logs = {"loss": 1.0}
+        clock.on_log(None, state, TrainerControl(), logs=logs, train_dataloader=loader)
+        names = ("tokens", "tokens_per_second", "data_wait", "step_seconds_p50", "step_seconds_p95")
+        found.append([logs[name] for name in names])
+        clock.on_log(
+            None,
+            state,
+            TrainerControl(),
+            logs=(other := {"eval_loss": 1.0}),
+            train_dataloader=loader,
+        )
+        assert other == {"eval_loss": 1.0}
+    every = [1.0, 2.0, 9.0, 4.0, 3.0, 5.0]
+    assert found == [
+        [700 * n, round(700 * k / s, 1), 0.25, *np.quantile(every[:n], (0.5, 0.95)).round(6)]
+        for n, k, s in ((3, 3, 12), (4, 1, 4), (6, 2, 8))
+    ]
+
+
+@pytest.mark.parametrize(("share", "warnings"), [(0.5, 1), (0.001, 0)])
+def test_a_run_that_waits_for_its_data_is_warned_once(share, warnings, now, caplog):
+    clock, state = TrainingClock(tokens_per_step=1), TrainerState(max_steps=9999)
+    loader = object.__new__(CPTDataLoader)
+    loader.waited_seconds = 0.0
+    clock.on_train_begin(None, state, TrainerControl())
+    for _ in range(3 * module.LAST_STEPS):
+        now[0] += 2.0
+        loader.waited_seconds += 2.0 * share
+        state.global_step += 1
+        clock.on_step_end(None, state, TrainerControl(), train_dataloader=loader)
+        is_early = state.global_step < module.LAST_STEPS
+        assert len(caplog.records) == (0 if is_early else warnings)
+    assert all(
+        f"data 50.0% of the last {module.LAST_STEPS} steps" in text for text in caplog.messages
+    )
 
 
 def test_the_time_left_is_that_of_the_steps_so_far_without_the_first(now):
@@ -220,6 +270,31 @@ def two_sources(tiny_recipe, tmp_path):
     return tiny_recipe
 
 
+def looks_at(begin, end, *, every, accumulation=3, first=False):
+    """(step, micro-batch) that are measured."""
+    looks = SourceLosses(SimpleNamespace(sources=["a"]), SimpleNamespace())
+    arguments = SimpleNamespace(gradient_accumulation_steps=accumulation, logging_first_step=first)
+    found = []
+    for step in range(begin, end + 1):
+        state = TrainerState(global_step=step - 1, logging_steps=every)
+        looks.on_step_begin(arguments, state, TrainerControl())
+        if looks.is_measuring:
+            found.append((step, looks.measured))
+    return found
+
+
+def test_one_random_step_of_each_log_is_measured_the_same_one_after_a_resume():
+    found = looks_at(1, 80, every=5)
+    assert [(step - 1) // 5 for step, _ in found] == [*range(16)]
+    assert {(step - 1) % 5 for step, _ in found} == {*range(5)}
+    assert {micro_batch for _, micro_batch in found} == {*range(3)}
+    assert looks_at(43, 80, every=5) == [one for one in found if one[0] >= 43]
+    assert looks_at(1, 80, every=5, first=True) == sorted(
+        {*found, (1, looks_at(1, 1, every=1)[0][1])}
+    )
+    assert [step for step, _ in looks_at(1, 7, every=1)] == [*range(1, 8)]
+
+
 def by_hand(trainer, rows):
     """The mean over the tokens of each source's rows, one row at a time."""
     losses = {"loss_easy": [], "loss_hard": []}
@@ -237,10 +312,14 @@ def by_hand(trainer, rows):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("fused", [False, True], ids=["logits", "fused loss"])
-def test_each_source_has_the_loss_of_its_rows(fused, two_sources, tmp_path):
+@pytest.mark.parametrize(
+    ("fused", "micro_batch"),
+    [(False, 4), (True, 4), (False, 1), (True, 1)],
+    ids=["logits", "fused loss", "logits one by one", "fused loss one by one"],
+)
+def test_each_source_has_the_loss_of_its_rows(fused, micro_batch, two_sources, tmp_path):
     two_sources["model"]["fused_loss"] = fused
-    two_sources["training"]["per_device_train_batch_size"] = 4
+    two_sources["training"]["per_device_train_batch_size"] = micro_batch
     trainer = trainer_of(two_sources, tmp_path, steps=1)
     assert isinstance(trainer.model.loss_function, FusedLoss) == fused
     trainer.model.eval()
@@ -248,6 +327,14 @@ def test_each_source_has_the_loss_of_its_rows(fused, two_sources, tmp_path):
     trainer.train()
     first = metrics(trainer)[0]
     assert {name: first[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    tokens = Counter()
+    for number in range(4):
+        source = ("easy", "hard")[trainer.rows.turn(number)[0]]
+        tokens[source] += int(trainer.rows.documents_in(number).sum())
+    assert {name: first[f"tokens_{name}"] for name in tokens} == pytest.approx(tokens, abs=2)
+    total = sum(first[f"tokens_{name}"] for name in tokens)
+    for name in tokens:
+        assert first[f"share_{name}"] == pytest.approx(first[f"tokens_{name}"] / total, abs=0.01)
 
 
 def test_processes_that_share_rows_measure_the_same_ones():

@@ -104,6 +104,52 @@ def test_a_forked_worker_ends_on_sigterm_and_ignores_ctrl_c(training):
     assert not training.received
 
 
+def test_a_signal_stops_the_training_after_a_save_and_names_it(training):
+    control = TrainerControl(should_evaluate=True)
+    training.on_step_end(None, TrainerState(), control)
+    assert (control.should_save, control.should_evaluate) == (False, True)
+    training.raise_if_stopped("checkpoint-3")
+    os.kill(os.getpid(), signal.SIGUSR1)
+    wait_until(lambda: training.received)
+    training.on_step_end(None, TrainerState(), control)
+    assert control.should_save and control.should_training_stop and not control.should_evaluate
+    with pytest.raises(Interrupted, match=r"^stopped by SIGUSR1: checkpoint-3 is saved\."):
+        training.raise_if_stopped("checkpoint-3")
+    with pytest.raises(Interrupted, match=r"^stopped by SIGUSR1: nothing is saved yet\."):
+        training.raise_if_stopped(None)
+
+
+def test_after_the_training_a_signal_is_an_error_at_once(training):
+    training.on_train_end(None, TrainerState(), TrainerControl())
+    with pytest.raises(Interrupted, match="SIGUSR1 arrived outside of training"):
+        signal.raise_signal(signal.SIGUSR1)
+    training.on_prediction_step(None, TrainerState(), TrainerControl())
+
+
+@pytest.mark.parametrize(("seconds", "between"), [(1.0, 1), (0.02, 5), (0.0001, 50)])
+def test_processes_agree_every_tenth_of_a_second_in_calls(seconds, between, monkeypatch):
+    """Another process is slower, and gets the signal."""
+    now, agreements, calls = [50.0], [], 0
+    preemption, pace = Preemption(), module.Pace(asked_at=50.0)
+    preemption.group = "of both"
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def all_reduce(tensor, op, group):
+        assert group == "of both" and tensor[1] == pytest.approx(seconds / 2)
+        agreements.append(calls)
+        tensor[1] *= 2
+        tensor[0] = max(tensor[0], signal.SIGTERM if len(agreements) == 4 else 0)
+
+    monkeypatch.setattr(module.dist, "all_reduce", all_reduce)
+    is_stopped = False
+    while not is_stopped:
+        calls += 1
+        now[0] += seconds / 2
+        is_stopped = preemption.is_told_to_stop(pace)
+    assert agreements == [1, 1 + between, 1 + 2 * between, 1 + 3 * between]
+    assert preemption.stopped_by == "SIGTERM"
+
+
 def test_a_launcher_that_is_gone_counts_as_a_signal(training):
     training.launcher = 1  # this process has another parent
     wait_until(lambda: training.received == signal.SIGHUP)

@@ -1,14 +1,19 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from cpt.errors import RestartNeeded
+from cpt.errors import ResourceError, RestartNeeded
 from cpt.training import restart as restarting
 from cpt.training.restart import (
     MOST_WITHOUT_PROGRESS,
     is_out_of_memory,
     learned_micro_batch,
     learned_rollback,
+    refuse_evaluation,
+    remember_micro_batch,
     restart,
+    run_until_out_of_memory,
     smaller_micro_batch,
 )
 
@@ -32,6 +37,49 @@ def test_errors_of_the_allocators_of_gpu_and_host_are_out_of_memory(problem):
 
 def test_an_error_without_a_message_is_not_out_of_memory():
     assert not is_out_of_memory(RuntimeError(torch.ops.aten.nonzero.default))
+
+
+@pytest.mark.parametrize(
+    ("processes", "learned", "is_restarted"),
+    [(2, 4, True), (2, 8, False), (2, None, False), (1, 4, False)],
+)
+def test_an_error_of_another_kind_restarts_where_another_process_ran_out_of_memory(
+    tmp_path, processes, learned, is_restarted
+):
+    if learned is not None:
+        remember_micro_batch(tmp_path, processes, learned)
+    arguments = SimpleNamespace(world_size=processes, per_device_train_batch_size=8)
+    state = SimpleNamespace(global_step=6)
+    trainer = SimpleNamespace(args=arguments, run_folder=tmp_path, state=state)
+
+    def train():
+        raise RuntimeError("a peer closed its connection")
+
+    with pytest.raises((RuntimeError, RestartNeeded)) as problem:
+        run_until_out_of_memory(trainer, train)
+    assert isinstance(problem.value, RestartNeeded) is is_restarted
+    if is_restarted:
+        assert "in step 7" in str(problem.value) and "micro-batches of 4 " in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "remedy"), [(3, "training.per_device_eval_batch_size"), (1, "data.sequence_length")]
+)
+def test_out_of_memory_in_an_evaluation_names_what_helps(batch, remedy):
+    arguments = SimpleNamespace(per_device_eval_batch_size=batch)
+    trainer = SimpleNamespace(args=arguments, state=SimpleNamespace(global_step=6))
+    refuse_evaluation(trainer, RuntimeError("shapes"))
+    with pytest.raises(ResourceError, match=rf"step 6 with {batch} row.*`{remedy}`"):
+        refuse_evaluation(trainer, torch.OutOfMemoryError())
+
+
+def test_what_was_learned_is_kept_for_each_number_of_processes_and_key(tmp_path):
+    remember_micro_batch(tmp_path, 1, 4)
+    remember_micro_batch(tmp_path, 2, 8)
+    back = {"to_step": 5, "left_out": [[1, 3]], "budget": {}}
+    restarting.remember(tmp_path, restarting.ROLLBACK, back)
+    assert [learned_micro_batch(tmp_path, count) for count in (1, 2, 3)] == [4, 8, None]
+    assert learned_rollback(tmp_path) == back
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])

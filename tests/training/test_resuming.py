@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from tiny import write_recipe
 from tiny_run import save_checkpoint
 from tiny_trainers import trainer_of
@@ -12,7 +13,7 @@ from cpt.checkpoints.manifest import read_manifest, write_manifest
 from cpt.checkpoints.resume import ResumePoint
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
-from cpt.training.resuming import keep_global_batch, train_from
+from cpt.training.resuming import exactness, keep_dtype, keep_global_batch, train_from
 
 
 @pytest.fixture
@@ -43,6 +44,48 @@ def test_another_number_of_processes_keeps_the_rows_of_a_step(
     tiny_recipe["training"]["parallelism_config"] = {"sp_size": 2}
     shared = load_recipe(write_recipe(tiny_recipe, tmp_path / "shared.yaml"))
     assert keep_global_batch(shared, point) == shared, "two processes that share rows read as one"
+
+
+@pytest.mark.parametrize(
+    ("known", "processes", "deterministic", "begin"),
+    [
+        ("bit-exact", 1, True, "bit-exact"),
+        ("bit-exact", 1, False, "rounding: GPU kernels"),
+        ("bit-exact", 3, False, "elastic: from step 4 with 3 processes instead of 1: "),
+        ("rounding: of before", 3, True, "rounding: of before"),
+        (None, 1, True, "unproven: resumed from "),
+        ("new", 1, True, "bit-exact"),
+        ("new", 1, False, "rounding: GPU kernels"),
+    ],
+)
+def test_a_run_is_as_exact_as_its_weakest_start(
+    known, processes, deterministic, begin, point, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    manifest = None if known is None else replace(point.manifest, exactness=known)
+    given = ResumePoint() if known == "new" else replace(point, manifest=manifest)
+    found = exactness(given, deterministic=deterministic)
+    assert found.startswith(begin) and (":" in begin or found == begin)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16, None])
+def test_a_resumed_run_keeps_the_dtype_of_its_weights(dtype, tiny_recipe, tmp_path, point):
+    weights = {"a": torch.ones(3, dtype=dtype or torch.float32), "b": torch.ones(5)}
+    weights["b"] = weights["b"].to(dtype or torch.bfloat16)  # None: mixed
+    save_file(weights, point.checkpoint / "model.safetensors")
+
+    def kept(given=point, *, deepspeed=False, **changes):
+        sections = {**tiny_recipe, "model": {**tiny_recipe["model"], **changes.pop("model", {})}}
+        recipe = load_recipe(write_recipe({**sections, **changes}, tmp_path / "r.yaml"))
+        found = keep_dtype(recipe, given, deepspeed=deepspeed)
+        return None if found is recipe else found.model.dtype
+
+    names = {torch.bfloat16: "bfloat16", torch.float32: "float32"}
+    assert kept() == names.get(dtype)
+    assert kept(model={"dtype": "float32"}) is None and kept(deepspeed=True) is None
+    assert kept(ResumePoint()) is None and kept(replace(point, manifest=None)) is None
+    sharded = replace(point.manifest, zero_stage=3)
+    assert kept(replace(point, manifest=sharded)) is None
 
 
 def test_random_numbers_of_other_processes_are_replaced_the_same_way_each_time(trainer, tmp_path):

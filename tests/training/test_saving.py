@@ -11,7 +11,7 @@ import pytest
 import torch
 from resuming import differences
 from tiny import TINY_LLAMA, write_recipe
-from tiny_trainers import events, published, saved_run
+from tiny_trainers import events, published, saved_run, trainer_of
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -199,6 +199,42 @@ def test_an_error_that_ends_the_run_waits_for_the_save_in_flight(tiny_recipe, tm
         published(trainer) == ["checkpoint-2"]
         and damages(trainer.run_folder / "checkpoint-2") == []
     )
+
+
+def test_after_an_error_in_a_step_the_step_before_is_saved_as_it_was(tiny_recipe, tmp_path):
+    """Also its random numbers, which the unfinished step has drawn; not once its update has begun."""
+    tiny_recipe["model"]["config"] = {**TINY_LLAMA, "attention_dropout": 0.3}
+    whole = saved_run(tiny_recipe, tmp_path / "whole", every_steps=2)
+    whole.train()
+
+    def fault(trainer, inputs, loss):
+        if trainer.state.global_step == 2 and loss is not None:
+            raise ZeroDivisionError
+        return loss
+
+    torch.manual_seed(1)
+    broken = trainer_of(
+        tiny_recipe, tmp_path / "broken", faults=fault, checkpoints={"every_steps": 9}
+    )
+    with pytest.raises(ZeroDivisionError):
+        broken.train()
+    assert broken.checkpointer.save_last_step() == ""
+    assert published(broken) == ["checkpoint-2"]
+    found, expected = (
+        read_manifest(one.run_folder / "checkpoint-2").files for one in (broken, whole)
+    )
+    for name in (
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "safety.json",
+    ):
+        assert found[name] == expected[name], name
+    assert broken.checkpointer.save_last_step() == "", "it is saved already"
+    broken.state.global_step, broken.begun_step, broken.guard.is_updating = 3, 4, True
+    assert broken.checkpointer.save_last_step() == "the update of step 4 had begun"
+    assert published(broken) == ["checkpoint-2"]
 
 
 def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(

@@ -4,7 +4,7 @@ not change."""
 import json
 import random
 import shutil
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,30 +78,49 @@ def test_on_the_gpu_of_the_run_training_waits_for_each(trainer, monkeypatch):
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("raise ValueError('no data')", "ValueError: no data"),
-        ("import os; os.abort()", "exit code -6"),
+        ("raise ValueError('no data')", "exit code 1: ValueError: no data."),
+        ("import os; os.abort()", "exit code -6: "),
+        ("import time; time.sleep(500)", "killed after 0.5 s, exit code -9: "),
     ],
 )
-def test_a_task_that_crashes_costs_an_event(trainer, program, said):
+def test_a_task_that_crashes_or_takes_too_long_costs_an_event(trainer, program, said, monkeypatch):
+    if "sleep" in program:
+        monkeypatch.setattr(tasks, "LONGEST_SECONDS", 0.5)
     run = trainer(program)
     run.train()
     assert run.state.global_step == 4 and scores(run) == [] and published(run) == ["checkpoint-4"]
     assert (
         events(run)[-1] == ("tasks_failed", 4)
-        and said in read_events(run.run_folder)[-1]["message"]
+        and f"were not evaluated: {said}" in read_events(run.run_folder)[-1]["message"]
     )
+    assert run.tasks.child is None
 
 
-@pytest.mark.slow
-def test_a_task_that_takes_too_long_is_killed(trainer, monkeypatch):
-    monkeypatch.setattr(tasks, "LONGEST_SECONDS", 0.5)
-    run, began = trainer("import time; time.sleep(500)"), time.monotonic()
-    run.train()
-    assert (
-        events(run)[-1] == ("tasks_failed", 4)
-        and time.monotonic() - began < 120
-        and run.tasks.child is None
-    )
+def test_weights_of_due_steps_are_linked_or_copied_once(tmp_path, monkeypatch):
+    evaluation = SimpleNamespace(tasks_every_tokens=512)
+    length = SimpleNamespace(steps_between=lambda tokens, default: tokens // 256)
+    about = {"recipe": SimpleNamespace(evaluation=evaluation), "length": length}
+    waiting = tasks.TaskEvaluations(SimpleNamespace(**about))
+    assert [step for step in range(7) if waiting.is_due(step)] == [2, 4, 6]
+    saved = tmp_path / "checkpoint"
+    (saved / "more").mkdir(parents=True)
+    for name in ("model.safetensors", "more/config.json"):
+        (saved / name).write_text(name)
+    waiting.link(saved, 2)
+    waiting.link(saved, 3)
+
+    def refuse(source, target, **_):
+        raise OSError("no hard links")
+
+    monkeypatch.setattr(tasks.os, "link", refuse)
+    waiting.link(saved, 4)
+    (saved / "model.safetensors").write_text("of a later step")
+    waiting.link(saved, 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "tasks-2", "tasks-4"]
+    for step, weights in ((2, "of a later step"), (4, "model.safetensors")):
+        folder = tmp_path / f"tasks-{step}"
+        assert (folder / "model.safetensors").read_text() == weights
+        assert (folder / "more/config.json").read_text() == "more/config.json"
 
 
 def interrupted():

@@ -43,16 +43,24 @@ class FewerLabels(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize(
-    ("config", "micro_batch"),
-    [(TINY_LLAMA, 1), (TINY_MOE, 1), (TINY_MOE, 4), (TINY_BAMBA, 1), (TINY_BAMBA, 4)],
-    ids=["dense", "experts", "experts at once", "z-loss", "z-loss at once"],
+    ("config", "micro_batch", "averages"),
+    [
+        (TINY_LLAMA, 1, True),
+        (TINY_MOE, 1, True),
+        (TINY_MOE, 1, False),
+        (TINY_MOE, 4, True),
+        (TINY_BAMBA, 1, True),
+        (TINY_BAMBA, 4, True),
+    ],
+    ids=["dense", "experts", "by process", "experts at once", "z-loss", "z-loss at once"],
 )
 def test_a_step_is_the_mean_over_its_labels_however_they_are_spread(
-    tiny_recipe, tmp_path, config, micro_batch
+    tiny_recipe, tmp_path, config, micro_batch, averages
 ):
     """Of penalties, which have no labels, it is the mean over the micro-batches."""
     tiny_recipe["model"]["config"] = config
     tiny_recipe["training"]["per_device_train_batch_size"] = micro_batch
+    tiny_recipe["training"]["average_tokens_across_devices"] = averages
     trainer = trainer_of(tiny_recipe, tmp_path, steps=1)
     trainer.rows = FewerLabels(trainer.rows)
     rows = [trainer.rows[number] for number in range(4)]
