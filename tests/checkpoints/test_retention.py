@@ -56,16 +56,12 @@ def test_the_newest_are_kept_by_step_and_not_by_time(tmp_path):
     ],
 )
 def test_the_newest_those_of_every_kth_step_and_the_best_are_kept(tmp_path, options, kept):
-    losses = {1: None, 2: (2.0, 1.0), 3: (1.0, 3.0), 4: (4.0, 2.0), 6: (3.0, 1.5), 7: None}
-    history = []
+    losses = {1: {}, 2: (2.0, 1.0), 3: (1.0, 3.0), 4: (4.0, 2.0), 6: (3.0, 1.5), 7: {}}
+    names, history = ("eval_general_loss", "eval_domain_loss"), []
     for step, measured in losses.items():
-        history.append({"step": step, "loss": 0.5, "eval_general_loss": 9.0} | {"domain": 0.1})
-        if measured is not None:
-            history.append(
-                {"step": step, **dict(zip(["eval_general_loss", "eval_domain_loss"], measured))}
-            )
-        else:
-            history[-1].pop("eval_general_loss")
+        history += [{"step": step, "loss": 0.5}]
+        if measured:
+            history += [{"step": step, **dict(zip(names, measured, strict=True))}]
         checkpoint = save_checkpoint(tmp_path, step, sealed=False)
         state = {"global_step": step, "log_history": history}
         (checkpoint / "trainer_state.json").write_text(json.dumps(state))

@@ -10,8 +10,8 @@ from launching import launch, zero_profile
 from one_process_group import alone_in_a_group
 from tiny import write_recipe
 from tiny_models import make_tokenizer, tiny_config
-from tiny_training import steps
 from tiny_run import save_checkpoint, seal
+from tiny_training import steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
