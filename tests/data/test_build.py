@@ -65,6 +65,50 @@ def test_tokens_and_padding_are_arithmetic(build, source):
     assert [data.rows.documents_in(row).tolist() for row in range(3)] == [[16]] * 3
 
 
+SAME, ALIKE = " ".join(f"word{n}" for n in range(99)), " ".join(f"word{n}" for n in range(1, 99))
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"),
+    [
+        (None, (5, {}), (5, {})),
+        ("exact", (4, {"exact duplicate": 1}), (3, {"exact duplicate": 2})),
+        ("near", (3, {"exact duplicate": 1, "near duplicate": 1}), (3, {"exact duplicate": 2})),
+        ("exact_across_sources", (4, {"exact duplicate": 1}), (1, {"exact duplicate": 4})),
+        (
+            "near_across_sources",
+            (3, {"exact duplicate": 1, "near duplicate": 1}),
+            (1, {"exact duplicate": 4}),
+        ),
+    ],
+)
+def test_duplicates_are_dropped_in_each_source_or_across_them(build, source, kind, first, second):
+    one = source("a", ["a text", SAME, "a text", ALIKE, "another"])
+    two = source("b", ["only here", "a text", SAME, SAME, "a text"])
+    reports = build(one, two, deduplicate=kind).sources
+    assert [(report.documents, report.dropped) for report in reports] == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("exam", "reasons"),
+    [
+        (["one", "two"], "kept for evaluation: 2, empty: 1, shorter than 4 characters: 3"),
+        (None, "empty: 1, shorter than 4 characters: 5"),
+    ],
+)
+def test_where_no_document_is_left_the_reasons_are_counted(build, source, exam, reasons):
+    least = 2 if exam else 4
+    evaluation = Evaluation(perplexity=[HeldOut(path=source("e", exam).path)] if exam else [])
+    short = Component(name="length", min_characters=least)
+    with pytest.raises(DataError) as refused:
+        build(source("a", ["one", "two", "", *"xyz"]), filters=[short], evaluation=evaluation)
+    found = str(refused.value).partition(" (")[2].partition("). Add some (`data.sources[0].path`)")
+    assert found[:2] == (
+        reasons.replace("4 char", f"{least} char"),
+        "). Add some (`data.sources[0].path`)",
+    )
+
+
 def test_the_fingerprint_is_the_same_for_the_same_rows(build, source, tmp_path):
     first = source("a", TEXTS)
     before = build(first).fingerprint

@@ -75,8 +75,15 @@ def test_a_saved_dataset_has_no_caches_and_one_split(tmp_path, below):
         table = pa.table({"text": ["cached"]})
         with pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)
-    assert texts_in(tmp_path) == ["train"]
-    assert texts_in(tmp_path, split="test") == ["test"]
+    for split, other in (("train", "test"), ("test", "train")):
+        assert texts_in(tmp_path, split=split) == [split]
+        caches = {"caches of `datasets`": 1} if split == "train" else {}
+        of_other = {f"of split `{other}`": 3 if split == "train" else 4}
+        assert passed_over(tmp_path, split=split) == {
+            **of_other,
+            "metadata of `datasets`": 3,
+            **caches,
+        }
 
 
 def test_a_saved_dataset_without_the_split_names_those_it_has(tmp_path):

@@ -226,6 +226,15 @@ def test_the_sample_is_spread_over_the_files_and_their_bytes(tmp_path, suffix):
     assert {document.text[0] for document in sampled_documents(few, "key")} == {"0", "1"}
 
 
+def test_places_in_one_long_document_are_given_to_others(tmp_path):
+    lines = [json.dumps({"text": f"{number} {'x' * 1000}"}) for number in range(900)]
+    lines.insert(400, json.dumps({"text": "y" * 1_300_000}))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    sample = sampled_documents(Source(path=str(tmp_path / "a.jsonl")), "data.sources[0]")
+    numbers = {document.text.split()[0] for document in sample}
+    assert 100 <= len(numbers) == len(sample) <= 129
+
+
 @pytest.mark.parametrize(
     "tokens", [["<|a|>", "<|a|>b", "<|é|>"], ["<s>", "</s>", "[A]"], ["｜a｜", "｜b"]]
 )
