@@ -1,17 +1,20 @@
 import os
 import shutil
+from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.data.examples.encoder import LEARNED
 from cpt.data.readers.columns import source_with_form
+from cpt.data.readers.comparing import COMPARISON
 from cpt.data.rows.held_out import check_sizes, held_out_set
 from cpt.data.rows.open_sources import check_sources
 from cpt.data.rows.packing import Layout
-from cpt.errors import DataError
-from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
+from cpt.errors import DataError, RecipeError
+from cpt.recipe.schema import Budget, Component, Data, Evaluation, HeldOut, Source
 
 TEXTS = [f"document {number} of many" for number in range(400)]
 
@@ -90,23 +93,100 @@ def test_duplicates_are_dropped_in_each_source_or_across_them(build, source, kin
 
 
 @pytest.mark.parametrize(
-    ("exam", "reasons"),
+    ("exam", "most", "reasons"),
     [
-        (["one", "two"], "kept for evaluation: 2, empty: 1, shorter than 4 characters: 3"),
-        (None, "empty: 1, shorter than 4 characters: 5"),
+        (["one", "two"], None, "kept for evaluation: 2, empty: 1, shorter than 2 characters: 3"),
+        (None, 3, "empty: 1, shorter than 2 characters: 3, after max_tokens: 2"),
     ],
 )
-def test_where_no_document_is_left_the_reasons_are_counted(build, source, exam, reasons):
-    least = 2 if exam else 4
+def test_where_no_document_is_left_the_reasons_are_counted(build, source, exam, most, reasons):
     evaluation = Evaluation(perplexity=[HeldOut(path=source("e", exam).path)] if exam else [])
-    short = Component(name="length", min_characters=least)
+    short = Component(name="length", min_characters=2)
+    trained = source("a", ["one", "two", "", *"xyz"], max_tokens=most)
     with pytest.raises(DataError) as refused:
-        build(source("a", ["one", "two", "", *"xyz"]), filters=[short], evaluation=evaluation)
-    found = str(refused.value).partition(" (")[2].partition("). Add some (`data.sources[0].path`)")
-    assert found[:2] == (
-        reasons.replace("4 char", f"{least} char"),
-        "). Add some (`data.sources[0].path`)",
+        build(trained, filters=[short], evaluation=evaluation)
+    said = str(refused.value)
+    assert f"a.jsonl: no document is left to train on ({reasons}). Add some (" in said
+
+
+def test_a_run_that_reads_sources_again_is_warned_of_or_refused(build, source, caplog):
+    few, many = source("few", ["x" * 15] * 10, weight=3), source("many", ["y" * 15] * 40)
+    options = {"sequence_length": 16, "packing": "none"}
+    prepared = build(few, many, **options, budget=Budget(tokens=40 * 16))
+    (warning,) = [text for text in caplog.messages if "more than once" in text]
+    assert "The run reads some sources more than once: few 3.00 epochs (160 tokens), in" in warning
+    assert prepared.epochs(40) == {"few": 3.0, "many": 0.25}
+    assert prepared.shares(40) == prepared.shares(40, 20) == {"few": 0.75, "many": 0.25}
+    assert prepared.tokens(7, 3) == {"few": 48, "many": 16}
+    assert (prepared.num_rows, prepared.num_tokens) == (50, 800)
+    caplog.clear()
+    build(few, many, **options, budget=Budget(tokens=13 * 16))
+    assert not [text for text in caplog.messages if "more than once" in text]
+    limits = [few.model_copy(update={"max_epochs": 2.9}), many.model_copy(update={"max_epochs": 3})]
+    with pytest.raises(RecipeError) as refused:
+        build(*limits, **options, budget=Budget(tokens=40 * 16))
+    assert str(refused.value) == (
+        "`max_epochs` of `few`: it has 160 tokens, the run needs 3.00 times as many. Lower its weight or the budget,"
+        " add documents, or raise `max_epochs`."
     )
+    limits[0] = few.model_copy(update={"max_epochs": 3})
+    build(*limits, **options, budget=Budget(tokens=40 * 16))
+
+
+def test_all_that_a_report_says(build, source, tmp_path):
+    texts = ["abc", "", "abcde", "x" * 20, "abc", "y" * 33, "z" * 64]
+    exam = HeldOut(path=source("exam", ["y" * 33]).path)
+    first = source("a", texts, licence="mit", weight=3)
+    second = source("b", ["w" * 31, "v" * 31, "u" * 30])
+    evaluation = Evaluation(perplexity=[exam])
+    options = {"sequence_length": 32, "packing": "none", "deduplicate": "exact"}
+    prepared = build(first, second, evaluation=evaluation, whole=True, **options)
+    rows = [
+        ("a", 3, ["abc", "abcde", "x" * 20, "z" * 64], {4: 2, 16: 1, 64: 1}, 6),
+        ("b", 1, ["w" * 31, "v" * 31, "u" * 30], {16: 1, 32: 2}, 3),
+    ]
+    dropped = {"empty": 1, "exact duplicate": 1}
+    for report, (name, weight, trained, lengths, num_rows) in zip(
+        prepared.sources, rows, strict=True
+    ):
+        path, tokens = Path(tmp_path / f"{name}.jsonl"), sum(len(text) + 1 for text in trained)
+        text = {
+            "trained": tokens - len(trained),
+            "held_out": 33 if name == "a" else 0,
+            "dropped": {"empty": 0, "exact duplicate": 3} if name == "a" else {},
+        }
+        assert asdict(report) == {
+            "name": name,
+            "documents": len(trained),
+            "held_out": 1 if name == "a" else 0,
+            "dropped": dropped if name == "a" else {},
+            "bad_rows": {},
+            "is_estimate": False,
+            "text": text,
+            "files_read": (1, path.stat().st_size),
+            "files_passed_over": {},
+            "tokens": tokens,
+            "rows": num_rows,
+            "lost_share": 0.0,
+            "num_spelled": 0,
+            "lengths": lengths,
+            "padding": pytest.approx(1 - tokens / num_rows / 32),
+            "share": weight / 4,
+            "files": {str(path): xxh3_128_hexdigest(path.read_bytes())},
+            "licence": "mit" if name == "a" else None,
+        }
+    state = prepared.state(5)
+    assert [(one["rows"], one["filled"]) for one in state.pop("positions").values()] == [
+        (5, 0.5),
+        (0, 95 / 96),
+    ]
+    assert state == {
+        "fingerprint": prepared.fingerprint,
+        "comparison": COMPARISON,
+        "stretch": 0,
+        "row": 5,
+        "chunks": {},
+    }
 
 
 def test_the_fingerprint_is_the_same_for_the_same_rows(build, source, tmp_path):

@@ -375,6 +375,26 @@ def test_pages_change_no_number_however_late_or_early_the_streams_run(
         assert all(torch.equal(value, expected[number][name]) for name, value in state.items())
 
 
+def test_pieces_take_turns_in_two_buffers_and_are_as_large_as_fits(monkeypatch, lazy):
+    monkeypatch.setattr(adamw, "BUFFER", 2 * 4 * 4096 * 2 + 2 * 512)
+    pages = Pages(torch.device("cpu"), lazy)
+    arrays = {name: random(20_000) for name in ("exp_avg", "exp_avg_sq")}
+    expected = {name: 2 * array for name, array in arrays.items()}
+    places, buffers = [], []
+    for _ in range(2):
+        for first, end, here in pages.pieces(7, arrays):
+            lazy.main.work.append(lambda here=here: [one.mul_(2**0.5) for one in here.values()])
+            places.append((first, end))
+            buffers.append(here["exp_avg"].untyped_storage().data_ptr())
+    pages.wait()
+    lazy.main.synchronize()
+    pages.wait()
+    assert places == [(0, 8192), (8192, 16384), (16384, 20_000)] * 2
+    assert len(set(buffers)) == 2 and buffers[::2] == buffers[:1] * 3
+    for name, array in arrays.items():
+        torch.testing.assert_close(array, expected[name])
+
+
 def test_no_copy_of_the_states_before_waits_when_others_are_loaded_or_saved(monkeypatch, lazy):
     plain, _ = with_parameters()
     optimizer, some = with_parameters(paged=True)
