@@ -52,6 +52,7 @@ def test_the_newest_are_kept_by_step_and_not_by_time(tmp_path):
         ({"last": 1, "best": "eval_general_loss"}, [3, 7]),
         ({"last": 1, "best": "eval_domain_loss"}, [2, 7]),
         ({"last": 1, "best": "eval_loss"}, [7]),
+        ({"last": 1, "best": "loss"}, [7]),
         ({"last": 1, "every": 4, "best": "eval_domain_loss"}, [2, 4, 7]),
     ],
 )

@@ -150,6 +150,9 @@ def test_each_of_any_number_of_processes_reads_its_own_rows(
         model = torch.nn.ParameterDict({"w": torch.nn.Parameter(here)})
         optimizer = torch.optim.AdamW(model.parameters())
         load_parts(tmp_path, model, optimizer)
+        for path in (tmp_path / "fsdp").iterdir():  # nothing is read from the files any more
+            with path.open("r+b") as file:
+                file.write(bytes(path.stat().st_size))
         assert torch.equal(model["w"].to_local().float(), rows[begin:end])
         state = optimizer.state[model["w"]]
         assert (state["step"], state["rate"]) == (3, 0.5)
@@ -280,8 +283,10 @@ def test_a_conversion_asks_deepspeed_for_all_and_adds_the_small_files(tmp_path, 
     assert found == sorted([*small, "global_step14_universal", "latest_universal"])
     remove_parts(leftover)
     assert sorted(path.name for path in leftover.iterdir()) == sorted([*small, "latest_universal"])
+    (tmp_path / "run" / ".universal-file").touch()
     remove_universal(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint-14"]
+    found = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert found == [".universal-file", "checkpoint-14"], "what cannot be removed stays"
 
 
 def test_consolidated_weights_need_all_that_is_trained_and_nothing_else(tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
+import json
 import os
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +34,35 @@ def test_every_mistake_of_the_sources_is_reported_at_once(source, tmp_path):
         ("missing.jsonl", "no rows", "`body`", "`lenght`"), found, strict=True
     ):
         assert key in complaint
+
+
+def test_of_many_files_the_first_ones_are_opened_and_empty_ones_reported(tmp_path):
+    contents = {5: "not JSON\n", 7: '{"body": "b"}\n', 19: "{\n", 20: "not JSON\n", 23: ""}
+    for number in range(25):
+        text = contents.get(number, json.dumps({"text": f"number {number}"}) + "\n")
+        (tmp_path / f"{number:02}.jsonl").write_text(text)
+    source = Source(path=str(tmp_path), text_documents="line")
+    complaints = check_sources(Data(sources=[source]), Evaluation())
+    named = [re.findall(r"(\d\d)\.jsonl", complaint)[:1] for complaint in complaints]
+    assert named == [[], ["05"], ["07"], ["19"], ["23"]]
+    assert complaints[0] == (
+        f"`data.sources[0].text_documents` has no effect: {tmp_path} holds .jsonl files. Remove it."
+    )
+    skipping = Data(sources=[source], on_bad_row="skip")
+    assert check_sources(skipping, Evaluation()) == complaints[:1]
+
+
+def test_filters_meet_a_first_document_and_functions_are_looked_for(source, tmp_path, monkeypatch):
+    (tmp_path / "my_filters.py").write_text("def broken(document):\n    raise ValueError('so')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = [Component(name="my_filters:broken")]
+    sources = [source("a", ["text"], filters=broken), Source(path="my_filters:none", name="own")]
+    exam = HeldOut(path=source("exam", ["text"]).path, text_column="body")
+    found = check_sources(Data(sources=sources), Evaluation(perplexity=[exam]))
+    for words, complaint in zip(
+        (("my_filters:broken", "so"), ("none",), ("`body`",)), found, strict=True
+    ):
+        assert all(word in complaint for word in words)
 
 
 def test_reports_count_documents_tokens_rows_and_shares(build, source):
