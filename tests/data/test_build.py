@@ -290,6 +290,55 @@ def test_a_small_held_out_share_is_a_warning_or_a_mistake_before_the_build(build
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
+def is_chosen(text, share):
+    return xxh3_64_intdigest(text.encode()) < int(share * 2**64)
+
+
+def test_what_a_share_holds_out_is_counted_and_few_or_small_documents_are_a_warning(source):
+    share, evaluation = 0.3, Evaluation(held_out_share=0.3)
+    chosen = [text for text in TEXTS[:200] if is_chosen(text, share)]
+    first, count = source("a", TEXTS[:200]), len(chosen)
+    for few, warned in ((count, False), (count + 1, True)):
+        (account,), warnings = check_sizes(Data(sources=[first]), evaluation, few=few)
+        assert (account.documents, account.held_out) == (200 - count, count)
+        assert account.text.held_out == sum(map(len, chosen))
+        counts = (
+            f"a: `evaluation.held_out_share` holds out {count} of 200 documents; below {few} the"
+        )
+        assert [line.startswith(counts) for line in warnings] == [True] * warned
+    draws = [
+        (text, is_chosen(text, share)) for text in (f"{n} {'x' * (n % 7)}" for n in range(300))
+    ]
+    small = [text for text, is_small in draws if is_small]
+    large = [f"{n} {'y' * 400}" for n in range(300)]
+    large = [text for text in large if not is_chosen(text, share)]
+    texts = [*small, *large]
+    _, (line,) = check_sizes(Data(sources=[source("b", texts)]), evaluation, few=2)
+    part = sum(map(len, small)) / sum(map(len, texts))
+    assert line.startswith(
+        f"b: `evaluation.held_out_share` is 30.00%, but {part:.2%} of the text is held out, in"
+        f" {len(small)} documents. "
+    )
+
+
+def test_a_share_that_holds_nothing_out_of_any_source_is_refused_with_one_that_does(source):
+    none = [text for text in TEXTS if not is_chosen(text, 0.01)][:80]
+    one = [text for text in TEXTS if is_chosen(text, 0.01)][:1]
+    evaluation = Evaluation(held_out_share=0.01)
+    first, second = source("a", none[:40]), source("b", none[40:])
+    with pytest.raises(DataError) as refused:
+        check_sizes(Data(sources=[first, second]), evaluation, few=2)
+    assert str(refused.value) == (
+        "`evaluation.held_out_share` is 0.01, which selects none of 80 documents, so nothing can be evaluated. Set it"
+        " to 0.5, or name separate files: `evaluation.perplexity`."
+    )
+    accounts, warnings = check_sizes(
+        Data(sources=[first, source("c", [*none[40:], *one])]), evaluation, few=1
+    )
+    assert [account.held_out for account in accounts] == [0, 1]
+    assert warnings[0].startswith("a: `evaluation.held_out_share` holds out 0 of 40 documents")
+
+
 def test_held_out_conversations_and_texts_are_read_to_their_ends(
     talking, tokenized, rows_file, tmp_path, packing
 ):
