@@ -289,7 +289,6 @@ def test_a_small_held_out_share_is_a_warning_or_a_mistake_before_the_build(build
         assert f" {held_out.num_documents} of {count} documents" in line
 
 
-@pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
 def is_chosen(text, share):
     return xxh3_64_intdigest(text.encode()) < int(share * 2**64)
 
@@ -339,6 +338,7 @@ def test_a_share_that_holds_nothing_out_of_any_source_is_refused_with_one_that_d
     assert warnings[0].startswith("a: `evaluation.held_out_share` holds out 0 of 40 documents")
 
 
+@pytest.mark.parametrize("packing", ["best_fit", "none", "token_budget"])
 def test_held_out_conversations_and_texts_are_read_to_their_ends(
     talking, tokenized, rows_file, tmp_path, packing
 ):
