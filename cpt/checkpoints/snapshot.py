@@ -110,7 +110,7 @@ class HostCopies:
         self.in_use.clear()
 
     def _copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+        is_plain = type(tensor) in (torch.Tensor, nn.Parameter)
         if not is_plain or not tensor.untyped_storage().nbytes():
             return copy.deepcopy(tensor.detach())
         where = memory_of(tensor)

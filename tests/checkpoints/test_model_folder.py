@@ -1,9 +1,13 @@
 """A folder of weights: what it holds, its tensors, and its pickles as data."""
 
+import json
+import os
 import shutil
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from tiny import Planted
 from tiny_checkpoints import save_llama
 from transformers import AutoModelForCausalLM
@@ -14,6 +18,7 @@ from cpt.checkpoints.model_folder import (
     kind_of,
     load_data,
     only_data,
+    weight_files,
     write_tensors,
 )
 from cpt.checkpoints.sharding import consolidated_state, make_universal
@@ -83,6 +88,32 @@ def test_every_tensor_is_computed_once_and_no_file_is_larger_than_requested(tmp_
     assert all(torch.equal(written.read(name).float(), tensor) for name, tensor in tensors.items())
 
 
+def test_a_folder_in_shards_has_an_index_and_mixed_dtypes_and_a_number_keep_theirs(tmp_path):
+    dtypes = {"a": torch.float32, "b": torch.bfloat16, "c": torch.float16, "d": torch.int64}
+    shapes = {name: ((5, 3) if name != "d" else (), dtype) for name, dtype in dtypes.items()}
+
+    def compute(name):
+        return torch.full((3, 5), 2.0).t() if name != "d" else torch.tensor(7.0)
+
+    write_tensors(tmp_path, shapes, compute, max_shard_size=60)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 60 + 30 + 30 + 8
+    found = Tensors(tmp_path)
+    assert found.dtypes == dtypes and found.shapes == {name: s for name, (s, _) in shapes.items()}
+    assert index["weight_map"] == {name: file.name for name, file in found.files.items()}
+    assert all(torch.equal(found.read(name).float(), compute(name)) for name in dtypes)
+    with safe_open(next(iter(found.files.values())), framework="pt") as opened:
+        assert opened.metadata() == {"format": "pt"}
+    (tmp_path / index["weight_map"]["b"]).unlink()
+    with pytest.raises(CheckpointError, match=f"lists missing files: {index['weight_map']['b']}. "):
+        weight_files(tmp_path)
+    (tmp_path / "below").mkdir()
+    with pytest.raises(CheckpointError, match="has no weights, expected one of model.safetensors"):
+        weight_files(tmp_path / "below")
+    write_tensors(tmp_path / "below", shapes, compute)
+    assert [path.name for path in (tmp_path / "below").iterdir()] == ["model.safetensors"]
+
+
 # --- pickles ---------------------------------------------------------------------------------------------------------
 
 
@@ -130,3 +161,29 @@ def test_the_pickles_of_a_trusted_checkpoint_may_run(planted):
     with only_data(planted, trust=True):
         load_data(planted / MODEL_STATES)
     assert (planted.parent / "ran").exists()
+    (planted.parent / "ran").rmdir()
+    load_data(planted / MODEL_STATES, trust=True)
+    assert (planted.parent / "ran").exists()
+
+
+def test_torchs_settings_are_left_as_they_were_and_do_not_open_a_file(planted, monkeypatch):
+    settings = ("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    for name in settings:
+        monkeypatch.delenv(name, raising=False)
+    for name in settings:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            before = dict(os.environ)
+            with pytest.raises(CheckpointError, match="would call posix.mkdir. It was not read"):
+                load_data(planted / MODEL_STATES)
+            assert dict(os.environ) == before
+    cut = planted / "cut.pt"
+    cut.write_bytes(b"\x80\x04nonsense")
+    with pytest.raises(CheckpointError, match=r"cut.pt: a file is damaged: "):
+        load_data(cut)
+
+
+def test_random_states_of_numpy_are_data(tmp_path):
+    torch.save({"numpy": np.random.get_state(), "t": torch.ones(2)}, tmp_path / "rng.pth")
+    read = load_data(tmp_path / "rng.pth")
+    assert read["numpy"][0] == "MT19937" and read["numpy"][1].shape == (624,)

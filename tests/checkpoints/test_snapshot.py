@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from tiny_models import tiny_model
 from torch import nn
 
 from cpt.checkpoints.snapshot import (
@@ -11,6 +12,7 @@ from cpt.checkpoints.snapshot import (
     changed_by_steps,
     memory_of,
     refuse_non_finite,
+    saved_parameters,
 )
 
 
@@ -40,6 +42,58 @@ def test_the_memory_of_one_checkpoint_takes_the_next():
     copies.release()
     assert copies.missing(state) == 0
     assert memory_of(copies.copy({"a": torch.zeros(1000)})["a"]) == first
+    assert copies.missing(state) == 4000, "one buffer is in use, the other one waits"
+
+
+@torch.no_grad()
+def test_each_checkpoint_holds_the_weights_of_its_own_step():
+    weights = [nn.Parameter(torch.zeros(5)), nn.Parameter(torch.zeros(3), requires_grad=False)]
+    copies, stored = HostCopies(), []
+    for _ in range(3):
+        for number, weight in enumerate(weights):
+            weight.add_(number + 1)
+        copied = copies.copy({"now": weights, "again": (weights[0], "a text", 3)})
+        for weight in weights:
+            weight.add_(100)
+        stored.append([weight.tolist() for weight in copied["now"]])
+        assert copied["again"][0] is copied["now"][0] and copied["again"][1:] == ("a text", 3)
+        assert [type(weight) for weight in copied["now"]] == [nn.Parameter, nn.Parameter]
+        assert [weight.requires_grad for weight in copied["now"]] == [True, False]
+        copies.release()
+        for weight in weights:
+            weight.sub_(100)
+    assert stored == [[[step] * 5, [2 * step] * 3] for step in (1, 2, 3)]
+
+
+class Special(torch.Tensor):
+    """As quantized weights are."""
+
+    def __deepcopy__(self, memo):
+        return self.clone().as_subclass(Special)
+
+
+def test_a_copy_is_not_copied_again_and_what_is_empty_or_of_another_class_is_kept():
+    copies, state = HostCopies(), {"a": torch.arange(7.0, dtype=torch.float64)[2:]}
+    once = copies.copy(state)
+    assert copies.copy({**once, "b": torch.ones(2)})["a"] is once["a"]
+    assert once["a"].tolist() == [2, 3, 4, 5, 6] and once["a"].dtype == torch.float64
+    special = torch.ones(3).as_subclass(Special)
+    copied = copies.copy([torch.empty(0, 3, dtype=torch.int16), special])
+    assert copied[0].shape == (0, 3) and copied[0].dtype == torch.int16
+    assert type(copied[1]) is Special and memory_of(copied[1]) != memory_of(special)
+    assert torch.equal(copied[1], special)
+
+
+def test_an_adapters_checkpoint_holds_what_is_trained_and_a_models_all_that_it_saves():
+    adapter = tiny_model("llama", lora={"r": 3})
+    trained = sum(one.numel() for one in adapter.parameters() if one.requires_grad)
+    assert 0 < sum(numbers for _, numbers in saved_parameters(adapter)) == trained
+    model = tiny_model("llama")
+    model.model.embed_tokens.weight.requires_grad_(False)
+    model._keys_to_ignore_on_save = {"model.norm.weight"}
+    saved = {id(parameter) for parameter, _ in saved_parameters(model)}
+    left_out = [name for name, one in model.named_parameters() if id(one) not in saved]
+    assert left_out == ["model.norm.weight"]
 
 
 def test_steps_change_trained_parameters_and_buffers():
@@ -61,6 +115,12 @@ def test_weights_that_are_not_finite_are_refused_by_name(broken):
     }
     with pytest.raises(NotFiniteError, match="NaN or infinity: head$"):
         refuse_non_finite(weights.items())
+    more = {name: torch.tensor([broken]) for name in "abcde"}
+    with pytest.raises(NotFiniteError, match="infinity: a, b, c and 2 more$"):
+        refuse_non_finite(more.items())
+    more = {name: torch.tensor([broken]) for name in "abc"}
+    with pytest.raises(NotFiniteError, match="infinity: a, b, c$"):
+        refuse_non_finite(more.items())
 
 
 def test_large_weights_whose_sum_is_infinite_are_finite():

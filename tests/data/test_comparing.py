@@ -83,3 +83,43 @@ def test_marks_that_make_other_words_are_seen(first, second):
 def test_every_normal_form_of_a_text_has_the_same_words(form):
     text = f"{PLAIN} {ARABIC} हिन्दी भाषा ภาษาไทย தமிழ் 日本語の文 한국어 Tiếng Việt"
     assert words_of(unicodedata.normalize(form, text)) == words_of(text)
+
+
+# First and last of the characters that no reader sees, between two letters; U+0345 is a letter, iota, below another.
+UNSEEN = (
+    "0300-0344 0346-036f 0591-05bd 05bf 05c1-05c2 05c4-05c5 05c7 0600-0605 061c 0640 064b-0652 0656-065f 0670 06dd"
+    " 070f 0890-0891 08e2 180b-180f 200b-200f 202a-202e 2060-2064 2066-206f fe00-fe0f e0000-e01ff"
+)
+
+
+def test_no_other_character_is_taken_for_nothing():
+    expected = set()
+    for ends in UNSEEN.split():
+        first, last = (int(end, 16) for end in (ends.split("-") * 2)[:2])
+        expected |= set(range(first, last + 1))
+    blocks = ((0x0250, 0x2100), (0x3000, 0x3100), (0xFE00, 0xFE30), (0xE0000, 0xE0200))
+    for first, last in blocks:
+        codes = range(first, last)
+        found = {code for code in codes if words_of(f"xx{chr(code)}yy") == [b"xxyy"]}
+        assert sorted(map(hex, found ^ (expected & set(codes)))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ab漢字cd", "ab 漢 字 cd"),
+        ("あいアイ", "あ い ア イ"),
+        ("がぎ", "が ぎ"),
+        ("ไม่มี", "ไม่ มี"),
+        ("မြန်မာ", "မြ န် မာ"),
+        ("ខ្មែរ", "ខ្ មែ រ"),
+        ("한국어 말", "한국어 말"),
+        ("𠀀𠀁", "𠀀 𠀁"),
+        ("हिन्दी भाषा", "हिन्दी भाषा"),
+        ("йод йо́д", "йод йод"),
+        ("a_b-c2 d.e", "a_b c2 d e"),
+    ],
+)
+def test_words_end_at_blanks_signs_and_marks_and_chinese_characters_are_words(text, words):
+    found = [word.decode() for word in words_of(text)]
+    assert found == unicodedata.normalize("NFKD", words).split()

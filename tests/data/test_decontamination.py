@@ -1,11 +1,13 @@
 import os
 import random
+from pathlib import Path
 
 import pytest
 
 from cpt.data.readers.decontamination import EvaluationDocument, read_runs, runs_of_files
 from cpt.data.readers.filters import build_components, reason_to_drop
 from cpt.data.rows.contamination import find_contamination, with_decontamination
+from cpt.errors import RecipeError
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 WORDS = [f"word{number}" for number in range(5000)]
@@ -150,6 +152,104 @@ def test_files_of_the_users_own_are_looked_for_too(exam_text, dropped, tmp_path)
     data = data_of(Component(name="decontaminate", against=[str(tmp_path / "quiz.txt")]))
     assert dropped(data, exam_text, 5, 7, 8) == ["contaminated: exam", "contaminated: quiz", None]
     assert dropped(data_of(), exam_text, 5, 7) == ["contaminated: exam", None]
+
+
+def test_a_run_that_began_with_another_comparison_keeps_it_and_its_other_filters(
+    exam_text, tmp_path
+):
+    (tmp_path / "quiz.txt").write_text(text(7))
+    own = Component(name="decontaminate", against=[str(tmp_path / "quiz.txt")])
+    plain = Component(name="decontaminate")
+    data, cache = data_of(plain, own), tmp_path / "cache"
+    length = {"name": "length", "min_characters": 5}
+    now, then = (
+        [
+            {"name": one.name, **one.options}
+            for one in with_decontamination(data, exam_text, cache, *comparison).filters
+        ]
+        for comparison in ((), (3,))
+    )
+    index = now[2].pop("index")
+    against = {"name": "decontaminate", "against": [str(tmp_path / "quiz.txt")]}
+    assert now == [length, against, {"name": "decontaminate"}]
+    of_then = then[2].pop("index")
+    assert then == [
+        length,
+        {**against, "comparison": 3},
+        {"name": "decontaminate", "comparison": 3},
+    ]
+    assert index != of_then and all(Path(path).is_file() for path in (index, of_then))
+
+
+def test_a_recipe_may_refuse_the_filter_and_needs_something_to_look_for(exam_text, tmp_path):
+    refused = data_of(Component(name="decontaminate", own_evaluation=False))
+    assert with_decontamination(refused, exam_text, tmp_path / "cache") == refused
+    own = data_of(Component(name="decontaminate", against=["quiz.txt"]))
+    assert with_decontamination(own, Evaluation(), tmp_path / "cache") == own
+    assert with_decontamination(data_of(), Evaluation(), tmp_path / "cache") == data_of()
+    for needs in (
+        [Component(name="decontaminate")],
+        [Component(name="decontaminate"), own.filters[1]],
+    ):
+        with pytest.raises(RecipeError, match="`decontaminate` needs evaluation documents"):
+            with_decontamination(data_of(*needs), Evaluation(), tmp_path / "cache")
+
+
+def test_an_index_that_is_damaged_or_gone_is_made_again_the_same(exam_text, tmp_path, caplog):
+    def index():
+        data = with_decontamination(data_of(), exam_text, tmp_path / "cache")
+        return Path(data.filters[-1].options["index"])
+
+    content = index().read_bytes()
+    for damaged in (content[:-9] + bytes(9), None):
+        path = index()
+        path.chmod(0o644)
+        path.unlink()
+        if damaged is not None:
+            path.write_bytes(damaged)
+        assert index().read_bytes() == content
+
+
+def test_a_search_tells_all_that_it_found(source, tmp_path):
+    exam = [text(number) for number in range(20)] + ["too short", text(3, 7)]
+    evaluation = Evaluation(perplexity=[HeldOut(path=source("exam", exam).path, name="exam")])
+    copies = [f"{text(number)} copied" for number in range(3)]
+    phrases = [f"{text(900)} {' '.join(text(9).split()[:12])} {text(901)}"]
+    first = source("a", [*copies, *phrases, text(5), text(6), "too short", text(500)])
+    second = source("b", [text(501), f"new {text(4)}"])
+    found = find_contamination(Data(sources=[first, second]), evaluation)
+    words = " ".join(text(0).split()[:8])
+    assert found.documents == {"a": 5, "b": 2} and found.counts == {
+        "a": {"exam": 3},
+        "b": {"exam": 1},
+    }
+    assert (found.touched, found.evaluated, found.too_short) == (1, 20, 2)
+    assert (found.num_contaminated, found.num_exact_copies) == (4, 3)
+    assert [
+        (hit.source, hit.where.rpartition("/")[2], hit.evaluation_document.rpartition("/")[2])
+        for hit in found.hits
+    ] == [
+        ("a", "a.jsonl:1", "exam.jsonl:1"),
+        ("a", "a.jsonl:2", "exam.jsonl:2"),
+        ("a", "a.jsonl:3", "exam.jsonl:3"),
+        ("b", "b.jsonl:2", "exam.jsonl:5"),
+    ]
+    assert (found.hits[0].set_name, found.hits[0].words, found.hits[0].share) == (
+        "exam",
+        words,
+        1.0,
+    )
+    assert found.summary() == (
+        "4 of 7 training documents contain at least half of one of the 20 evaluation documents, or have half of their"
+        " words from one. 3 more are equal to an evaluation document and dropped by hash. 1 more share a phrase with"
+        " one (8 or more words in a row). 2 with fewer than 8 words were not searched for."
+    )
+    assert found.to_json()["contaminated"] == 4 and found.to_json()["hits"][3]["source"] == "b"
+    clean = find_contamination(
+        Data(sources=[source("c", [text(700)])]),
+        Evaluation(perplexity=[HeldOut(path=source("quiz", [text(800)]).path, name="quiz")]),
+    )
+    assert clean.summary().endswith("words from one.") and clean.counts == {"c": {}}
 
 
 def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(build, source):

@@ -150,6 +150,18 @@ def test_a_question_and_its_answer_are_a_conversation():
 
 
 @pytest.mark.parametrize(
+    "history", [3, "xy", {"xy": 1}, ["xy"], [["x"]], [["x", "y", "z"]], [["x", 3]], [["x", "y"], 3]]
+)
+def test_earlier_turns_that_are_no_pairs_of_texts_are_refused(history):
+    chat = {"user": "q", "assistant": "a", "history": "h"}
+    with pytest.raises(BadValue) as bad:
+        example({"q": "q", "a": "a", "h": history}, "conversation", chat)
+    assert bad.value.reason == "not a chat"
+    assert bad.value.detail.startswith("`h` is ")
+    assert bad.value.detail.endswith(", expected a list of [question, answer]")
+
+
+@pytest.mark.parametrize(
     "row",
     [
         {"instruction": "q", "input": "", "output": "a"},

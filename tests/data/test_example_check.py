@@ -86,6 +86,33 @@ def test_a_fault_of_a_preference_is_named_with_its_row(inspect, row, kind):
     assert inspect("preference", [*pairs[:20], row, *pairs[20:]]) == {kind: [21]}
 
 
+# The template has 19 tokens before an answer, 2 behind it, and an EOS follows; a row has 100.
+LONG = {
+    ("conversation", 77): None,
+    ("conversation", 78): check.TRUNCATED,
+    ("conversation", 80): check.TRUNCATED,
+    ("conversation", 81): NOTHING_LEARNED,
+    ("preference", 94): None,  # and a blank and a number; 4 more for the longer answer
+    ("preference", 95): check.TRUNCATED,
+    ("preference", 97): check.TRUNCATED,
+    ("preference", 98): LONG_PROMPT,
+    ("prompt", 98): None,
+    ("prompt", 99): LONG_PROMPT,
+}
+
+
+@pytest.mark.parametrize(("form", "length"), LONG)
+def test_a_row_has_room_for_its_length_and_not_for_one_token_more(inspect, form, length):
+    make = {
+        "conversation": lambda n: talk("q" * n, "b"),
+        "preference": lambda n: pair(1, prompt="p" * n),
+        "prompt": lambda n: {"prompt": f"{'p' * n} 1"},
+    }[form]
+    rows = [make(length), *(make(number) for number in range(1, 30))]
+    kind = LONG[form, length]
+    assert inspect(form, rows) == ({} if kind is None else {kind: [1]})
+
+
 def test_turns_without_an_end_are_found(inspect, talking):
     unended = talking().chat_template.replace("'<|im_end|>' + ", "")
     assert inspect("conversation", good(3), talking(ENDLESS)) == {check.NO_END: [1, 2, 3]}

@@ -1,3 +1,4 @@
+import inspect
 import random
 
 import pytest
@@ -111,6 +112,19 @@ def words(count, seed=0):
 )
 def test_each_rule_of_gophers_repetition_has_its_reason(text, options, reason):
     assert reason in filters.gopher_repetition(view(text), **options)
+
+
+def test_the_limits_of_repetition_are_those_of_the_paper():
+    """Table A1 of arXiv 2112.11446."""
+    parameters = inspect.signature(filters.gopher_repetition).parameters
+    assert {name: one.default for name, one in list(parameters.items())[1:]} == {
+        "max_duplicate_lines": 0.3,
+        "max_duplicate_paragraphs": 0.3,
+        "max_duplicate_line_characters": 0.2,
+        "max_duplicate_paragraph_characters": 0.2,
+        "max_top_n_grams": (0.20, 0.18, 0.16),
+        "max_duplicate_n_grams": (0.15, 0.14, 0.13, 0.12, 0.11, 0.10),
+    }
 
 
 @given(st.lists(st.sampled_from(["a", "bb", "ccc"]), min_size=1, max_size=30))

@@ -75,8 +75,18 @@ def test_a_saved_dataset_has_no_caches_and_one_split(tmp_path, below):
         table = pa.table({"text": ["cached"]})
         with pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table)
-    assert texts_in(tmp_path) == ["train"]
-    assert texts_in(tmp_path, split="test") == ["test"]
+    for place in ("", "train/", "test/"):
+        (tmp_path / below / f"{place}stray.arrow").write_bytes(b"of another program")
+    for split, other in (("train", "test"), ("test", "train")):
+        assert texts_in(tmp_path, split=split) == [split]
+        caches = {"caches of `datasets`": 1} if split == "train" else {}
+        assert passed_over(tmp_path, split=split) == {
+            f"of split `{other}`": 4 if split == "train" else 5,
+            "not in the dataset of `dataset_dict.json`": 1,
+            "not in the dataset of `state.json`": 1,
+            "metadata of `datasets`": 3,
+            **caches,
+        }
 
 
 def test_a_saved_dataset_without_the_split_names_those_it_has(tmp_path):

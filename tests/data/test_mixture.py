@@ -1,6 +1,7 @@
 from collections import Counter
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +10,20 @@ from torch.utils.data import Dataset
 
 from cpt.data.rows.build import rows_of_run
 from cpt.data.rows.loader import CPTDataLoader
-from cpt.data.rows.mixture import MixtureRows, RowsOfSteps, Turns
+from cpt.data.rows.mixture import (
+    MixtureRows,
+    RowsOfSteps,
+    Turns,
+    asked_shares,
+    cut_documents,
+    from_row,
+    lengths_of_phases,
+    shares_over,
+)
+from cpt.data.rows.packing import IGNORED
 from cpt.data.store.shards import seed_of, shuffled
-from cpt.recipe.schema import Budget, Data, Source
+from cpt.errors import RecipeError
+from cpt.recipe.schema import Budget, Data, Phase, Source
 
 
 class Numbers(list):
@@ -83,6 +95,81 @@ def test_many_short_blocks_add_up_to_their_shares(blocks):
     assert abs(turns.counts(firsts[-1])[0] - expected) < 1.5
 
 
+# What a recipe asks for
+
+SOURCES = [Source(path="x/a", weight=3), Source(path="x/b", weight=1), Source(path="x/c", weight=4)]
+
+
+def data_with(*phases, **options):
+    return Data(sources=SOURCES, sequence_length=10, phases=list(phases), **options)
+
+
+def plain(changes):
+    return [(first, pytest.approx(list(shares))) for first, shares in changes]
+
+
+def test_weights_and_temperature_are_shares_of_the_tokens():
+    assert asked_shares(data_with(), [9, 1, 90]) == plain([(0, [3 / 8, 1 / 8, 4 / 8])])
+    sizes = [16, 4, 36]
+    assert asked_shares(data_with(temperature=1.0), sizes) == plain(
+        [(0, [16 / 56, 4 / 56, 36 / 56])]
+    )
+    assert asked_shares(data_with(temperature=2.0), sizes) == plain([(0, [4 / 12, 2 / 12, 6 / 12])])
+
+
+def test_phases_begin_at_the_nearest_row_and_may_change_linearly():
+    phases = [
+        Phase(until=104, weights={"a": 1, "b": 3}),
+        Phase(until=106, weights={"c": 2}),
+        Phase(until=1000, weights={"a": 1, "c": 1}, change="linear"),
+        Phase(weights={"b": 1}, change="linear", until=1640),
+    ]
+    found = asked_shares(data_with(*phases), [])
+    firsts = [first for first, _ in found]
+    assert firsts[:2] == [0, 10] and len(found) == 2 + 2 * 65
+    assert firsts[2:67] == [11 + 89 * block // 64 for block in range(65)]
+    assert firsts[67:] == [100 + block for block in range(65)]
+    first, middle, last = (shares.tolist() for shares in (found[2][1], found[34][1], found[66][1]))
+    assert found[:2] == plain([(0, [0.25, 0.75, 0]), (10, [0, 0, 1])])
+    assert first == pytest.approx([0.5 * 0.5 / 64, 0, 1 - 0.5 * 0.5 / 64])
+    assert middle == pytest.approx([0.5 * 32.5 / 64, 0, 1 - 0.5 * 32.5 / 64])
+    assert last == [0.5, 0, 0.5] and found[-1][1].tolist() == [0, 1, 0]
+    changes = found[:2] + [(11, np.array([1.0, 0.0, 0.0]))]
+    assert shares_over(changes, 16).tolist() == pytest.approx([7.5 / 16, 7.5 / 16, 1 / 16])
+    assert shares_over(changes, 5).tolist() == shares_over(changes, 0).tolist() == [0.25, 0.75, 0]
+    with pytest.raises(RecipeError, match=r"`data\.phases\[1\]\.until_learning_rate`"):
+        asked_shares(data_with(phases[0], Phase(until_learning_rate=0.5, weights={"a": 1})), [])
+
+
+def test_context_lengths_change_with_the_phases():
+    weights = {"weights": {"a": 1}}
+    assert lengths_of_phases(data_with(Phase(until=50, **weights), Phase(**weights))) == []
+    phases = [
+        Phase(until=54, context_length=4, **weights),
+        Phase(until=96, **weights),
+        Phase(context_length=5, **weights),
+    ]
+    lengths = lengths_of_phases(data_with(*phases))
+    assert lengths == [(0, 4), (5, 10), (10, 5)]
+    assert from_row(lengths, 0) == lengths
+    assert from_row(lengths, 4) == [(0, 4), (1, 10), (6, 5)]
+    assert from_row(lengths, 5) == [(0, 10), (5, 5)]
+    assert from_row(lengths, 11) == [(0, 5)]
+
+
+def test_documents_of_a_row_are_cut_without_a_label_for_the_first_token_of_a_piece():
+    positions = np.array([0, 1, 2, 3, 4, 5, 6, 0, 1, 2])
+    labels = np.arange(10, 20)
+    labels[[0, 7]] = IGNORED
+    cut = positions.copy(), labels.copy()
+    cut_documents(*cut, 3)
+    assert cut[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 0, 1, 2]
+    assert [at for at, label in enumerate(cut[1]) if label == IGNORED] == [0, 3, 6, 7]
+    whole = positions.copy(), labels.copy()
+    cut_documents(*whole, 10)
+    assert whole[0].tolist() == positions.tolist() and whole[1].tolist() == labels.tolist()
+
+
 # Skipped rows
 
 
@@ -95,6 +182,7 @@ def test_skipped_stretches_are_jumped_over():
     rows = RowsOfSteps(8)
     rows.leave_out([(16, 24), (40, 48)])
     assert [rows.of(step) for step in range(5)] == [(0, 8), (8, 16), (24, 32), (32, 40), (48, 56)]
+    assert [rows.first(step) for step in range(5)] == [0, 8, 24, 32, 48]
     rows.leave_out([rows.of(1)])
     assert rows.left_out == [(8, 24), (40, 48)]
     assert [rows.first(step) for step in range(4)] == [0, 24, 32, 48]

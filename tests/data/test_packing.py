@@ -39,6 +39,39 @@ def test_every_piece_is_in_one_row_of_every_epoch(name, lengths, sequence_length
     assert all(sizes.sum() <= sequence_length for _, sizes in rows)
 
 
+@given(LENGTHS, st.integers(2, 16), st.booleans())
+@FEWER
+def test_a_long_document_is_cut_every_stride_tokens_to_its_end(lengths, sequence_length, overlaps):
+    stride = sequence_length - overlaps
+    expected, begin = [], 0
+    for length in lengths:
+        at = 0
+        while at == 0 or at - stride + sequence_length < length:
+            expected.append((begin + at, min(sequence_length, length - at)))
+            at += stride
+        begin += length
+    for name in ("best_fit", "none", "token_budget"):
+        packing = pack(*documents(lengths), sequence_length, name, 3, stride)
+        pieces = zip(packing.starts.tolist(), packing.lengths.tolist(), strict=True)
+        assert sorted(pieces) == sorted(expected)
+        assert name != "none" or packing.num_rows == len(expected)
+
+
+@given(LENGTHS, st.integers(1, 16))
+@FEWER
+def test_concatenated_documents_fill_every_row_but_the_last(lengths, sequence_length):
+    packing = pack(*documents(lengths), sequence_length, "concatenate", 3)
+    sizes = [sum(length for _, length in row) for row in rows_of(packing)]
+    full, rest = divmod(sum(lengths), sequence_length)
+    assert sizes == [sequence_length] * full + [rest] * (rest > 0)
+    tokens = [
+        at
+        for start, length in zip(packing.starts, packing.lengths, strict=True)
+        for at in range(start, start + length)
+    ]
+    assert sorted(tokens) == list(range(sum(lengths)))
+
+
 @given(LENGTHS, st.integers(1, 16))
 @FEWER
 def test_best_fit_equals_the_plain_algorithm(lengths, sequence_length):

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 
+import numpy as np
 import pyarrow
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from cpt.data.rows.open_sources import sampled_documents
+from cpt.data.store.shards import TextChecks
 from cpt.data.store.text_loss import SpelledTokens, TextLoss, excerpts
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
@@ -224,6 +226,39 @@ def test_the_sample_is_spread_over_the_files_and_their_bytes(tmp_path, suffix):
     assert quarters == {0, 1, 2, 3} and {text[0] for text in sample} >= {"1", "2"}
     few = source.model_copy(update={"max_documents": 20})
     assert {document.text[0] for document in sampled_documents(few, "key")} == {"0", "1"}
+
+
+def test_of_every_batch_something_is_compared_and_all_that_may_be_held_out():
+    encoder = DocumentEncoder(of_letters("".join(ENGLISH), unknown="?"))
+
+    def checked(*batches, share=0.0, first=2, held_out=()):
+        checks = TextChecks(encoder, held_out_share=share, first_excerpts=first)
+        for texts in batches:
+            hashes = np.array([10 if text in held_out else 2**63 for text in texts], np.uint64)
+            checks.add(texts, [text.encode() for text in texts], hashes, [])
+        return checks.compare()
+
+    unknown = "".join(RUSSIAN * 9)[:5000]
+    later = checked(["the", "fox"], [unknown])
+    assert later.compared == 6 + 1000 and later.unknown > 500
+    first = checked([unknown] * 9, first=2)
+    assert first.compared == 2000, "two excerpts of the first batch"
+    assert checked([unknown] * 9, share=0.1, held_out=[unknown]).compared == 9 * len(unknown)
+    assert checked() is None
+    added = TextLoss(10, 1, 2, 3, {"a": 3, "b": 1}).add(TextLoss(20, 10, 20, 30, {"b": 5}))
+    assert added == TextLoss(30, 11, 22, 33, {"b": 6, "a": 3}) and added.share == 66 / 30
+    assert str(TextLoss(400, 3, 0, 1, {"д": 3, "\x00": 1})).startswith(
+        "1.00% of 400 compared characters (3 lost, 1 changed; 3 x U+0434 CYRILLIC SMALL LETTER DE, 1 x U+0000"
+    )
+
+
+def test_places_in_one_long_document_are_given_to_others(tmp_path):
+    lines = [json.dumps({"text": f"{number} {'x' * 1000}"}) for number in range(900)]
+    lines.insert(400, json.dumps({"text": "y" * 1_300_000}))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    sample = sampled_documents(Source(path=str(tmp_path / "a.jsonl")), "data.sources[0]")
+    numbers = {document.text.split()[0] for document in sample}
+    assert 100 <= len(numbers) == len(sample) <= 129
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ from tiny_training import learns_and_resumes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cpt.errors import CheckpointError
+from cpt.errors import CheckpointError, RecipeError
 from cpt.optim import adamw
 from cpt.optim.adamw import OneKernelAdamW, Pages
 from cpt.optim.adamw_update import adamw_update
 from cpt.optim.gradients import ReleasedGradients
-from cpt.recipe.schema import Optimizer
+from cpt.recipe.schema import Optimizer, Recipe
 
 OF_TORCH = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 KINDS = {
@@ -97,6 +97,115 @@ def test_embeddings_and_small_parameters_keep_fp32_moments():
         walk(parameter, optimizer, 1)
         types.append(optimizer.state[parameter]["exp_avg"].dtype)
     assert types == [torch.float32, torch.float32, torch.uint8]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "dtype", "is_host"),
+    [
+        ("embedding", 100_000, torch.float32, True),
+        ("weight", 100_000, torch.uint8, True),
+        ("weight", 99_999, torch.uint8, False),
+        ("weight", 4096, torch.uint8, False),
+        ("weight", 4095, torch.float32, False),
+    ],
+)
+def test_parameters_from_a_size_on_have_8_bit_and_wait_on_the_host(name, size, dtype, is_host):
+    parameter = matrix(torch.bfloat16, size)
+    group = {"params": [parameter], **({"is_embedding": True} if name == "embedding" else {})}
+    optimizer = of([group], rounding="kahan", eight_bit=True, paged=True)
+    walk(parameter, optimizer, 1)
+    assert optimizer.state[parameter]["exp_avg"].dtype == dtype
+    assert optimizer.is_on_host(parameter) is is_host
+    assert not of([group], rounding="kahan", eight_bit=True).is_on_host(parameter)
+    scales = [value.shape for key, value in optimizer.state[parameter].items() if "scale" in key]
+    assert scales == ([(-(-size // 256),)] * 2 if dtype == torch.uint8 else [])
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "rounding", "has_master"),
+    [
+        ([torch.float32], None, False),
+        ([torch.bfloat16], None, True),
+        ([torch.float32, torch.bfloat16, torch.float32], None, True),
+        ([torch.float16], None, True),
+        ([torch.bfloat16], "stochastic", False),
+        ([torch.bfloat16], "kahan", False),
+    ],
+)
+def test_weights_in_half_precision_have_a_master_copy_unless_they_are_rounded(
+    dtypes, rounding, has_master
+):
+    weights = [matrix(dtype, 300) for dtype in dtypes]
+    optimizer = of([{"params": [weight]} for weight in weights], rounding=rounding)
+    assert optimizer.has_master is has_master
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    expected = ["float32" not in str(dtype) and rounding is None for dtype in dtypes]
+    assert ["master" in optimizer.state[weight] for weight in weights] == expected
+    assert [type(weight.grad) for weight in weights] == [torch.Tensor] * len(weights)
+
+
+def test_half_weights_with_8_bit_states_or_rounding_are_refused():
+    for options in ({"rounding": "kahan"}, {"rounding": "stochastic", "eight_bit": True}):
+        with pytest.raises(RecipeError, match="need `model.dtype` bfloat16 or float32"):
+            of([{"params": [matrix(torch.float16)]}], **options)
+
+
+def test_a_group_that_is_added_and_a_parameter_without_gradient_are_known_by_number():
+    weights = [matrix(torch.bfloat16, size) for size in (300, 200, 100)]
+    both, late = (
+        of([{"params": list(weights[:count])}], rounding="stochastic") for count in (3, 2)
+    )
+    late.add_param_group({"params": weights[2:]})
+    start = [weight.detach().clone() for weight in weights]
+    found = []
+    for optimizer in (both, late):
+        for weight, value in zip(weights, start, strict=True):
+            weight.data.copy_(value)
+            weight.grad = torch.ones_like(weight)
+        weights[1].grad = None
+        optimizer.step()
+        found.append([weight.detach().clone() for weight in weights])
+        assert weights[1] not in optimizer.state and torch.equal(weights[1], start[1])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+TRAINING = {"bf16": True}
+
+
+@pytest.mark.parametrize(
+    ("sections", "machine", "dtype"),
+    [
+        ({}, {"on_gpu": True}, torch.bfloat16),
+        ({}, {"on_gpu": False}, torch.float32),
+        ({}, {"on_gpu": False, "deepspeed": True}, torch.bfloat16),
+        ({"optimizer": {"name": "muon"}}, {"on_gpu": True}, torch.float32),
+        ({"optimizer": {"name": "muon"}}, {"deepspeed": True}, torch.bfloat16),
+        ({"training": {"bf16": True, "fsdp": "full_shard"}}, {"on_gpu": True}, torch.float32),
+        (
+            {"training": {"bf16": True, "parallelism_config": {"tp_size": 2}}},
+            {"on_gpu": True},
+            torch.float32,
+        ),
+        ({"model": {"path": "a/b", "lora": {}}}, {"on_gpu": False}, torch.bfloat16),
+        ({"training": {}}, {"on_gpu": True, "deepspeed": True}, torch.float32),
+    ],
+)
+def test_weights_are_in_half_precision_where_updates_use_an_fp32_copy(sections, machine, dtype):
+    sources = {"sources": [{"path": "a/c"}], "sequence_length": 16}
+    recipe = Recipe.model_validate(
+        {
+            "name": "r",
+            "model": {"path": "a/b"},
+            "data": sources,
+            "training": TRAINING,
+            "optimizer": {"name": "adamw"},
+            "budget": {"tokens": 100},
+            **sections,
+        }
+    )
+    assert adamw.automatic_dtype(recipe, **{"deepspeed": False, "on_gpu": False} | machine) == dtype
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -264,6 +373,38 @@ def test_pages_change_no_number_however_late_or_early_the_streams_run(
     assert saved.keys() == expected.keys()
     for number, state in saved.items():
         assert all(torch.equal(value, expected[number][name]) for name, value in state.items())
+
+
+def test_pieces_take_turns_in_two_buffers_and_are_as_large_as_fits(monkeypatch, lazy):
+    monkeypatch.setattr(adamw, "BUFFER", 2 * 4 * 4096 * 2 + 2 * 512)
+    pages = Pages(torch.device("cpu"), lazy)
+    arrays = {name: random(20_000) for name in ("exp_avg", "exp_avg_sq")}
+    expected = {name: 2 * array for name, array in arrays.items()}
+    places, buffers = [], []
+    for _ in range(2):
+        for first, end, here in pages.pieces(7, arrays):
+            lazy.main.work.append(lambda here=here: [one.mul_(2**0.5) for one in here.values()])
+            places.append((first, end))
+            buffers.append(here["exp_avg"].untyped_storage().data_ptr())
+    pages.wait()
+    lazy.main.synchronize()
+    pages.wait()
+    assert places == [(0, 8192), (8192, 16384), (16384, 20_000)] * 2
+    assert len(set(buffers)) == 2 and buffers[::2] == buffers[:1] * 3
+    for name, array in arrays.items():
+        torch.testing.assert_close(array, expected[name])
+
+
+def test_no_copy_of_the_states_before_waits_when_others_are_loaded_or_saved(monkeypatch, lazy):
+    plain, _ = with_parameters()
+    optimizer, some = with_parameters(paged=True)
+    monkeypatch.setattr(adamw, "host_memory", lambda size, _: torch.zeros(size, dtype=torch.uint8))
+    optimizer.pages = Pages(torch.device("cpu"), lazy)
+    train(optimizer, some, None)
+    assert any(work is not None for work in lazy.to_host.work)
+    optimizer.load_state_dict(plain.state_dict())
+    assert [work for stream in (lazy.to_gpu, lazy.to_host) for work in stream.work if work] == []
+    assert optimizer.pages is None and not optimizer.arenas
 
 
 class Operators(TorchDispatchMode):

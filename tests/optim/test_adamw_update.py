@@ -82,6 +82,24 @@ def test_the_mean_of_stochastic_rounding_is_the_number_itself():
     assert abs(sum(errors) / 16) < 4 * 2**-9 / math.sqrt(16 * 2**16), "the mean error goes to 0"
 
 
+DRAWN = {  # (place, parameter, step) -> which are rounded up
+    (0, 0, 1): "0010110000010001110110100110111010011011110110111011111010010010",
+    (256, 7, 3): "0001000110100011101100000001001111110100011110101011001100000001",
+    (2**20, 12345, 100_000): "0101110010110011010110010110111101110111101011100001000111011010",
+}
+
+
+def test_the_noise_of_a_place_and_step_is_the_same_in_every_version():
+    """A run that resumes under a later version draws the same."""
+    halves = torch.full((64,), 1 + 2**-8)  # between two numbers of bfloat16
+    drawn = {
+        where: "".join(str(int(value > 1)) for value in stochastic(halves, *where).tolist())
+        for where in DRAWN
+    }
+    assert drawn == DRAWN
+    assert stochastic(torch.tensor([math.nan, 1.0]), 0, 0, 1).isnan().tolist() == [True, False]
+
+
 @pytest.mark.parametrize("name", list(DECADES))
 def test_8_bit_values_are_within_a_share_of_their_own_and_the_largest_is_exact(name):
     values = random(3 * BLOCK + 7, 1) ** 3

@@ -117,30 +117,101 @@ def test_the_steps_are_those_of_whole_gradients_bit_for_bit_and_only_one_gradien
 
 
 def recipe(sections, folder, *overrides, **optimizer):
+    """One that may release its gradients, but for the overrides; `-key` leaves a key out."""
     released = {"name": "adamw", "learning_rate": 1e-3, "release_gradients": True, **optimizer}
     written = write_recipe(
         {**sections, "optimizer": released, "budget": {"tokens": 1024}}, folder / "recipe.yaml"
     )
     fits = ["training.max_grad_norm=0", "training.gradient_accumulation_steps=1"]
-    return load_recipe(written, [*fits, *overrides])
+    kept = [one for one in fits if f"-{one.partition('=')[0]}" not in overrides]
+    return load_recipe(written, [*kept, *(one for one in overrides if one[0] != "-")])
+
+
+USE = "`muon`. Use one of adamw, adamw_8bit, paged_adamw_8bit, or write false."
+LATE = "the norm is only known after the updates, too late for clipping. Write `training.max_grad_norm: 0`."
+BATCHES = " micro-batches per step. Write `training.gradient_accumulation_steps: 1`."
 
 
 @pytest.mark.parametrize(
-    ("overrides", "optimizer", "others"),
+    ("overrides", "optimizer", "others", "reason"),
     [
-        ([], {"name": "muon"}, {}),
-        ([], {}, {"deepspeed": True}),
-        ([], {}, {"processes": 2}),
-        (["training.fp16=true"], {}, {}),
-        (["training.max_grad_norm=1.0"], {}, {}),
-        (["training.gradient_accumulation_steps=4"], {}, {}),
+        ([], {"name": "muon"}, {}, f"an update needs the whole gradient with {USE}"),
+        (
+            [],
+            {},
+            {"deepspeed": True},
+            "DeepSpeed manages the gradients. Write false, or remove `training.deepspeed`.",
+        ),
+        (
+            [],
+            {},
+            {"processes": 3},
+            "it supports one GPU, not 3. Write false, and use DeepSpeed's ZeRO-2.",
+        ),
+        (
+            ["training.fp16=true"],
+            {},
+            {},
+            "an update needs the whole gradient to find the scale of fp16. Write `training.bf16: true` instead.",
+        ),
+        (["training.max_grad_norm=1.0"], {}, {}, LATE),
+        (["-training.max_grad_norm"], {}, {}, LATE),
+        (
+            ["training.gradient_accumulation_steps=4"],
+            {},
+            {},
+            f"`training.gradient_accumulation_steps` means 4{BATCHES}",
+        ),
+        (
+            ["-training.gradient_accumulation_steps", "budget.global_batch_tokens=384"],
+            {},
+            {},
+            f"`budget.global_batch_tokens` means 3{BATCHES}",
+        ),
+        (["training.max_grad_norm=1.0"], {"release_gradients": False}, {"processes": 2}, None),
     ],
 )
-def test_a_run_that_needs_a_whole_gradient_is_refused(
-    tiny_recipe, tmp_path, overrides, optimizer, others
+def test_a_run_that_needs_a_whole_gradient_is_refused_with_the_reason(
+    tiny_recipe, tmp_path, overrides, optimizer, others, reason
 ):
     check_release(recipe(tiny_recipe, tmp_path), deepspeed=False)
-    with pytest.raises(RecipeError, match=r"`optimizer\.release_gradients`"):
-        check_release(
-            recipe(tiny_recipe, tmp_path, *overrides, **optimizer), **{"deepspeed": False, **others}
-        )
+    asked = recipe(tiny_recipe, tmp_path, *overrides, **optimizer)
+    if reason is None:
+        check_release(asked, **{"deepspeed": False, **others})
+        return
+    with pytest.raises(RecipeError) as refused:
+        check_release(asked, **{"deepspeed": False, **others})
+    assert str(refused.value) == f"`optimizer.release_gradients`: {reason}"
+
+
+def test_each_released_parameter_has_the_rate_of_its_group_and_a_broken_gradient_costs_only_its_own():
+    values = [3.0, 4.0, 12.0]
+    weights = [torch.nn.Parameter(torch.zeros(1).bfloat16()) for _ in values]
+    groups = [{"params": weights[:2], "lr": 0.5}, {"params": weights[2:], "lr": 0.25}]
+    optimizer = adamw.OneKernelAdamW(groups, lr=1.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    released = ReleasedGradients(optimizer)
+
+    def step(skip, *changes):
+        released.begin(skip)
+        factors = [*changes, 1.0, 1.0, 1.0][:3]
+        sum(w * v * f for w, v, f in zip(weights, values, factors, strict=True)).backward()
+        assert all(weight.grad is None for weight in weights)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.25]
+        return [weight.item() for weight in weights]
+
+    assert released.norm() == 0
+    assert step(None) == pytest.approx([-0.5, -0.5, -0.25], rel=1e-2)
+    assert released.norm() == 13
+    before = [weight.item() for weight in weights]
+    assert step(torch.tensor(True)) == before and released.norm() == 13
+    after = step(torch.tensor(False), torch.inf)
+    assert after[0] == before[0] and after[1:] == pytest.approx([-1.0, -0.5], rel=1e-2)
+    assert released.norm() == torch.inf
+    assert [optimizer.state[weight]["step"] for weight in weights] == [1, 2, 2]
+    released.remove()
+    weights[0].sum().backward()
+    assert weights[0].grad == 1 and optimizer.found_inf is None
+
+
+def test_without_gradients_the_norm_is_zero():
+    assert gradient_norm([]) == 0

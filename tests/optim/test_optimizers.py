@@ -18,6 +18,7 @@ from cpt.optim.build import (
     check_rounding,
     convert_adamw,
     muon,
+    replay_step_counter,
     shampoo,
     soap,
 )
@@ -86,6 +87,152 @@ def test_8_bit_is_built_by_name_with_embeddings_apart(name, paged):
     assert optimizer.defaults == {"lr": 1e-3, "betas": (0.8, 0.9), "eps": 1e-8, "weight_decay": 0.2}
     apart = values_of(IS_EMBEDDING, model, optimizer.param_groups)
     assert {name for name, is_embedding in apart.items() if is_embedding} == {"embedding.weight"}
+
+
+ADAMW = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
+MUON = {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adjust_lr_fn": "match_rms_adamw"}
+SHAMPOO = {"decoupled_weight_decay": True, "preconditioning_compute_steps": 10, "block_size": 512}
+SOAP = {"precondition_frequency": 10, "max_precondition_dim": 10_000}
+CHANGES = {"betas": [0.8, 0.7], "eps": 1e-4, "weight_decay": 0.3}
+OF_SHAMPOO = {"preconditioning_compute_steps": 3, "block_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"name": "adamw"}, {**ADAMW, "fused": True, "amsgrad": False}),
+        ({"name": "adamw", **CHANGES}, {"fused": True}),
+        ({"name": "adamw_8bit"}, ADAMW),
+        ({"name": "adamw_8bit", **CHANGES}, {}),
+        ({"name": "paged_adamw_8bit"}, ADAMW),
+        ({"name": "paged_adamw_8bit", **CHANGES}, {}),
+        ({"name": "sgd"}, {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False}),
+        ({"name": "sgd", "momentum": 0.8, "weight_decay": 0.2}, {}),
+        ({"name": "muon"}, {"weight_decay": 0.1, **MUON}),
+        (
+            {
+                "name": "muon",
+                "momentum": 0.8,
+                "nesterov": False,
+                "ns_steps": 3,
+                "weight_decay": 0.2,
+            },
+            {"adjust_lr_fn": "match_rms_adamw"},
+        ),
+        ({"name": "soap"}, {"betas": (0.95, 0.95), "eps": 1e-8, "weight_decay": 0.01, **SOAP}),
+        ({"name": "soap", **CHANGES, "precondition_frequency": 3, "max_precondition_dim": 99}, {}),
+        ({"name": "shampoo"}, {"betas": (0.9, 0.999), "weight_decay": 0.01, **SHAMPOO}),
+        ({"name": "shampoo", "betas": [0.8, 0.7], "weight_decay": 0.3, **OF_SHAMPOO}, {}),
+    ],
+)
+def test_a_library_gets_the_defaults_that_are_documented_or_what_the_recipe_says(section, expected):
+    if section["name"] in ("soap", "shampoo"):
+        pytest.importorskip("pytorch_optimizer")
+    built = build_optimizer(Optimizer(**section, learning_rate=3e-3), Tiny())
+    group = next(
+        group
+        for group in built.param_groups
+        if any(parameter.shape == (3, 4) for parameter in group["params"])
+    )
+    said = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in section.items()
+    }
+    said.pop("name")
+    asked = {"lr": 3e-3, **expected, **said}
+    found = vars(built) | built.defaults | group
+    assert {name: found.get(name) for name in asked} == asked
+
+
+def test_muon_gives_the_rest_to_adamw_with_its_own_options():
+    section = Optimizer(name="muon", learning_rate=3e-3, betas=[0.8, 0.7], eps=1e-4)
+    plain, changed = (
+        build_optimizer(one, Tiny()).parts[1]
+        for one in (Optimizer(name="muon", learning_rate=3e-3), section)
+    )
+    assert type(plain) is torch.optim.AdamW
+    for part, betas, eps in ((plain, (0.9, 0.95), 1e-8), (changed, (0.8, 0.7), 1e-4)):
+        for group in part.param_groups:
+            found = [group[name] for name in ("lr", "betas", "eps", "fused", "weight_decay")]
+            assert found == [3e-3, betas, eps, True, 0.0]
+
+
+@pytest.mark.parametrize("name", ["muon", "adamw", "sgd"])
+def test_an_embedding_rate_is_that_of_embeddings_and_head_and_of_nothing_else(name):
+    model = tiny_llama()
+    section = Optimizer(name=name, learning_rate=1e-3, embedding_learning_rate=1e-4)
+    rates = values_of("lr", model, build_optimizer(section, model).param_groups)
+    ends = {"model.embed_tokens.weight", "lm_head.weight"}
+    assert rates == {name: 1e-4 if name in ends else 1e-3 for name, _ in model.named_parameters()}
+
+
+class OnHost(torch.optim.Optimizer):
+    """What DeepSpeed's AdamW for the host stores and is asked for."""
+
+    def __init__(self, groups, adamw_mode=False, **options):
+        super().__init__(groups, {"bias_correction": True, "amsgrad": False, **options})
+        self.asked, self.opt_id, self.ds_opt_adam = {"adamw_mode": adamw_mode, **options}, 7, self
+        self.updates = []
+
+    def adam_update(self, *settings):
+        self.updates.append([one.tolist() if torch.is_tensor(one) else one for one in settings])
+
+
+@pytest.fixture
+def on_host(monkeypatch):
+    monkeypatch.setattr("deepspeed.ops.adam.DeepSpeedCPUAdam", OnHost)
+    section = Optimizer(name="adamw", learning_rate=3e-3, **CHANGES)
+    return build_optimizer(section, Tiny(), partitioned=True, offloaded=True)
+
+
+def test_deepspeeds_optimizer_for_the_host_gets_the_recipes_options(on_host, monkeypatch):
+    options = {"lr": 3e-3, "betas": (0.8, 0.7), "eps": 1e-4, "weight_decay": 0.3}
+    assert type(on_host) is OnHost and on_host.asked == {"adamw_mode": True, **options}
+
+    def fail(*_, **__):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("deepspeed.ops.adam.DeepSpeedCPUAdam", fail)
+    with pytest.raises(ResourceError, match=r"needs g\+\+: no compiler"):
+        build_optimizer(Optimizer(name="adamw"), Tiny(), partitioned=True, offloaded=True)
+
+
+@pytest.mark.parametrize("to_host", [True, False])
+def test_states_of_adamw_become_those_of_the_other_one_with_the_saved_options(on_host, to_host):
+    section = Optimizer(name="adamw", learning_rate=3e-3, **CHANGES)
+    of_torch = build_optimizer(section, Tiny(), partitioned=True)
+    before, after = (of_torch, on_host) if to_host else (on_host, of_torch)
+    assert not convert_adamw(before) and not convert_adamw(after)
+    own = [group.keys() for group in after.param_groups]
+    for group in before.param_groups:
+        group["lr"] = 1e-5
+        for number, parameter in enumerate(group["params"], start=5):
+            step = torch.tensor(float(number)) if to_host else number
+            before.state[parameter] = {"step": step, "exp_avg": torch.full_like(parameter, number)}
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    assert convert_adamw(after) is True and convert_adamw(after) is False
+    assert all(keys <= group.keys() for keys, group in zip(own, after.param_groups, strict=True))
+    assert ["bias_correction" in group for group in after.param_groups] == [to_host] * len(own)
+    for group in after.param_groups:
+        found = [group[name] for name in ("lr", "betas", "eps")]
+        assert found == [1e-5, (0.8, 0.7), 1e-4] and group["weight_decay"] in (0.3, 0.0)
+        for number, parameter in enumerate(group["params"], start=5):
+            state = after.state[parameter]
+            assert state["step"] == number and torch.is_tensor(state["step"]) is not to_host
+            assert torch.equal(state["exp_avg"], torch.full_like(parameter, number))
+
+
+def test_the_steps_of_deepspeeds_kernel_are_counted_again_and_others_are_left_alone(on_host):
+    replay_step_counter(on_host)
+    assert on_host.updates == []
+    for steps_made, parameter in enumerate(on_host.param_groups[0]["params"], start=2):
+        on_host.state[parameter] = {"step": steps_made}
+    replay_step_counter(on_host)
+    most = len(on_host.param_groups[0]["params"]) + 1
+    numbers = [[0.0]] * 4
+    assert on_host.updates == [
+        [7, step, 3e-3, 0.8, 0.7, 1e-4, 0.0, True, *numbers] for step in range(1, most + 1)
+    ]
+    replay_step_counter(torch.optim.AdamW(Tiny().parameters()))
 
 
 # --- learning --------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from cpt.optim.schedules import (
     SCHEDULES,
     build_schedule,
     constant,
+    continued,
     cosine,
     infinite,
     linear,
@@ -55,7 +56,17 @@ INFINITE = {"cooldown_tokens": 400, "anneal_tokens": 200, "constant": 0.4, "floo
             {"decay_tokens": 200},
             {50: 0.5, 100: 1, 800: 1, 850: 0.5, 900: 1 - math.sqrt(0.5), 1000: 0},
         ),
-        (wsd, {"decay_tokens": 200, "floor": 0.1}, {1000: 0.1}),
+        (wsd, {"decay_tokens": 200, "floor": 0.1}, {850: 0.55, 1000: 0.1, 1100: 0.1}),
+        (cosine, {}, {325: 0.1 + 0.9 * 0.5 * (1 + math.sqrt(0.5)), 1000: 0.1, 1100: 0.1}),
+        (linear, {}, {325: 0.75, 1000: 0, 1100: 0}),
+        (rewarm_cosine, {}, {0: 0, 50: 0.5, 100: 1, 1000: 0.1}),
+        (constant, {}, {50: 0.5, 100: 1, 1000: 1}),
+        (
+            infinite,
+            {"cooldown_tokens": 400, "anneal_tokens": 200},
+            {500: 0.5, 800: 0.5, 900: math.sqrt(0.05), 1000: 0.1, 1100: 0.1},
+        ),
+        (infinite, {"cooldown_tokens": 400, "anneal_tokens": 0}, {300: 0.75, 1000: 0.5}),
         (
             infinite,
             INFINITE,
@@ -81,6 +92,14 @@ def test_two_runs_of_which_one_continues_the_other_have_the_rates_of_one_long_ru
     whole = rates(Schedule(**section), steps=100, tokens_per_step=10)
     rest = Schedule(name="continued", schedule=section, trained_tokens=400)
     assert rates(rest, steps=60, tokens_per_step=10) == whole[40:]
+
+
+def test_a_schedule_continues_a_cosine_to_the_end_that_was_planned_or_to_its_own():
+    options = {"schedule": {}, "trained_tokens": 400}
+    assert continued(100, 500, **options) == cosine(500, 900)
+    assert continued(100, 500, **options, planned_tokens=2000) == cosine(500, 2000)
+    inner = {"name": "linear", "floor": 0.3}
+    assert continued(100, 500, schedule=inner, trained_tokens=400) == linear(500, 900, floor=0.3)
 
 
 TOTAL = 1000
@@ -167,6 +186,27 @@ WSD = {"name": "wsd", "decay_tokens": 30}
 def test_a_wrong_schedule_is_a_recipe_error(section, key):
     with pytest.raises(RecipeError, match=key):
         rates(section, steps=2, tokens_per_step=10)
+
+
+def test_parts_may_fill_the_schedule_and_not_be_longer():
+    section = Schedule(name="wsd", warmup_tokens=800, decay_tokens=1200)
+    rates(section, steps=2, tokens_per_step=1000)
+    with pytest.raises(RecipeError) as refused:
+        rates(section, steps=1999, tokens_per_step=1)
+    assert str(refused.value) == (
+        "`schedule.warmup_tokens` is 800 tokens and `schedule.decay_tokens` is 1,200 tokens, but the whole schedule"
+        " has 1,999. Lower them."
+    )
+    shared = Schedule(name="wsd", warmup_share=0.4, decay_tokens=1200)
+    rates(shared, steps=2, tokens_per_step=1000)
+    with pytest.raises(RecipeError, match="`schedule.warmup_share` is 1,200 tokens, but"):
+        rates(shared.model_copy(update={"decay_tokens": 1801}), steps=3, tokens_per_step=1000)
+    inner = {"name": "wsd", "decay_tokens": 1500}
+    rest = {"name": "continued", "schedule": inner, "trained_tokens": 500}
+    rates(Schedule(**rest), steps=1, tokens_per_step=1000)
+    rates(Schedule(**rest, planned_tokens=1600), steps=1, tokens_per_step=10)
+    with pytest.raises(RecipeError, match="`schedule.schedule.decay_tokens` is 1,500 tokens"):
+        rates(Schedule(**rest, planned_tokens=1400), steps=1, tokens_per_step=1000)
 
 
 @pytest.mark.parametrize("schedule", [constant, linear, cosine, partial(wsd, decay_tokens=200)])
