@@ -19,13 +19,12 @@ from typing import Any
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.readme import table, write_part
-from benchmarks.rewarming.corpus import GENERAL, tokenizer_texts, write_library
+from benchmarks.rewarming.corpus import GENERAL, write_library
 from benchmarks.rewarming.results import interval
 from benchmarks.rewarming.training import BASE, RECIPES, SCALE, Experiment
 from cpt.command_line import show_log
 from cpt.evaluation.scoring import read_course
 from cpt.recipe.load import load_recipe
-from cpt.tokenizer.train_bpe import train_bpe
 from cpt.train import train
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"
@@ -102,15 +101,7 @@ def prepare(folder: Path) -> Experiment:
     texts = write_library(Path(sysconfig.get_path("stdlib")), folder / "corpus")
     del texts["weak"]
     experiment = Experiment(texts, folder / "tokenizer", folder)
-    if not experiment.tokenizer.exists():
-        recipe = load_recipe(
-            RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"]
-        )
-        train_bpe(
-            tokenizer_texts(texts),
-            int((recipe.model.config or {})["vocab_size"]),
-            experiment.tokenizer,
-        )
+    experiment.make_tokenizer()
     return experiment
 
 

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.rewarming.corpus import SHIFTS, tokenizer_texts, write_library
+from benchmarks.rewarming.corpus import SHIFTS, write_library
 from benchmarks.rewarming.page import write_page
 from benchmarks.rewarming.results import write_results
-from benchmarks.rewarming.training import ARMS, RECIPES, Experiment
+from benchmarks.rewarming.training import ARMS, Experiment
 from cpt.command_line import show_log
-from cpt.recipe.load import load_recipe
-from cpt.tokenizer.train_bpe import train_bpe
 
 
 def main() -> None:
@@ -39,15 +37,7 @@ def measure(folder: Path, seeds: int) -> None:
     """Train every arm of every seed, and write the results and the page."""
     texts = write_library(Path(sysconfig.get_path("stdlib")), folder / "corpus")
     experiment = Experiment(texts, folder / "tokenizer", folder)
-    if not experiment.tokenizer.exists():
-        recipe = load_recipe(
-            RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={experiment.tokenizer}"]
-        )
-        train_bpe(
-            tokenizer_texts(texts),
-            int((recipe.model.config or {})["vocab_size"]),
-            experiment.tokenizer,
-        )
+    experiment.make_tokenizer()
     results = []
     for seed in range(1, seeds + 1):
         results.append(experiment.run_base(seed))

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.rewarming.corpus import GENERAL, Shift, Text
+from benchmarks.rewarming.corpus import GENERAL, Shift, Text, tokenizer_texts
 from cpt.evaluation.scoring import read_course
 from cpt.recipe.load import load_recipe
+from cpt.tokenizer.train_bpe import train_bpe
 from cpt.train import train
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -56,6 +57,16 @@ class Experiment:
     texts: Mapping[str, Text]
     tokenizer: Path
     folder: Path
+
+    def make_tokenizer(self) -> None:
+        """Train it on the texts, unless it is there."""
+        if self.tokenizer.exists():
+            return
+        recipe = load_recipe(
+            RECIPES / "demo" / "pretrain.yaml", [f"tokenizer.path={self.tokenizer}"]
+        )
+        vocabulary = int((recipe.model.config or {})["vocab_size"])
+        train_bpe(tokenizer_texts(self.texts), vocabulary, self.tokenizer)
 
     def run_base(self, seed: int) -> Result:
         """On general text; the seed decides the first weights and the order of the data."""

@@ -290,7 +290,7 @@ READ = (
 )
 SUSPICIOUS = -1 / 3  # change of domain text
 GREAT = 0.2  # change of domain text
-UNMOVED = 1e-3  # of domain text: less is no effect of training
+UNMOVED = 1e-3  # change of domain text; below it training had no effect
 
 
 def next_step(

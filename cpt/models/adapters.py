@@ -190,7 +190,7 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
         reader = reader_of_weights(options)
         if reader is None:
             raise
-        # peft looks for the one weight of a layer; fused experts have several
+        # peft reads the one weight of a layer; fused experts have several
         why = f"reads the weights of plain layers, and {model.config.model_type} has others"
         raise RecipeError(f"`model.lora.{reader}` {why}: {problem}. Remove it.") from problem
 
