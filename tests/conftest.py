@@ -13,7 +13,19 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-os.environ.pop("COLUMNS", None)  # a worker of xdist has 80: what is printed there is as in a file
+OF_A_TERMINAL = (
+    "COLUMNS",
+    "LINES",
+    "COLORTERM",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+)
+# what is printed does not depend on who runs the tests, or on the 80 columns of xdist's workers
+for variable in OF_A_TERMINAL:
+    os.environ.pop(variable, None)
+os.environ["TERM"] = "xterm"
 
 import pytest
 from hypothesis import settings
