@@ -306,7 +306,7 @@ def build_once(
     build_whole: Callable[[], PreTrainedModel], trust_remote_code: bool
 ) -> PreTrainedModel:
     """Build the whole model on the main process. Under ZeRO-3, return this process's part of it; under FSDP2, other
-    processes get unused memory until they receive their shards (`cpt.training.sharded`).
+    processes get unused memory until they receive their shards (`cpt.training.engine`).
 
     transformers 5.23 draws other random weights when it partitions for ZeRO-3, and reads all weights in each process
     for FSDP2. Built whole, a seed means the same weights under every launcher, for the memory of one copy on the main

@@ -36,7 +36,7 @@ from cpt.training.loss_guard import (
     find_handler,
 )
 from cpt.training.restart import ROLLBACK, learned_rollback, remember
-from cpt.training.sharded import HALF
+from cpt.training.engine import HALF
 
 if TYPE_CHECKING:
     from cpt.training.trainer import CPTTrainer

@@ -45,7 +45,7 @@ from cpt.training.saving import (
     random_states_file,
     set_random_states,
 )
-from cpt.training.sharded import Engine, Gradients, SharedRows
+from cpt.training.engine import Engine, Gradients, SharedRows
 from cpt.training.tasks import TaskEvaluations
 
 

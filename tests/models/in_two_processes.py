@@ -40,7 +40,7 @@ from cpt.models.attention import (
 from cpt.models.build import build_model
 from cpt.models.inventory import count_parameters
 from cpt.recipe.schema import Model
-from cpt.training.sharded import Engine
+from cpt.training.engine import Engine
 
 PROCESSES, NUM_TOKENS = 2, 150
 

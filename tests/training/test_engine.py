@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallb
 from transformers.training_args import ParallelMode
 
 from cpt.optim.gradients import gradient_norm
-from cpt.training.sharded import Engine
+from cpt.training.engine import Engine
 from cpt.training.trainer import CPTTrainer
 
 
