@@ -72,6 +72,11 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         "a skipped step's loss does not count",
         "a public running loss",
     ),
+    "transformers.Trainer._created_lr_scheduler": (
+        "",
+        "set as by its own method, so that it removes the schedule after training",
+        "a public way to give it a schedule",
+    ),
     "trl.trainer.base_trainer._BaseTrainer._send_telemetry": (
         "",
         "cpt sends no telemetry",
@@ -113,6 +118,11 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         "",
         "a checkpoint within a generation has its completions",
         "TRL saves them",
+    ),
+    "trl.GRPOTrainer._last_world_entropy": (
+        "",
+        "a checkpoint has the state of the adaptive entropy bonus",
+        "TRL saves it",
     ),
     "trl.GRPOTrainer._step": ("", "the count of micro-batches on resume", "TRL restores it"),
     "trl.experimental.cpo.CPOTrainer._stored_metrics": (
@@ -266,74 +276,21 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-class TrainerHooks(Trainer):
-    """Public names for the private methods that CPTTrainer overrides; each receives the original as a function."""
+def loss_since_log(trainer: "Trainer") -> "torch.Tensor":
+    """The sum of losses since the last log; the Trainer adds to it in place."""
+    loss: torch.Tensor = trainer._tr_loss
+    return loss
 
-    def _prepare_for_training(
-        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
-    ) -> Any:
-        prepare = partial(super()._prepare_for_training, max_steps, train_dataloader)
-        return self.prepare_for_training(resume_from_checkpoint, prepare)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        self.load_weights(
-            resume_from_checkpoint,
-            partial(super()._load_from_checkpoint, resume_from_checkpoint, model),
-        )
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Warn about missing weights, but not about one that is tied to a loaded one."""
-        missing = set(load_result.missing_keys)
-        assert self.model is not None
-        weights = dict(self.model.named_parameters(remove_duplicate=False))
-        loaded = {id(weight) for name, weight in weights.items() if name not in missing}
-        lost = [name for name in load_result.missing_keys if id(weights.get(name)) not in loaded]
-        super()._issue_warnings_after_load(type(load_result)(lost, load_result.unexpected_keys))
-
-    def _run_epoch(self, *, resume_from_checkpoint: str | None, **options: Any) -> None:  # type: ignore[override]
-        # Pass no checkpoint, so that it skips random states, which are wrong for another number of processes.
-        run = partial(super()._run_epoch, **options, resume_from_checkpoint=None)
-        self.run_epoch(resume_from_checkpoint, run)
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: "torch.device") -> Any:
-        return self.number_of_labels(batch_samples, device, super()._get_num_items_in_batch)
-
-    def _save_checkpoint(self, model: "nn.Module", trial: Any) -> None:
-        self.save_checkpoint()
-
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
-        self.save_model_files(output_dir, state_dict, super()._save)
-
-    def save_files(self, folder: str, weights: Any) -> None:
-        """Save the model with these weights, its config and the tokenizer."""
-        self._save(folder, weights)
-
-    @property
-    def loss_since_log(self) -> "torch.Tensor":
-        """The sum of losses since the last log; the Trainer adds to it in place."""
-        loss: torch.Tensor = self._tr_loss
-        return loss
-
-    if TYPE_CHECKING:  # CPTTrainer has these
-
-        def prepare_for_training(
-            self, checkpoint: str | None, prepare: Callable[[str | None], Any]
-        ) -> Any: ...
-        def load_weights(self, checkpoint: str, load: Callable[[], None]) -> None: ...
-        def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None: ...
-        def number_of_labels(
-            self, batches: list[Any], device: Any, count: Callable[..., Any]
-        ) -> Any: ...
-        def save_checkpoint(self) -> None: ...
-        def save_model_files(
-            self, folder: Any, weights: Any, save: Callable[..., None]
-        ) -> None: ...
+def write_model_files(
+    trainer: "Trainer", folder: str, weights: "dict[str, torch.Tensor] | None"
+) -> None:
+    """Write the model with these weights or else its own, its config and the tokenizer, as the Trainer does."""
+    trainer._save(folder, weights)
 
 
 class ExampleHooks(Trainer):
-    """The same for every trainer of TRL."""
+    """Public names for the private methods of every TRL trainer."""
 
     def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
         """Rows are tokenized already."""

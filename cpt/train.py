@@ -20,6 +20,7 @@ from cpt.command_line import run_command  # first: it silences libraries that th
 # isort: split
 from cpt.checkpoints.resume import Wanted, choose_checkpoint, refuse_missing
 from cpt.checkpoints.retention import archive_record
+from cpt.checkpoints.save import seal_export
 from cpt.data.rows.build import data_of
 from cpt.data.rows.stretches import ended_stretches
 from cpt.distributed import (
@@ -43,10 +44,15 @@ from cpt.training.arguments import limit_gpu_memory, training_arguments
 from cpt.training.changes import EndOfPart, RecipeChanges
 from cpt.training.first_batch import with_fallbacks
 from cpt.training.inputs import describe_inputs
-from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named, saved_on_errors
+from cpt.training.liveness import GroupTimeouts, Heartbeat, lost_ranks_named
 from cpt.training.preemption import Preemption
-from cpt.training.resuming import comparison_of, keep_dtype, keep_global_batch, train_from
-from cpt.training.saving import seal_export
+from cpt.training.resuming import (
+    comparison_of,
+    keep_dtype,
+    keep_global_batch,
+    saved_on_errors,
+    train_from,
+)
 from cpt.training.trainer import CPTTrainer
 
 
@@ -144,7 +150,7 @@ def train(
         if ready is not None:
             ready(trainer)
         with saved_on_errors(trainer):
-            train_from(trainer, data, point)
+            train_from(trainer, point)
         preemption.raise_if_stopped(run.status().get("checkpoint"))
         end.restart_at_end()
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
@@ -153,7 +159,11 @@ def train(
                 run.folder, verdict_of_run(run.folder, serve=f"cpt serve {run.export_folder}")
             )
         export_model(
-            trainer, recipe, tokenizer, run.export_folder, seal=partial(seal_export, trainer)
+            trainer,
+            recipe,
+            tokenizer,
+            run.export_folder,
+            seal=partial(seal_export, manifest=trainer.manifest("weights")),
         )
         record_export(run.folder)
         export_average(recipe, tokenizer, run.folder)

@@ -50,7 +50,7 @@ def take_steps(trainer: Any, seed: int = 1) -> Taken:
         if (head := model.get_output_embeddings()) is not None:
             # certain of where to end, so that sampled lengths differ
             head.weight[trainer.processing_class.eos_token_id] *= 6
-    compute_loss, measure = trainer.compute_loss, trainer.guard.norm_of_step
+    compute_loss, measure = trainer.compute_loss, trainer.checked_step.norm_of_step
 
     def compute_and_note(model_of_step, inputs, *rest, **options):
         if len(taken.steps) == trainer.state.global_step:
@@ -63,7 +63,7 @@ def take_steps(trainer: Any, seed: int = 1) -> Taken:
         taken.steps[-1].gradients = copy_of(gradients)
         return measure()
 
-    trainer.compute_loss, trainer.guard.norm_of_step = compute_and_note, measure_and_note
+    trainer.compute_loss, trainer.checked_step.norm_of_step = compute_and_note, measure_and_note
     trainer.train()
     logged = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     for step, loss in zip(taken.steps, logged, strict=True):

@@ -18,9 +18,9 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
 from cpt.tokenizer.train_bpe import train_bpe
-from cpt.training.guards import StepGuard
 from cpt.training.liveness import Heartbeat
 from cpt.training.preemption import Preemption
+from cpt.training.step import CheckedStep
 from cpt.training.trainer import CPTTrainer
 
 ROWS_PER_STEP, TOKENS_PER_ROW = 8, 128
@@ -29,7 +29,7 @@ SIZES = {
     "medium": 512,
 }  # width; what guards cost does not depend on it, and shows where all else is little
 VOCABULARY_SIZE = 512
-GUARDS = (StepGuard, Heartbeat, Preemption)
+GUARDS = (CheckedStep, Heartbeat, Preemption)
 
 
 class ByTurns(TrainerCallback):
@@ -48,14 +48,14 @@ class ByTurns(TrainerCallback):
             wall, processor = (
                 after - before for after, before in zip(now, self.began, strict=True)
             )
-            guarded = self.trainer.guard.loss_guard is not None
+            guarded = self.trainer.guard.detector is not None
             self.samples.append({"guarded": guarded, "wall": wall, "processor": processor})
         if state.global_step == 1:
             handler = self.trainer.callback_handler
             self.guards = [
                 callback for callback in handler.callbacks if isinstance(callback, GUARDS)
             ]
-            self.loss_guard = self.trainer.guard.loss_guard
+            self.detector = self.trainer.guard.detector
         self.turn(on=state.global_step % 2 == 0)
         self.began = (time.perf_counter(), time.process_time())
 
@@ -63,9 +63,9 @@ class ByTurns(TrainerCallback):
         handler, trainer = self.trainer.callback_handler, self.trainer
         others = [callback for callback in handler.callbacks if not isinstance(callback, GUARDS)]
         handler.callbacks = [*others, *self.guards] if on else others
-        if not on and self.loss_guard is not None:
-            list(self.loss_guard.read())
-        trainer.guard.loss_guard = self.loss_guard if on else None
+        if not on and self.detector is not None:
+            list(self.detector.read())
+        trainer.guard.detector = self.detector if on else None
 
 
 def recipe_of(folder: Path, size: str, steps: int) -> Recipe:

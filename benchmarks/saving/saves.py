@@ -84,7 +84,7 @@ class InAllWays(TrainerCallback):
     def end_behind(self, step_seconds: float) -> None:
         sample = self.samples[-1]
         sample |= {"step_beside": step_seconds - self.waited, "waited": self.waited}
-        self.trainer.checkpointer.wait_for_saves()
+        self.trainer.checkpointer.wait()
         sample["copying"] = self.copying
         assert self.trainer.checkpointer.save_failure is None, (
             self.trainer.checkpointer.save_failure
@@ -97,11 +97,10 @@ class InAllWays(TrainerCallback):
         return Path(str(self.trainer.args.output_dir))
 
     def save_once(self, *, in_background: bool) -> None:
-        checkpoints = self.trainer.recipe.checkpoints.model_copy(
-            update={"in_background": in_background}
-        )
-        self.trainer.recipe = self.trainer.recipe.model_copy(update={"checkpoints": checkpoints})
-        self.trainer.checkpointer.save_once("full")
+        ours = self.trainer.checkpointer
+        ours.settings = ours.settings.model_copy(update={"in_background": in_background})
+        ours.wait()
+        ours.save(self.trainer.contents("full"), "full")
 
     def measure(self, name: str, work: Callable[[], object], *, clears: bool = True) -> None:
         """Do it under the same conditions as the others, and note what it took until the last process was through."""

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from cpt.checkpoints.manifest import (
+    BY_DIMENSION,
+    BY_ROLE,
     MANIFEST,
     STATE,
     Manifest,
+    WeightDecay,
     defects,
     lacking_state,
     read_manifest,
@@ -38,6 +41,13 @@ class ResumePoint:
     """None also for a checkpoint from another program."""
     trusted: bool = False
     """With `--trust-checkpoint`, its pickles may contain more than data."""
+
+    @property
+    def weight_decay(self) -> WeightDecay:
+        """By what a parameter has weight decay, as at the begin of the run."""
+        if self.checkpoint is None:
+            return BY_ROLE
+        return BY_DIMENSION if self.manifest is None else self.manifest.weight_decay
 
 
 def wanted_checkpoint(option: str) -> Wanted:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from io import FileIO
@@ -57,6 +57,10 @@ MODEL_PART = ".model"  # temporary folder for the model's files
 class Contents:
     """The content of a checkpoint that one process writes, by path relative to its folder."""
 
+    manifest: Manifest
+    """Without its files."""
+    model: nn.Module
+    """Whose weights these are."""
     states: dict[str, Any] = field(default_factory=dict)
     """States to write by `torch.save`."""
     texts: dict[str, str] = field(default_factory=dict)
@@ -67,6 +71,8 @@ class Contents:
     """Expected size of the model's files."""
     check: Callable[[Weights | None], None] | None = None
     """Raises if these weights must not be published."""
+    changes_at_any_time: bool = False
+    """Whether an engine updates the states beside the next step, so that training must wait until they are written."""
 
     def num_bytes(self) -> int:
         """Approximate size."""
@@ -81,7 +87,6 @@ def publish(
     folder: Path,
     name: str,
     contents: Contents,
-    describe: Callable[[dict[str, FileEntry]], Manifest],
     agreement: "Agreement",
     *,
     read_back: Callable[[Path], None] | None = None,
@@ -89,7 +94,6 @@ def publish(
     """Write checkpoint `name` into the run's folder; every process must call it, and all raise the same SaveFailed.
 
     Args:
-        describe: builds the manifest from the entries of all files; called on the main process.
         read_back: checks the folder before it is published, and raises if it is damaged.
     """
     staging = folder / STAGING / name
@@ -98,7 +102,8 @@ def publish(
         agreement.on_main(lambda: prepare(staging, needed))
         written = agreement.together(lambda: write(contents, staging))
         files = {path: entry for entries in written for path, entry in sorted(entries.items())}
-        return agreement.on_main(lambda: finish(staging, folder / name, describe(files), read_back))
+        manifest = replace(contents.manifest, files=files)
+        return agreement.on_main(lambda: finish(staging, folder / name, manifest, read_back))
     except SaveFailed:
         if is_main_process():
             shutil.rmtree(staging, ignore_errors=True)

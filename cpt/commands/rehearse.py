@@ -49,7 +49,7 @@ from cpt.recipe.schema import Checkpoints, Component, Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, LOCK, Run
-from cpt.training.resuming import BIT_EXACT
+from cpt.training.contents import BIT_EXACT
 
 PROGRAM = Path(__file__).with_name("rehearse_program.py")
 NAME = "run"

@@ -23,7 +23,7 @@ from cpt.recipe.rules import keyed_sources
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import dotted, leaves
 from cpt.recipe.values import in_yaml, shortened
-from cpt.runs.record import PACKAGES, hash_of_code, installed_version
+from cpt.runs.record import hash_of_code, installed_versions
 
 Facts = dict[str, str]  # compared item -> its value on this node
 Value = TypeVar("Value")
@@ -117,7 +117,7 @@ def facts_of_node(recipe: Recipe) -> Facts:
     }
     return {
         "Python": platform.python_version(),
-        **{name: version for name in PACKAGES if (version := installed_version(name))},
+        **installed_versions(),
         "CUDA of torch": str(torch.version.cuda),
         "the hash of cpt's source files": hash_of_code()[:12],
         **{f"recipe key `{dotted(key)}`": in_yaml(value) for key, value in leaves(dumped)},

@@ -64,7 +64,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RestartDecision:
     what: Literal["done", "again", "give up", "stop"]
     why: str = ""
     code: int = 0
@@ -121,7 +121,7 @@ class Supervisor:
     restarts: int | None = MOST_RESTARTS  # as in `supervise_run`
     endings: list[Ended] = field(default_factory=list)
 
-    def supervise(self) -> Decision:
+    def supervise(self) -> RestartDecision:
         folder, between = self.run.folder, ReceivedSignals()  # signals while no child runs
         try:
             with between.noted():
@@ -146,7 +146,7 @@ class Supervisor:
                     )
                     if number and (decision.what == "again" or died_of_it):
                         reason = f"{signal.Signals(number).name}: {decision.why}"
-                        return Decision("stop", reason, Interrupted.exit_code)
+                        return RestartDecision("stop", reason, Interrupted.exit_code)
                     if decision.what == "give up" and self.restarts is not None:
                         record_event(
                             folder, "gave_up", f"{decision.why}. Not restarted.", step=ending.step
@@ -225,12 +225,12 @@ class Supervisor:
         time.sleep(SECONDS_FOR_STACKS)
 
 
-def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
+def next_move(endings: Sequence[Ended], *, restarts: int | None) -> RestartDecision:
     """Decide whether to restart, by how all attempts ended; `restarts` as in `supervise_run`."""
     last = endings[-1]
     # On other hosts than the main process's, the file may update a little later.
     if last.state == "finished" or (last.state == "running" and last.code == 0):
-        return Decision("done")
+        return RestartDecision("done")
     if last.error == RestartNeeded.__name__:
         # Progress (a step, a smaller micro-batch, another roll-back) changes the message.
         repeated = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]].count(
@@ -238,12 +238,12 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
         )
         if repeated > MOST_WITHOUT_PROGRESS:
             why = f"{last.message} It was restarted {MOST_WITHOUT_PROGRESS} times without progress"
-            return Decision("give up", why, RestartNeeded.exit_code)
-        return Decision("again", last.message)
+            return RestartDecision("give up", why, RestartNeeded.exit_code)
+        return RestartDecision("again", last.message)
     if last.state == "interrupted":
-        return Decision("stop", last.message, Interrupted.exit_code)
+        return RestartDecision("stop", last.message, Interrupted.exit_code)
     if last.own_code == CptError.exit_code and last.error != LaunchError.__name__:
-        return Decision("give up", last.message, CptError.exit_code)
+        return RestartDecision("give up", last.message, CptError.exit_code)
     how = "hung" if last.hung else f"ended with code {last.code}"
     cause = ": ".join(filter(None, (last.error, last.message)))
     why = f"the run {how} after step {last.step}" + (f" ({cause})" if cause else "")
@@ -256,8 +256,8 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> Decision:
     elif recent > restarts:
         why += f", and it was already restarted {restarts} times in an hour (--restarts)"
     else:
-        return Decision("again", why)
-    return Decision("give up", why, last.own_code or 1)
+        return RestartDecision("again", why)
+    return RestartDecision("give up", why, last.own_code or 1)
 
 
 def without_heartbeat(gone: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:

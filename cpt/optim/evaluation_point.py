@@ -61,7 +61,9 @@ def evaluation_point(optimizer: torch.optim.Optimizer | None) -> Iterator[bool]:
 
 
 class EndsAtEvaluationPoint(TrainerCallback):
-    """After the last step, leaves the weights where the optimizer evaluates them; it must be the first callback."""
+    """After the last step, leaves the weights where the optimizer evaluates them, before other callbacks read them."""
+
+    order = -1  # `cpt.training.callbacks`: the first
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

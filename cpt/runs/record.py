@@ -533,6 +533,12 @@ def installed_version(package: str) -> str | None:
     return None
 
 
+def installed_versions() -> dict[str, str]:
+    """Of the packages that decide a run."""
+    versions = {name: installed_version(name) for name in PACKAGES}
+    return {name: found for name, found in versions.items() if found is not None}
+
+
 def deciding_variables() -> dict[str, str]:
     return {
         name: value

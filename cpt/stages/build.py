@@ -38,7 +38,7 @@ from cpt.training.callbacks import (
     StepProfile,
     build_callbacks,
     check_profiled_steps,
-    put_trackers_last,
+    guard_trackers,
 )
 from cpt.training.metrics import (
     MachineUse,
@@ -111,9 +111,12 @@ def build_trainer(
             " do. Derive it from cpt.training.trainer.CPTTrainer."
         )
     trainer.remove_callback(PrinterCallback)
+    guard_trackers(trainer, folder)
+    position = DataPosition(data, trainer.rows_of_steps)
+    trainer.stateful.append(position)
     for callback in (
         EndsAtEvaluationPoint(),
-        DataPosition(data, trainer.rows_of_steps),
+        position,
         *watching_callbacks(recipe, trainer, data),
         *watchers,
     ):
@@ -130,7 +133,6 @@ def build_trainer(
             before_each=trainer.call_prediction_step,
         )
         trainer.add_callback(samples)
-    put_trackers_last(trainer, folder)
     return trainer
 
 
@@ -193,7 +195,7 @@ def trainer_class(stage: str) -> Callable[..., Trainer]:
 def watching_callbacks(
     recipe: Recipe, trainer: CPTTrainer, data: PreparedData
 ) -> list[TrainerCallback]:
-    """Build callbacks in order: those that add metrics, the recipe's, then those that write metrics."""
+    """Build callbacks that add metrics, the recipe's, and those that write metrics."""
     monitoring, folder, tokens = (
         recipe.monitoring,
         trainer.run_folder,

@@ -65,7 +65,7 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             # A new adapter has no effect yet: without it the model is the reference.
             model.delete_adapter(TRLS_REFERENCE)
 
-    def shown_at_first(self, rows: Dataset[Any]) -> ShownRows:
+    def placeholder_for(self, rows: Dataset[Any]) -> ShownRows:
         """TRL requires a `datasets.Dataset`, and reads its first row."""
         return ShownRows.from_list([rows[0]])
 
@@ -200,7 +200,7 @@ class WithoutReference(ExampleTrainer):
 
     metrics_of_evaluation = "train"  # key of the training's metrics
 
-    def shown_at_first(self, rows: Any) -> ShownRows:
+    def placeholder_for(self, rows: Any) -> ShownRows:
         """A placeholder row of texts, which is never trained on."""
         return ShownRows.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 

@@ -13,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model, split_tensor_dict
 
+from cpt.checkpoints.load import written_for
 from cpt.checkpoints.model_folder import load_data
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.distributed import world_size
@@ -24,7 +25,6 @@ from cpt.stages.models import prepared
 from cpt.stages.rewards import build_rewards
 from cpt.training.arguments import Generations, Prompt, PromptRows
 from cpt.training.restart import is_out_of_memory
-from cpt.training.resuming import written_for
 from cpt.training.trainer import to_device
 
 STAGE_FILE = "stage_state.pt"
@@ -62,10 +62,10 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         size = len(whole) // self.args.world_size
         return whole[self.args.process_index * size :][:size]
 
-    def run_epoch(self, checkpoint: str | None, run: Callable[[], None]) -> None:
-        """Run the Trainer's loop, restoring TRL's count of micro-batches on resume."""
+    def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
+        """Restore TRL's count of micro-batches on resume."""
         self.micro_batches_done = self.first_step * self.generations.accumulation
-        super().run_epoch(checkpoint, run)
+        super()._run_epoch(**options)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Return the FLOPs of training on the completions, without sampling."""

@@ -31,6 +31,9 @@ from cpt.runs.folder import PROFILE, is_until, keep_lines_until
 from cpt.runs.record import Run
 from cpt.training.metrics import Cost
 
+# Callbacks run by their class's `order`; among equal ones, as they were added. Those without it, also of users and of
+# Hugging Face, are at 0.
+FIRST, TRACKERS, LAST = -1, 1, 2
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 LOGGED = (int, float, str)  # types that a callback may add to a log
 
@@ -336,16 +339,18 @@ class StatefulCallback(GuardedCallback, ExportableState):
         return self.pass_on("on_train_begin", args, state, control, **kwargs)
 
 
-def put_trackers_last(trainer: Trainer, run: Path) -> None:
-    """Move trackers, which Hugging Face calls first, to the end, so that they see other callbacks' metrics."""
-    handler = trainer.callback_handler
+def order_of(callback: TrainerCallback) -> int:
+    order: int = getattr(type(callback), "order", 0)
+    return order
+
+
+def guard_trackers(trainer: Trainer, run: Path) -> None:
+    """Replace Hugging Face's trackers by ones whose errors do not end the run."""
     kinds: tuple[type[TrainerCallback], ...] = tuple(INTEGRATION_TO_CALLBACK.values())
-    others = [callback for callback in handler.callbacks if not isinstance(callback, kinds)]
-    trackers = [callback for callback in handler.callbacks if isinstance(callback, kinds)]
-    handler.callbacks = [
-        *others,
-        *(Tracker(tracker, type(tracker).__name__, run) for tracker in trackers),
-    ]
+    for callback in list(trainer.callback_handler.callbacks):
+        if isinstance(callback, kinds):
+            trainer.remove_callback(callback)
+            trainer.add_callback(Tracker(callback, type(callback).__name__, run))
 
 
 def usable_trackers(names: Sequence[str]) -> list[str]:
@@ -368,6 +373,7 @@ class Tracker(GuardedCallback):
     A call that waits long for its server is followed by a longer pause.
     """
 
+    order = TRACKERS  # Hugging Face calls them first, before others add metrics
     kind = "tracker_failed"
     pause_seconds = SECONDS_BETWEEN_TRIES
 

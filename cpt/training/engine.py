@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+from transformers import Trainer
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
@@ -26,17 +27,14 @@ from cpt.models.attention import PartOfRows, attend_over_processes, check_shared
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.training.averaging import AverageInBackward
 
-if TYPE_CHECKING:
-    from cpt.training.trainer import CPTTrainer
-
 HALF = (torch.bfloat16, torch.float16)
 
 
 class Engine:
     """The sharding of the model over processes: none, FSDP2 or DeepSpeed."""
 
-    def __init__(self, trainer: "CPTTrainer") -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer: Any = trainer  # transformers annotates it less precisely
         self.updates_before: tuple[int, bool] | None = None  # DeepSpeed's, before this step
 
     @property
@@ -121,6 +119,11 @@ class Engine:
         set_model_state_dict(trainer.model, weights, options=options)
         return prepared
 
+    def load_universal(self) -> None:
+        """Let DeepSpeed load a checkpoint that was converted for any number of processes."""
+        config = self.trainer.accelerator.state.deepspeed_plugin.deepspeed_config
+        config["checkpoint"] = {"load_universal": True}
+
     def reshard(self) -> None:
         """Free gathered parameters: without a backward pass some FSDP2 modules keep them."""
         if self.trainer.is_fsdp_enabled:
@@ -137,8 +140,8 @@ class SharedRows:
     divided by the labels of the whole step.
     """
 
-    def __init__(self, trainer: "CPTTrainer") -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer: Any = trainer  # transformers annotates it less precisely
 
     @property
     def parts(self) -> int:
@@ -194,8 +197,8 @@ class Gradients:
     averages these itself.
     """
 
-    def __init__(self, trainer: "CPTTrainer") -> None:
-        self.trainer = trainer
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer: Any = trainer  # transformers annotates it less precisely
         self.are_fp32 = False
         self.average: AverageInBackward | None = None
 

@@ -5,9 +5,9 @@ A part that differs is replaced at the next start if its key is `auto`; otherwis
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,9 @@ from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainingArguments
 
-from cpt.checkpoints.sharding import ZERO
+from cpt.checkpoints.sharding import FSDP, ZERO
 from cpt.data.rows.packing import IGNORED
 from cpt.distributed import main_process_decides, print_once, world_size
 from cpt.errors import RecipeError, RestartNeeded
@@ -47,9 +47,6 @@ from cpt.runs.history import read_learned
 from cpt.runs.record import hash_of_code, installed_version
 from cpt.training.restart import remember
 
-if TYPE_CHECKING:
-    from cpt.training.trainer import CPTTrainer
-
 MOST_TOKENS = 512
 MOST_UPDATED, UPDATES = 8192, 3  # weights of the copy that the optimizer's kernel updates
 MOST_OF_UPDATE = 0.02  # difference of updates, relative to their norm
@@ -65,46 +62,72 @@ FALLBACKS, PROVEN = "fallbacks", "first_batch"  # in learned.json
 LIBRARIES = ("torch", "triton", "transformers", "accelerate", "flash-attn")
 
 
-def prove_first_batch(trainer: "CPTTrainer") -> None:
+def prove_first_batch(
+    recipe: Recipe,
+    model: nn.Module,
+    arguments: TrainingArguments,
+    *,
+    optimizer: torch.optim.Optimizer,
+    sharding: str,
+    begins: bool,
+    first_row: Callable[[], Any] | None,
+) -> None:
     """Compare the fast parts with plain operations, once model and optimizer are prepared.
+
+    Args:
+        model: prepared, but not wrapped.
+        sharding: of the model over processes (`cpt.checkpoints.sharding`).
+        begins: the run does not resume.
+        first_row: reads the first row of this process; None if processes share rows.
 
     Raises:
         RestartNeeded: a part differs whose key is `auto`: the next start uses another value.
         RecipeError: a part differs that the recipe requires.
     """
-    requested = trainer.recipe.safety.first_batch_proof
-    is_fast = trainer.args.device.type == "cuda" or installed_loss(trainer.model) is not None
+    requested = recipe.safety.first_batch_proof
+    is_fast = arguments.device.type == "cuda" or installed_loss(model) is not None
     if requested is False or (requested == "auto" and not is_fast):
         return
-    folder = trainer.run_folder
-    sections = trainer.recipe.model_dump(mode="json", include={"model", "training", "optimizer"})
+    folder = Path(str(arguments.output_dir))
+    sections = recipe.model_dump(mode="json", include={"model", "training", "optimizer"})
     proof = {**describe_machine(), **sections}
     if main_process_decides(lambda: read_learned(folder).get(PROVEN) == proof):
         return  # resumed on an equal machine
-    differing = compare_first_row(trainer) + compare_optimizer(trainer)
+    differing = compare_first_row(
+        model,
+        arguments,
+        longest_row=recipe.data.sequence_length,
+        sharding=sharding,
+        first_row=first_row,
+    )
+    if isinstance(optimizer, OneKernelAdamW):
+        differing += compare_optimizer(optimizer, begins=begins)
     clear_device_cache(garbage_collection=True)
     if differing:
-        main_process_decides(lambda: fall_back(trainer, differing))
+        main_process_decides(lambda: fall_back(folder, differing, model))
     main_process_decides(lambda: remember(folder, PROVEN, proof))
     print_once("First batch: what was compared agrees with torch's plain operations.")
 
 
-def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
+def compare_first_row(
+    model: nn.Module,
+    arguments: TrainingArguments,
+    *,
+    longest_row: int,
+    sharding: str,
+    first_row: Callable[[], Any] | None,
+) -> list[PartDifference]:
     """Compare the model's fast parts on this process's first row; the largest difference of all processes counts."""
-    model, arguments = trainer.model, trainer.args
-    micro_batch = arguments.per_device_train_batch_size
     # Whole logits and attention scores of half a micro-batch need no more memory than a step.
-    longest = min(MOST_TOKENS, micro_batch * trainer.recipe.data.sequence_length // 2)
-    number = (
-        trainer.first_step * trainer.length.rows_per_step + arguments.process_index * micro_batch
-    )
-    row = start_of_row(
-        trainer.rows[number % trainer.length.rows], longest, packed=wants_bounds(model)
-    )
+    micro_batch = arguments.per_device_train_batch_size
+    longest = min(MOST_TOKENS, micro_batch * longest_row // 2)
+    row = None
+    if first_row is not None:
+        row = start_of_row(first_row(), longest, packed=wants_bounds(model))
     has_head = (
         isinstance(model, PreTrainedModel | PeftModel) and model.get_output_embeddings() is not None
     )
-    if row is None or trainer.shared_rows.parts > 1 or not has_head:
+    if row is None or not has_head:
         print_once(
             "First batch: only the optimizer is compared: this stage has no whole rows of a language model."
         )
@@ -116,11 +139,10 @@ def compare_first_row(trainer: "CPTTrainer") -> list[PartDifference]:
     if not is_rounded and {weight.dtype for weight in model.parameters()} == {torch.float32}:
         tolerance = SINGLE
     gradients: Gradients = "returned"
-    if trainer.is_fsdp_enabled:
+    recomputing = read_recomputing(vars(arguments)).of_torch
+    if sharding == FSDP:
         gradients = "accumulated"
-    elif trainer.engine.sharding == f"{ZERO}3" or read_recomputing(vars(arguments)).of_torch.get(
-        "use_reentrant"
-    ):
+    elif sharding == f"{ZERO}3" or recomputing.get("use_reentrant"):
         gradients = "none"  # hooks or reentrant checkpoints need a whole backward pass
     batch = {name: torch.as_tensor(value).to(arguments.device) for name, value in row.items()}
     differing = compare_fast_parts(
@@ -181,16 +203,11 @@ def largest_of_processes(difference: PartDifference) -> PartDifference:
     )
 
 
-def compare_optimizer(trainer: "CPTTrainer") -> list[PartDifference]:
+def compare_optimizer(optimizer: OneKernelAdamW, *, begins: bool) -> list[PartDifference]:
     """Compare updates by the optimizer's kernel with torch's operations on the CPU, on a copy of some weights."""
-    optimizer = trainer.engine.optimizer
-    if not isinstance(optimizer, OneKernelAdamW):
-        return []
     distance = difference_of_updates(optimizer)
-    is_new = (
-        optimizer.has_master and trainer.first_step == 0
-    )  # a checkpoint's states fit only its own dtype
-    key = WEIGHTS_DTYPE if is_new else OPTIMIZER
+    # a checkpoint's states fit only its own dtype
+    key = WEIGHTS_DTYPE if optimizer.has_master and begins else OPTIMIZER
     updates = largest_of_processes(PartDifference(key, gradient=distance))
     return [updates] if updates.gradient > MOST_OF_UPDATE else []
 
@@ -224,21 +241,20 @@ def difference_of_updates(optimizer: OneKernelAdamW) -> float:
 # --- fall back -------------------------------------------------------------------------------------------------------
 
 
-def fall_back(trainer: "CPTTrainer", differing: list[PartDifference]) -> None:
+def fall_back(folder: Path, differing: list[PartDifference], model: Any) -> None:
     """Remember plain values for the parts that differ, as events of the run.
 
     Raises:
         RecipeError: the recipe requires one of them.
         RestartNeeded: all others.
     """
-    folder = trainer.run_folder
     written = read_recipe(folder / RECIPE)
     fallbacks = read_learned(folder).get(FALLBACKS, {})
     # Keys that the recipe requires come first: they end the run.
     for difference in sorted(differing, key=lambda other: is_automatic(written, other.key)):
         key, reason = difference.key, f"on this machine {difference}"
         value = PLAIN_VALUES[key]
-        if key == ATTENTION and attention_of(trainer.model.config) == "sdpa":
+        if key == ATTENTION and attention_of(model.config) == "sdpa":
             value = "eager"
         remedy = f"{key}: {json.dumps(value)}"
         if not is_automatic(written, key):

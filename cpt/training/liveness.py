@@ -21,14 +21,10 @@ import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.checkpoints.resume import published_checkpoints
-from cpt.distributed import is_main_process, rank, same_command, world_size
+from cpt.distributed import rank, same_command, world_size
 from cpt.errors import (
-    CheckpointError,
-    CptError,
     Interrupted,
     LaunchError,
-    RestartNeeded,
-    TrainingError,
 )
 from cpt.hardware import GIB
 from cpt.runs.events import (
@@ -43,8 +39,6 @@ from cpt.runs.events import (
 from cpt.runs.folder import is_alive
 from cpt.runs.record import Run
 from cpt.torch_internals import set_group_timeouts
-from cpt.training.callbacks import StatusFile
-from cpt.training.trainer import CPTTrainer
 
 log = logging.getLogger("cpt")
 STACKS = "stacks"
@@ -191,32 +185,6 @@ def own_words(problem: BaseException | None) -> str:
     if problem is None or isinstance(problem, SystemExit | LaunchError) or lost_others(problem):
         return ""
     return f"{type(problem).__name__}: {problem}"
-
-
-@contextmanager
-def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
-    """Save the last finished step on an exception, as far as possible, and name the checkpoint to resume from."""
-    try:
-        yield
-    except (RestartNeeded, Interrupted, TrainingError, CheckpointError, LaunchError):
-        raise  # these have saved what is good, or could not
-    except Exception as problem:
-        if lost_others(problem):
-            raise
-        step, folder = trainer.state.global_step, trainer.run_folder
-        unsaved = trainer.checkpointer.save_last_step()
-        for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, StatusFile):
-                callback.on_save(trainer.args, trainer.state, trainer.control)
-        where = resumes_from(folder)
-        if unsaved:
-            where = f"Step {step} could not be saved: {unsaved}. {where}"
-        if is_main_process() and not isinstance(problem, CptError):
-            what = f"The run failed after step {step}: {type(problem).__name__}: {problem}."
-            record_event(folder, "failed", f"{what} {where}", step=step)
-        elif unsaved:
-            log.warning(where)
-        raise
 
 
 def resumes_from(folder: Path) -> str:

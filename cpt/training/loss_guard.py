@@ -1,6 +1,5 @@
-"""Find bad steps: the detector of spikes and NaN, the budget of skips, and its form for DeepSpeed."""
+"""Find bad steps: the detector of spikes and NaN, the budget of skips, and handlers of what follows a skip."""
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,11 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from accelerate.utils.deepspeed import DeepSpeedEngineWrapper
 
 from cpt.data.rows.mixture import RowRange, RowsOfSteps
-from cpt.deepspeed_internals import replace_norms_of_groups
 from cpt.errors import RecipeError, TrainingError
 from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Component
@@ -32,11 +28,6 @@ HARMLESS = (0.08, 0.7)  # of the logarithm; gradients are clipped, so only much 
 
 WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
 FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}  # options of every guard
-
-log = logging.getLogger("cpt")
-StepCheck = Callable[
-    [torch.Tensor], torch.Tensor
-]  # [2], loss and gradient norm -> whether to skip the update
 
 
 @cache
@@ -311,74 +302,3 @@ def handler_of(
         raise TrainingError(f"the recovery handler `{section.name}` returned {action!r}: {known}.")
 
     return handler
-
-
-class GuardedEngine(DeepSpeedEngineWrapper):
-    """accelerate's wrapper of the engine, with a check before the update.
-
-    Args:
-        check: called once per step, with the same values on all ranks.
-        scales_loss: fp16, whose gradients may be infinite until the loss scale is found; the schedule then waits, as
-            without a guard.
-    """
-
-    def __init__(self, engine: Any, check: StepCheck, *, scales_loss: bool) -> None:
-        from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-        from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
-
-        super().__init__(engine)
-        self.check, self.scales_loss = check, scales_loss
-        self.loss: torch.Tensor | None = None  # sum over the step's micro-batches so far
-        self.has_checked = False
-        self.knows_norms = True
-        optimizer: Any = engine.optimizer
-        if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-            self.norms_of_groups = replace_norms_of_groups(optimizer, self.checked_norms)
-        elif isinstance(optimizer, DeepSpeedZeroOptimizer):
-            self.norm_of_all = optimizer.scaled_global_norm
-            optimizer.scaled_global_norm = self.checked_norm
-            optimizer.check_grad_overflow = True  # a profile may disable skipping
-        else:
-            self.knows_norms = False
-            log.warning(
-                f"safety.loss_guard: DeepSpeed's {type(optimizer).__name__} cannot skip a step. ZeRO-2 and 3 can."
-            )
-
-    def backward(self, loss: torch.Tensor, sync_gradients: bool = True, **options: Any) -> None:
-        """As in accelerate, the last micro-batch also updates."""
-        detached = loss.detach().float()
-        self.loss = detached if self.loss is None else self.loss + detached
-        super().backward(loss, sync_gradients=sync_gradients, **options)
-        if sync_gradients and self.knows_norms:
-            if not self.has_checked:  # DeepSpeed skipped the step before it computed the norm
-                self.skips(torch.full((), math.inf, device=self.loss.device))
-            self.has_checked, self.loss = False, None
-            if not self.scales_loss:  # the schedule advances
-                self.engine.optimizer.overflow = False
-
-    def checked_norm(self) -> torch.Tensor:
-        norm: torch.Tensor = self.norm_of_all()
-        skip = self.skips(norm).to(norm.device)  # the CPU, if the optimizer is offloaded
-        return torch.where(skip, torch.full_like(norm, math.inf), norm)
-
-    def checked_norms(self) -> list[torch.Tensor]:
-        assert self.loss is not None, "a step has micro-batches"
-        norms = [torch.as_tensor(norm) for norm in self.norms_of_groups()]
-        together = torch.stack([norm.float() for norm in norms]).to(self.loss.device)
-        whole = torch.linalg.vector_norm(together)
-        # -1 means a non-finite norm
-        skip = self.skips(
-            torch.where((together < 0).any(), torch.full_like(whole, math.inf), whole)
-        )
-        # DeepSpeed multiplies gradients by what it gets back: on the device that it chose, the CPU with offload.
-        skip = skip.to(norms[0].device)
-        return [torch.where(skip, torch.full_like(norm, math.inf), norm) for norm in norms]
-
-    def skips(self, scaled_norm: torch.Tensor) -> torch.Tensor:
-        """Whether to skip the step, by its norm and the mean loss of all ranks."""
-        assert self.loss is not None, "a step has micro-batches"
-        self.has_checked = True
-        loss = self.loss.clone()
-        dist.all_reduce(loss)
-        norm = scaled_norm.float() / self.engine.optimizer.loss_scale
-        return self.check(torch.stack((loss / dist.get_world_size(), norm.to(loss.device))))

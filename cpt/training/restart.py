@@ -4,30 +4,37 @@ The next start reads these values from `learned.json`. A single process restarts
 restarted by their launcher (`--processes`, `--supervise`, torchrun, SLURM).
 """
 
-import gc
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from accelerate.utils.memory import should_reduce_batch_size
+from transformers import TrainingArguments
 
-from cpt.distributed import print_once, rank, same_command, world_size
-from cpt.errors import ResourceError, RestartNeeded
+from cpt.checkpoints.resume import newest_intact, published_checkpoints, set_aside, step_of
+from cpt.data.rows.mixture import RowRange
+from cpt.distributed import (
+    is_main_process,
+    main_process_decides,
+    print_once,
+    rank,
+    same_command,
+    world_size,
+)
+from cpt.errors import Interrupted, ResourceError, RestartNeeded
 from cpt.files import sealed, write_atomic
 from cpt.hardware import GIB
-from cpt.recipe.schema import Component
+from cpt.recipe.schema import Component, Recipe
 from cpt.runs.events import record_event
 from cpt.runs.folder import LEARNED
 from cpt.runs.history import read_learned
+from cpt.training.guards import Decision, StepGuard
 from cpt.training.loss_guard import handler_of
-
-if TYPE_CHECKING:
-    from cpt.training.trainer import CPTTrainer
 
 log = logging.getLogger("cpt")
 MICRO_BATCH, ROLLBACK = "micro_batch", "rollback"
@@ -83,12 +90,6 @@ def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
     remember(folder, MICRO_BATCH, {**known, str(processes): size})
 
 
-def learned_rollback(folder: Path) -> dict[str, Any] | None:
-    """The last roll-back: `to_step`, the rows `left_out`, and the skip `budget`."""
-    found: dict[str, Any] | None = read_learned(folder).get(ROLLBACK)
-    return found
-
-
 def remember(folder: Path, key: str, value: Any) -> None:
     """Write to `learned.json`; if the disk is full, the next start repeats the discovery."""
     path = folder / LEARNED
@@ -99,49 +100,45 @@ def remember(folder: Path, key: str, value: Any) -> None:
         log.warning("%s cannot be written: %s.", path, problem.strerror)
 
 
-def run_until_out_of_memory(trainer: "CPTTrainer", train_epoch: Callable[[], None]) -> None:
-    """The Trainer's loop; out-of-memory restarts with smaller micro-batches, or raises an error with the remedy."""
-    arguments = trainer.args
-    needed: RestartNeeded | None = None
-    try:
-        train_epoch()
-    except RuntimeError as problem:
-        if is_out_of_memory(problem):
-            needed = learn_smaller_batch(trainer, problem)
-        else:
-            learned = learned_micro_batch(trainer.run_folder, arguments.world_size)
-            if (
-                arguments.world_size == 1
-                or learned is None
-                or learned >= arguments.per_device_train_batch_size
-            ):
-                raise
-            raise RestartNeeded(
-                f"Another process ran out of memory in step {trainer.state.global_step + 1}: the run restarts"
-                f" with micro-batches of {learned} from its last checkpoint."
-            ) from problem
-    if needed is None:
-        return
-    # Outside of `except`: no error keeps the tensors of its frames alive any more.
-    trainer.model.zero_grad()
-    gc.collect()
-    clear_device_cache()
-    unsaved = trainer.checkpointer.save_last_step()
-    if unsaved:
-        log.warning("Step %d could not be saved: %s.", trainer.state.global_step, unsaved)
-    raise needed
+def restart_after(
+    problem: RuntimeError,
+    recipe: Recipe,
+    arguments: TrainingArguments,
+    *,
+    step: int,
+    can_split: bool,
+) -> RestartNeeded:
+    """Return the restart with a smaller micro-batch that an out-of-memory error needs; raise other errors.
+
+    Args:
+        step: in which it happened.
+        can_split: whether a step can have more micro-batches.
+
+    Raises:
+        RestartNeeded: another process ran out of memory.
+        ResourceError: the micro-batch cannot be smaller.
+    """
+    if is_out_of_memory(problem):
+        return learn_smaller_batch(problem, recipe, arguments, step=step, can_split=can_split)
+    learned = learned_micro_batch(Path(str(arguments.output_dir)), arguments.world_size)
+    is_smaller = learned is not None and learned < arguments.per_device_train_batch_size
+    if arguments.world_size == 1 or not is_smaller:
+        raise problem
+    raise RestartNeeded(
+        f"Another process ran out of memory in step {step}: the run restarts with micro-batches of {learned} from its"
+        " last checkpoint."
+    ) from problem
 
 
-def refuse_evaluation(trainer: "CPTTrainer", problem: RuntimeError) -> None:
+def refuse_evaluation(problem: RuntimeError, *, step: int, batch_size: int) -> None:
+    """Raise ResourceError with the remedy if an evaluation ran out of memory."""
     if not is_out_of_memory(problem):
         return
-    batch_size = trainer.args.per_device_eval_batch_size
     remedy = "Lower `training.per_device_eval_batch_size`"
     if batch_size == 1:
         remedy = "Lower `data.sequence_length`, or split the model over GPUs"
     raise ResourceError(
-        f"out of memory in the evaluation of step {trainer.state.global_step} with {batch_size} row(s) at"
-        f" once. {remedy}."
+        f"out of memory in the evaluation of step {step} with {batch_size} row(s) at once. {remedy}."
     ) from problem
 
 
@@ -165,25 +162,32 @@ def find_oom_handler(section: Component) -> Callable[[OutOfMemory], str | None]:
     return handler_of(section, "safety.on_oom", actions, default="split_batch")
 
 
-def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> RestartNeeded:
+def learn_smaller_batch(
+    problem: RuntimeError,
+    recipe: Recipe,
+    arguments: TrainingArguments,
+    *,
+    step: int,
+    can_split: bool,
+) -> RestartNeeded:
     """Halve the micro-batch and double accumulation at the next start: the rows per step do not change.
 
     Raises:
         ResourceError: the micro-batch is one row, or the recipe forbids it.
     """
-    arguments, step = trainer.args, trainer.state.global_step + 1
-    before, length = arguments.per_device_train_batch_size, trainer.recipe.data.sequence_length
-    section, size = trainer.recipe.safety.on_oom, None
-    event = OutOfMemory(step, before, peak_memory_gib(arguments.device), trainer.run_folder)
+    folder = Path(str(arguments.output_dir))
+    before = arguments.per_device_train_batch_size
+    section = recipe.safety.on_oom
+    event = OutOfMemory(step, before, peak_memory_gib(arguments.device), folder)
+    size = None
     if find_oom_handler(section)(event) != "abort":
         size = smaller_micro_batch(before)
-    if size is not None and trainer.guard.released is None:
-        remember_micro_batch(trainer.run_folder, arguments.world_size, size)
+    if size is not None and can_split:
+        remember_micro_batch(folder, arguments.world_size, size)
         message = (
             f"Out of memory in step {step} on process {rank()} with micro-batches of {before}: the run restarts"
             f" with micro-batches of {size}."
         )
-        folder = trainer.run_folder
         record_event(
             folder,
             "out_of_memory",
@@ -197,12 +201,79 @@ def learn_smaller_batch(trainer: "CPTTrainer", problem: RuntimeError) -> Restart
     remedy = "Set `training.gradient_checkpointing: true`, or lower `data.sequence_length`"
     if before > 1:
         remedy = f"Write `training.per_device_train_batch_size: {before // 2}`"
-    other = "use a DeepSpeed profile with offload"
-    if trainer.guard.released is not None:
-        other = "`optimizer.release_gradients: false`, which allows splitting a step"
+    alternative = "use a DeepSpeed profile with offload"
+    if not can_split:
+        alternative = "`optimizer.release_gradients: false`, which allows splitting a step"
     elif before > 1:
-        other = f"`safety.on_oom: split_batch` instead of `{section.name}`"
-    where = (
-        f"out of memory in step {step} with micro-batches of {before} row(s) of {length:,} tokens"
-    )
-    raise ResourceError(f"{where}. {remedy}, or {other}.") from problem
+        alternative = f"`safety.on_oom: split_batch` instead of `{section.name}`"
+    raise ResourceError(
+        f"out of memory in step {step} with micro-batches of {before} row(s) of {recipe.data.sequence_length:,}"
+        f" tokens. {remedy}, or {alternative}."
+    ) from problem
+
+
+# --- go back to the last good checkpoint before bad steps, without their rows ---
+
+
+def roll_back(decision: Decision, guard: StepGuard, folder: Path, *, is_stopping: bool) -> None:
+    """Leave the roll-back for the next start; no save may be in flight.
+
+    Without an older checkpoint the run continues: the skipped updates never changed its weights.
+
+    Args:
+        folder: of the run.
+        is_stopping: a signal asked the run to stop.
+
+    Raises:
+        RestartNeeded: there is such a checkpoint.
+        Interrupted: the same, for a run that is stopping.
+    """
+    checkpoint = main_process_decides(lambda: newest_intact(folder, up_to=decision.first_step - 1))
+    consequence = "continues, because no checkpoint is older"
+    if checkpoint is not None:
+        consequence = f"resumes from {checkpoint.name} without their rows"
+    message = f"{decision.reason}: the run {consequence}."
+    if is_main_process():
+        record_event(
+            folder,
+            "rolled_back",
+            message,
+            step=decision.step,
+            to_step=None if checkpoint is None else step_of(checkpoint),
+            left_out=decision.left_out,
+            rollbacks=guard.budget.rollbacks,
+        )
+    if checkpoint is None:
+        return
+    guard.rows.leave_out(decision.left_out)
+    main_process_decides(lambda: leave_for_next_start(folder, checkpoint, guard))
+    if is_stopping:
+        raise Interrupted(f"{message} {same_command()} continues.")
+    raise RestartNeeded(message)
+
+
+def leave_for_next_start(folder: Path, checkpoint: Path, guard: StepGuard) -> None:
+    to_step = step_of(checkpoint)
+    rollback = {
+        "to_step": to_step,
+        "left_out": guard.rows.left_out,
+        "budget": guard.budget.state(),
+    }
+    remember(folder, ROLLBACK, rollback)
+    later = [path for path in published_checkpoints(folder) if step_of(path) > to_step]
+    set_aside(folder, later, f"the run went back to {checkpoint.name}")
+
+
+def take_up_roll_back(guard: StepGuard, folder: Path, first_step: int) -> bool:
+    """Leave out the rows of a roll-back to this step, whose checkpoint predates it; return whether there is one."""
+    rollback: dict[str, Any] | None = read_learned(folder).get(ROLLBACK)
+    if rollback is None or rollback["to_step"] < first_step:
+        return False
+    if rollback["to_step"] > first_step:
+        if is_main_process():  # new checkpoints will reuse the numbers
+            remember(folder, ROLLBACK, None)
+        return False
+    left_out: list[RowRange] = [(first, end) for first, end in rollback["left_out"]]
+    guard.rows.left_out = left_out
+    guard.budget.restore(rollback["budget"])
+    return True

@@ -7,29 +7,29 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.cache import size_of
 from cpt.checkpoints.retention import published_in
+from cpt.checkpoints.save import PREFIXES, Checkpointer
 from cpt.distributed import environment_alone, main_process_decides
 from cpt.errors import Interrupted, RecipeError
 from cpt.files import LinesFile, parse_object
 from cpt.process import Child
+from cpt.recipe.schema import Evaluation
 from cpt.runs.events import record_event
 from cpt.runs.folder import METRICS, TASK, read_objects
-from cpt.training.callbacks import Alert, Tracker
-
-if TYPE_CHECKING:
-    from cpt.training.trainer import CPTTrainer
+from cpt.training.arguments import RunLength
 
 log = logging.getLogger("cpt")
 PROGRAM = Path(__file__).resolve().parents[1] / "evaluation" / "evaluate.py"
-PREFIX = "tasks-"  # of folders with weights that are removed after their evaluation
+PREFIX = PREFIXES["tasks"]  # of folders with weights that are removed after their evaluation
 OUTPUT = "tasks.log"  # of the last evaluation
 LONGEST_SECONDS = 2 * 3600  # for one evaluation
 MOST_WAITING = 8  # weights of steps
@@ -42,22 +42,44 @@ class TaskEvaluations(TrainerCallback):
 
     The main process starts the evaluations and reads their results, between two steps. Training draws no random
     number for them. A resumed run evaluates the steps whose weights remain.
+
+    Args:
+        folder: of the run.
+        device: of the training.
+        checkpointer: writes the weights.
+        check_signals: called while training waits; raises Interrupted on all processes.
+        report: called with the scores, and `tasks/step`.
     """
 
-    def __init__(self, trainer: "CPTTrainer") -> None:
-        self.trainer = trainer
+    def __init__(
+        self,
+        folder: Path,
+        evaluation: Evaluation,
+        length: RunLength,
+        *,
+        device: torch.device,
+        checkpointer: Checkpointer,
+        check_signals: Callable[[], None],
+        report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.folder = folder
+        self.evaluation = evaluation
+        self.length = length
+        self.device = device
+        self.checkpointer = checkpointer
+        self.check_signals = check_signals
+        self.report = report
+        self.first_step = 0  # the run's, or the checkpoint's from which it resumes
         self.child: Child | None = None
         self.weights = Path()  # that the child evaluates
         self.ends = 0.0  # when the child is killed, on a monotonic clock
         self.waiting: list[Path] = []
 
     def is_due(self, step: int) -> bool:
-        every = self.trainer.length.steps_between(
-            self.trainer.recipe.evaluation.tasks_every_tokens, None
-        )
+        every = self.length.steps_between(self.evaluation.tasks_every_tokens, None)
         return every is not None and step > 0 and step % every == 0
 
-    def link(self, published: Path, step: int) -> None:
+    def on_published(self, published: Path, step: int) -> None:
         """Keep a checkpoint of a due step until it is evaluated, without a copy if the file system has hard links."""
         target = published.with_name(f"{PREFIX}{step}")
         if self.is_due(step) and not target.exists():
@@ -70,40 +92,38 @@ class TaskEvaluations(TrainerCallback):
     @property
     def on_own_gpu(self) -> bool:
         """Whether evaluations run on the main process's GPU, while training waits."""
-        device = self.trainer.recipe.evaluation.tasks_device
-        return device == "auto" and self.trainer.args.device.type == "cuda"
+        return self.evaluation.tasks_device == "auto" and self.device.type == "cuda"
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        device = self.trainer.recipe.evaluation.tasks_device.removeprefix("cuda:")
+        self.first_step = state.global_step
+        device = self.evaluation.tasks_device.removeprefix("cuda:")
         if device.isdigit() and int(device) >= torch.cuda.device_count():
             raise RecipeError(
                 f"`evaluation.tasks_device`: this machine has {torch.cuda.device_count()} GPUs."
             )
         if not state.is_world_process_zero:
             return
-        folder = self.trainer.run_folder
-        self.lines = LinesFile(folder / METRICS)
-        lines = read_objects(folder / METRICS)
+        self.lines = LinesFile(self.folder / METRICS)
+        lines = read_objects(self.folder / METRICS)
         done = {line.get("step") for line in lines if any(name.startswith(TASK) for name in line)}
-        left = [
-            one
-            for one in published_in(folder, PREFIX)
-            if one.step <= state.global_step and one.step not in done
+        self.waiting = [
+            weights.folder
+            for weights in published_in(self.folder, PREFIX)
+            if weights.step <= state.global_step and weights.step not in done
         ]
-        self.waiting = [one.folder for one in left]
-        for path in {*folder.glob(f"{PREFIX}*")} - {*self.waiting}:
+        for path in {*self.folder.glob(f"{PREFIX}*")} - {*self.waiting}:
             shutil.rmtree(path, ignore_errors=True)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """The weights of the last step are published, or being written in the background."""
-        self.add(state.global_step)
-        if self.on_own_gpu and (
-            self.is_due(state.global_step) or state.global_step == self.trainer.first_step
-        ):
+        step = state.global_step
+        if state.is_world_process_zero:
+            self.add(step)
+        if self.on_own_gpu and (self.is_due(step) or step == self.first_step):
             self.wait(control)
         else:
             self.advance()
@@ -111,35 +131,30 @@ class TaskEvaluations(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self.add(state.global_step)
+        if state.is_world_process_zero:
+            self.add(state.global_step)
         self.wait(control)
 
     def add(self, step: int) -> None:
         """Put a due step into the queue; the oldest in it are skipped if there are many, or the disk gets full."""
-        if (
-            not self.trainer.is_world_process_zero()
-            or not self.is_due(step)
-            or step == self.trainer.first_step
-        ):
+        if not self.is_due(step) or step == self.first_step:
             return
-        free, largest = (
-            shutil.disk_usage(self.trainer.run_folder).free,
-            max(map(size_of, self.waiting), default=0),
-        )
-        is_full = free < LEAST_FREE * largest
+        free_bytes = shutil.disk_usage(self.folder).free
+        largest_bytes = max(map(size_of, self.waiting), default=0)
+        is_full = free_bytes < LEAST_FREE * largest_bytes
         while self.waiting and (is_full or len(self.waiting) >= MOST_WAITING):
             weights = self.waiting.pop(0)
             text = f"The tasks of step {step_of(weights)} are skipped, because those of step {step} are due."
-            record_event(self.trainer.run_folder, "tasks_skipped", text, step=step_of(weights))
+            record_event(self.folder, "tasks_skipped", text, step=step_of(weights))
             shutil.rmtree(weights, ignore_errors=True)
-        self.waiting.append(self.trainer.run_folder / f"{PREFIX}{step}")
+        self.waiting.append(self.folder / f"{PREFIX}{step}")
 
     def wait(self, control: TrainerControl) -> None:
         """Wait for all evaluations, on all processes, with heartbeats and signals as in the Trainer's evaluation."""
-        self.trainer.checkpointer.wait_for_saves()
+        self.checkpointer.wait()
         try:
             while True:
-                self.trainer.call_prediction_step()
+                self.check_signals()
                 if not main_process_decides(self.is_busy):
                     return
         except Interrupted:
@@ -160,7 +175,7 @@ class TaskEvaluations(TrainerCallback):
                 self.child.poll() is not None or time.monotonic() > self.ends
             ):
                 self.read_result()
-            if self.child is None and self.waiting and not self.trainer.checkpointer.is_writing:
+            if self.child is None and self.waiting and not self.checkpointer.is_writing:
                 self.weights = self.waiting.pop(0)
                 self.start()
         except Exception as problem:  # of the system or a tracker: training does not depend on it
@@ -168,7 +183,7 @@ class TaskEvaluations(TrainerCallback):
         return self.child is not None or bool(self.waiting)
 
     def start(self) -> None:
-        number = self.trainer.recipe.evaluation.tasks_device.removeprefix("cuda:")
+        number = self.evaluation.tasks_device.removeprefix("cuda:")
         if self.on_own_gpu:
             torch.cuda.empty_cache()
             number = str(torch.cuda.current_device())
@@ -177,7 +192,7 @@ class TaskEvaluations(TrainerCallback):
         # Without PYTHONSAFEPATH, Python would import modules from the program's folder first.
         environment = {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONSAFEPATH": "1"}
         words = [sys.executable, str(PROGRAM), str(self.weights)]
-        with (self.trainer.run_folder / OUTPUT).open("wb") as output:
+        with (self.folder / OUTPUT).open("wb") as output:
             self.child = Child(
                 words, environment=environment, inherits=environment_alone(), output=output
             )
@@ -188,30 +203,23 @@ class TaskEvaluations(TrainerCallback):
         child, self.child = self.child, None
         late = f"killed after {LONGEST_SECONDS:,} s, " if child.poll() is None else ""
         child.kill_family()
-        lines = (self.trainer.run_folder / OUTPUT).read_text(
-            errors="replace"
-        ).strip().splitlines() or [""]
+        lines = (self.folder / OUTPUT).read_text(errors="replace").strip().splitlines() or [""]
         scores = parse_object(lines[-1].encode()) if child.returncode == 0 else None
         if scores is None:
             self.fail(f"{late}exit code {child.returncode}: {lines[-1]}")
             return
         shutil.rmtree(self.weights, ignore_errors=True)
         step = step_of(self.weights)
-        line = {"step": step, "tokens": step * self.trainer.length.tokens_per_step, **scores}
+        line = {"step": step, "tokens": step * self.length.tokens_per_step, **scores}
         self.lines.add(json.dumps(line))
         log.info(
             f"Tasks of step {step}: {', '.join(f'{name} {score:.4g}' for name, score in scores.items())}"
         )
-        for callback in self.trainer.callback_handler.callbacks:
-            if isinstance(callback, Tracker | Alert):  # they accept only the current step
-                logs = {**scores, f"{TASK}step": step}
-                callback.on_log(
-                    self.trainer.args, self.trainer.state, self.trainer.control, logs=logs
-                )
+        self.report({**scores, f"{TASK}step": step})
 
     def fail(self, why: str) -> None:
         text = f"The tasks of step {step_of(self.weights)} were not evaluated: {why}. See {OUTPUT} of the run."
-        record_event(self.trainer.run_folder, "tasks_failed", text, step=step_of(self.weights))
+        record_event(self.folder, "tasks_failed", text, step=step_of(self.weights))
         shutil.rmtree(self.weights, ignore_errors=True)
 
     def close(self) -> None:

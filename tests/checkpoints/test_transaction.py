@@ -79,7 +79,13 @@ def test_a_checkpoint_is_all_that_it_was_given_and_its_manifest_lists_it(tmp_pat
 
 def test_the_size_of_a_checkpoint_counts_states_texts_and_the_model():
     states = {"a": {"m": torch.zeros(5)}, "b": [torch.zeros(3, dtype=torch.uint8)]}
-    sized = Contents(states=states, texts={"a": "12", "b": "345"}, model_bytes=1000)
+    sized = Contents(
+        contents().manifest,
+        torch.nn.Linear(1, 1),
+        states=states,
+        texts={"a": "12", "b": "345"},
+        model_bytes=1000,
+    )
     assert sized.num_bytes() == 20 + 3 + 5 + 1000
 
 
@@ -172,7 +178,7 @@ def test_weights_that_must_not_be_published_are_not_written(tmp_path):
     checked = replace(contents(3), check=refuse, weights={"w": torch.zeros(1)})
     alone = Agreement(timedelta(seconds=9))
     with pytest.raises(SaveFailed, match="NaN: ..w") as failed:
-        publish(tmp_path, "checkpoint-3", checked, lambda files: pytest.fail("written"), alone)
+        publish(tmp_path, "checkpoint-3", checked, alone)
     assert failed.value.reason == "not finite" and names(tmp_path) == []
     assert alone.gather(3) == [3] and alone.after_error((1, 2)) == ""
     assert alone.together(lambda: 4) == [4] and alone.on_main(lambda: 5) == 5

@@ -90,7 +90,7 @@ class LabelledRun:
         gpu, step_of_trainer, begin = (
             self.operations.gpu,
             trainer.training_step,
-            trainer.guard.begin_step,
+            trainer.checked_step.begin,
         )
 
         def training_step(*arguments: Any, **options: Any) -> Any:
@@ -107,7 +107,7 @@ class LabelledRun:
             begin()
 
         trainer.training_step = training_step  # type: ignore[method-assign]
-        trainer.guard.begin_step = begin_step  # type: ignore[method-assign]
+        trainer.checked_step.begin = begin_step  # type: ignore[method-assign]
         if self.watch is not None:
             self.watch(trainer)
 

@@ -10,8 +10,8 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from labelled_devices import labelled_devices
 
-from cpt.training import loss_guard
-from cpt.training.loss_guard import GuardedEngine
+from cpt.training import step
+from cpt.training.step import GuardedEngine
 
 pytestmark = pytest.mark.heavy  # DeepSpeed takes seconds to import
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy  # DeepSpeed takes seconds to import
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     alone = types.SimpleNamespace(all_reduce=lambda tensor: None, get_world_size=lambda: 1)
-    monkeypatch.setattr(loss_guard, "dist", alone)
+    monkeypatch.setattr(step, "dist", alone)
 
 
 def guard_of(norms, *, skips):

@@ -182,10 +182,10 @@ class Checks(TrainerCallback):
         return note
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        loss = self.trainer.loss_since_log
+        loss = self.trainer.checked_step.loss
         self.check_scalar("loss", loss)
-        if "norm" in vars(self.trainer.guard):
-            self.check_scalar("norm", self.trainer.guard.norm)
+        if "norm" in vars(self.trainer.checked_step):
+            self.check_scalar("norm", self.trainer.checked_step.norm)
 
     def check_scalar(self, name: str, scalar: torch.Tensor) -> None:
         if scalar.device.type != "cuda" or scalar.dtype != torch.float32 or scalar.dim():

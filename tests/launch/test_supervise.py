@@ -14,8 +14,8 @@ import pytest
 
 from cpt.errors import LaunchError
 from cpt.launch.supervise import (
-    Decision,
     Ended,
+    RestartDecision,
     RunWatch,
     Supervisor,
     names_several_hosts,
@@ -52,7 +52,7 @@ def supervised(tmp_path, monkeypatch):
     monkeypatch.setattr("cpt.launch.supervise.FIRST_WAIT", 0.01)
     monkeypatch.setattr("cpt.launch.supervise.SECONDS_BETWEEN_LOOKS", 0.05)
 
-    def run(body: str, **options) -> Decision:
+    def run(body: str, **options) -> RestartDecision:
         program = tmp_path / "run.py"
         program.write_text(RUN + textwrap.dedent(body))
         return Supervisor(
@@ -185,7 +185,9 @@ def test_supervisors_of_several_hosts_share_one_run(tmp_path, monkeypatch):
     launcher, folder = "torchrun --nnodes=2 --node_rank 1", tmp_path / "a-run"
     with pytest.raises(LaunchError, match="name=..."):
         supervise_run(recipe(tmp_path), [], check=lambda folder: False, new=True, launcher=launcher)
-    monkeypatch.setattr("cpt.launch.supervise.Supervisor.supervise", lambda self: Decision("done"))
+    monkeypatch.setattr(
+        "cpt.launch.supervise.Supervisor.supervise", lambda self: RestartDecision("done")
+    )
     folder.mkdir()
     holds = f"from pathlib import Path; from cpt.runs.record import hold; kept = hold(Path({str(folder)!r}))"
     words = [sys.executable, "-c", f"{holds}; print(flush=True); input()"]

@@ -83,9 +83,9 @@ def test_a_run_of_an_earlier_version_resumes_with_its_groups(tiny_recipe, tmp_pa
     assert content.pop("weight_decay") == "by role"
     (checkpoint / MANIFEST).write_text(sealed(content))
     resumed = trainer_of(tiny_recipe, tmp_path, steps=2, model=model)
-    resumed.checkpoint_loader.point = ResumePoint(checkpoint, read_manifest(checkpoint))
+    resumed.point = ResumePoint(checkpoint, read_manifest(checkpoint))
     groups = resumed.create_optimizer().param_groups
     assert [len(group["params"]) for group in groups] == [
         len(group["params"]) for group in parameter_groups(resumed.model, by_role=False)
     ]
-    assert resumed.checkpointer.describe("full", 2, {}).weight_decay == BY_DIMENSION
+    assert resumed.manifest("full").weight_decay == BY_DIMENSION

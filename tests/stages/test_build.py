@@ -133,7 +133,7 @@ def test_callbacks_are_those_of_the_recipe_in_the_order_in_which_they_need_each_
     }
     monitoring = {"profile": 2, "callbacks": [{"name": "cost", "dollars_per_gpu_hour": 2.5}]}
     all_of_it = {"evaluation": evaluation, "monitoring": monitoring}
-    usual = ["DefaultFlowCallback", "EndsAtEvaluationPoint", "DataPosition"]
+    usual = ["EndsAtEvaluationPoint", "DefaultFlowCallback", "DataPosition"]
     added = "StopWhenForgetting StopEarly PromptSamples"
     for sections, more, last in (
         ({}, ("", ""), ""),
@@ -143,7 +143,8 @@ def test_callbacks_are_those_of_the_recipe_in_the_order_in_which_they_need_each_
         trainer = trainer_of(tiny_recipe, tmp_path, callbacks=[watcher], **sections)
         handler = trainer.callback_handler
         names = [type(one).__name__ for one in handler.callbacks]
-        assert names == [*usual, *WATCHERS.format(*more).split(), "PrinterCallback", *last.split()]
+        watching = WATCHERS.format(*more).split()
+        assert names == [*usual, *watching, "PrinterCallback", *last.split(), "CheckedStep"]
         assert watcher in handler.callbacks, "TRL's own was removed"
 
 

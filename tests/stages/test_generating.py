@@ -140,14 +140,14 @@ def test_steps_without_gradients_make_no_spike_of_one_with_but_what_is_not_finit
 ):
     trainer = quiet_trainer(bandit("grpo", tmp_path, steps=1))
     trainer.train()
-    trainer.guard.loss_guard = SpikeDetector(trainer.recipe.safety.loss_guard, torch.device("cpu"))
+    trainer.guard.detector = SpikeDetector(trainer.recipe.safety.loss_guard, torch.device("cpu"))
     for _ in range(20):
-        assert not trainer.guard.check_metrics(torch.tensor([0.0, 0.0]))
-    assert not trainer.guard.check_metrics(torch.tensor([3.0, 500.0]))
+        assert not trainer.checked_step.check_metrics(torch.tensor([0.0, 0.0]))
+    assert not trainer.checked_step.check_metrics(torch.tensor([3.0, 500.0]))
     for broken in ([torch.nan, 1.0], [0.0, torch.inf], [0.0, torch.nan]):
-        assert trainer.guard.check_metrics(torch.tensor(broken))
+        assert trainer.checked_step.check_metrics(torch.tensor(broken))
     trainer.args.max_grad_norm = 0.0
-    assert trainer.guard.check_metrics(torch.tensor([0.0, 500.0]))
+    assert trainer.checked_step.check_metrics(torch.tensor([0.0, 500.0]))
 
 
 def test_rewards_are_weighted_and_the_reference_stays_as_it_was(tmp_path):

@@ -105,7 +105,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
             )
     model, base = (AutoModelForCausalLM.from_pretrained(tmp_path / "base") for _ in range(2))
     model.load_state_dict(trainer.model.state_dict())
-    measure = trainer.guard.norm_of_step
+    measure = trainer.checked_step.norm_of_step
 
     def norm_of_step():
         found.update(
@@ -113,7 +113,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
         )
         return measure()
 
-    trainer.guard.norm_of_step = norm_of_step
+    trainer.checked_step.norm_of_step = norm_of_step
     rows = [trainer.rows[number] for number in range(4)]
     assert {int(row["source"]) for row in rows} == {0, 1} and any(
         len([*documents(row)]) > 1 for row in rows

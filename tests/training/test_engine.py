@@ -158,7 +158,8 @@ def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
         device=torch.device("cpu"),
     )
     counting.shared_rows = SimpleNamespace(parts=1)
-    counting.guard = counting.gradients = SimpleNamespace(begin_step=lambda: None)
+    counting.checked_step = SimpleNamespace(begin=lambda: None)
+    counting.gradients = SimpleNamespace(begin_step=lambda: None)
     counting.state = SimpleNamespace(global_step=0)
     counting.engine = SimpleNamespace(begin_step=lambda: None)
     _, labels = counting.get_batch_samples(iter([]), 0, torch.device("cpu"))

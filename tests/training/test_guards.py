@@ -119,7 +119,7 @@ def test_a_healthy_run_is_the_same_without_the_guard_which_makes_no_step_wait(
         with AsksOfTheDevice() as asks:
             trainer.train()
         counts.append(asks.count)
-    assert guarded.guard.loss_guard is not None and free.guard.loss_guard is None
+    assert guarded.guard.detector is not None and free.guard.detector is None
     assert (
         same(weights(guarded), weights(free))
         and counts[0] == counts[1]
@@ -410,7 +410,7 @@ def test_with_released_gradients_a_bad_step_is_not_applied(tiny_recipe, tmp_path
     assert events(trainer, *SKIPPED) == [(kind, 6)] and (
         change == "nan gradient" or watcher.unchanged() == [6]
     )
-    _, norms = trainer.guard.loss_guard.state()["history"]
+    _, norms = trainer.guard.detector.state()["history"]
     assert sum(norm is not None and norm > 0 for norm in norms) == STEPS - 1
     before = {name: weight.clone() for name, weight in weights(trainer).items()}
     ids = torch.arange(5)[None]

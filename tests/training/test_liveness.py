@@ -24,15 +24,15 @@ from cpt.checkpoints.resume import published_checkpoints
 from cpt.errors import Interrupted, LaunchError, UserCodeError
 from cpt.runs.events import LastHeartbeat, read_events, read_heartbeats, write_heartbeat
 from cpt.runs.record import Run
-from cpt.training import liveness, saving
+from cpt.training import contents, liveness
 from cpt.training.liveness import (
     GroupTimeouts,
     Heartbeat,
     find_lost_ranks,
     lost_others,
     lost_ranks_named,
-    saved_on_errors,
 )
+from cpt.training.resuming import saved_on_errors
 
 
 def test_a_heartbeat_has_phase_step_and_speed(tmp_path, monkeypatch):
@@ -377,7 +377,7 @@ def test_a_devices_generator_is_saved_as_before_the_step_of_the_error(
     device = SimpleNamespace(
         get_rng_state=generator.get_state, set_rng_state=generator.set_state, current_device=int
     )
-    monkeypatch.setattr(saving, "devices_with_random_states", lambda trainer: {"cuda": device})
+    monkeypatch.setattr(contents, "devices_with_random_states", lambda trainer: {"cuda": device})
 
     def faults(trainer, inputs, loss):
         torch.rand(3, generator=generator)

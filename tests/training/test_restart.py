@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from cpt.errors import ResourceError, RestartNeeded
+from cpt.runs.history import read_learned
 from cpt.training import restart as restarting
 from cpt.training.restart import (
     MOST_WITHOUT_PROGRESS,
     is_out_of_memory,
     learned_micro_batch,
-    learned_rollback,
     refuse_evaluation,
     remember_micro_batch,
     restart,
-    run_until_out_of_memory,
+    restart_after,
     smaller_micro_batch,
 )
 
@@ -48,15 +48,12 @@ def test_an_error_of_another_kind_restarts_where_another_process_ran_out_of_memo
 ):
     if learned is not None:
         remember_micro_batch(tmp_path, processes, learned)
-    arguments = SimpleNamespace(world_size=processes, per_device_train_batch_size=8)
-    state = SimpleNamespace(global_step=6)
-    trainer = SimpleNamespace(args=arguments, run_folder=tmp_path, state=state)
-
-    def train():
-        raise RuntimeError("a peer closed its connection")
-
+    arguments = SimpleNamespace(
+        world_size=processes, per_device_train_batch_size=8, output_dir=str(tmp_path)
+    )
+    closed = RuntimeError("a peer closed its connection")
     with pytest.raises((RuntimeError, RestartNeeded)) as problem:
-        run_until_out_of_memory(trainer, train)
+        restart_after(closed, None, arguments, step=7, can_split=True)
     assert isinstance(problem.value, RestartNeeded) is is_restarted
     if is_restarted:
         assert "in step 7" in str(problem.value) and "micro-batches of 4 " in str(problem.value)
@@ -66,11 +63,9 @@ def test_an_error_of_another_kind_restarts_where_another_process_ran_out_of_memo
     ("batch", "remedy"), [(3, "training.per_device_eval_batch_size"), (1, "data.sequence_length")]
 )
 def test_out_of_memory_in_an_evaluation_names_what_helps(batch, remedy):
-    arguments = SimpleNamespace(per_device_eval_batch_size=batch)
-    trainer = SimpleNamespace(args=arguments, state=SimpleNamespace(global_step=6))
-    refuse_evaluation(trainer, RuntimeError("shapes"))
+    refuse_evaluation(RuntimeError("shapes"), step=6, batch_size=batch)
     with pytest.raises(ResourceError, match=rf"step 6 with {batch} row.*`{remedy}`"):
-        refuse_evaluation(trainer, torch.OutOfMemoryError())
+        refuse_evaluation(torch.OutOfMemoryError(), step=6, batch_size=batch)
 
 
 def test_what_was_learned_is_kept_for_each_number_of_processes_and_key(tmp_path):
@@ -79,13 +74,14 @@ def test_what_was_learned_is_kept_for_each_number_of_processes_and_key(tmp_path)
     back = {"to_step": 5, "left_out": [[1, 3]], "budget": {}}
     restarting.remember(tmp_path, restarting.ROLLBACK, back)
     assert [learned_micro_batch(tmp_path, count) for count in (1, 2, 3)] == [4, 8, None]
-    assert learned_rollback(tmp_path) == back
+    assert read_learned(tmp_path)[restarting.ROLLBACK] == back
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}"])
 def test_a_file_without_what_was_learned_is_ignored(tmp_path, content):
     (tmp_path / "learned.json").write_text(content)
-    assert learned_micro_batch(tmp_path, 1) is None and learned_rollback(tmp_path) is None
+    assert learned_micro_batch(tmp_path, 1) is None
+    assert restarting.take_up_roll_back(None, tmp_path, 3) is False
 
 
 def test_one_process_restarts_itself_at_most_three_times_for_the_same_reason(monkeypatch):

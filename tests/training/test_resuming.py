@@ -13,7 +13,8 @@ from cpt.checkpoints.manifest import read_manifest, write_manifest
 from cpt.checkpoints.resume import ResumePoint
 from cpt.errors import CheckpointError
 from cpt.recipe.load import load_recipe
-from cpt.training.resuming import exactness, keep_dtype, keep_global_batch, train_from
+from cpt.training.contents import exactness
+from cpt.training.resuming import keep_dtype, keep_global_batch, train_from
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_random_numbers_of_other_processes_are_replaced_the_same_way_each_time(t
     for step in (4, 4, 5):
         torch.rand(3)
         trainer.state.global_step = step
-        trainer.load_random_states(str(other))
+        trainer.load_random_states(other)
         draws.append(torch.rand(3))
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
 
@@ -108,9 +109,7 @@ def test_a_checkpoint_of_another_engine_is_refused_with_the_command_that_starts_
     with pytest.raises(
         CheckpointError, match=f"ZeRO-2.*cpt export {checkpoint} .*--new model.path="
     ):
-        train_from(
-            trainer, trainer.prepared_data, replace(point, manifest=read_manifest(checkpoint))
-        )
+        train_from(trainer, replace(point, manifest=read_manifest(checkpoint)))
 
 
 @pytest.mark.heavy
@@ -128,7 +127,7 @@ def test_the_log_names_the_checkpoint_and_only_weights_that_are_missing(
         caplog.set_level("INFO", logger=name)  # a test that ran before may have set it
     logging.getLogger("transformers").addHandler(caplog.handler)  # it does not propagate
     point = ResumePoint(checkpoint, read_manifest(checkpoint))
-    train_from(trainer, trainer.prepared_data, point)
+    train_from(trainer, point)
     assert f"Resuming from {checkpoint}, after step 2." in caplog.text
     assert "missing keys" not in caplog.text
     lost = _IncompatibleKeys(["lm_head.weight", "model.norm.weight"], [])

@@ -4,7 +4,6 @@ not change."""
 import json
 import random
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +14,10 @@ from tiny_trainers import events, metrics, published, trainer_of
 
 from cpt.checkpoints.resume import latest_checkpoint
 from cpt.errors import Interrupted
+from cpt.recipe.schema import Evaluation
 from cpt.runs.events import read_events
 from cpt.training import tasks
+from cpt.training.arguments import RunLength
 
 pytestmark = pytest.mark.heavy
 GOOD = "print('progress'); print('{\"task_mine_acc\": 0.25}')"
@@ -97,25 +98,26 @@ def test_a_task_that_crashes_or_takes_too_long_costs_an_event(trainer, program, 
 
 
 def test_weights_of_due_steps_are_linked_or_copied_once(tmp_path, monkeypatch):
-    evaluation = SimpleNamespace(tasks_every_tokens=512)
-    length = SimpleNamespace(steps_between=lambda tokens, default: tokens // 256)
-    about = {"recipe": SimpleNamespace(evaluation=evaluation), "length": length}
-    waiting = tasks.TaskEvaluations(SimpleNamespace(**about))
+    evaluation = Evaluation(tasks=["exam"], tasks_every_tokens=512)
+    length = RunLength(8, 4, 1, tokens_per_step=256, micro_batch=4)
+    unused = dict.fromkeys(("checkpointer", "check_signals", "report"))
+    device = torch.device("cpu")
+    waiting = tasks.TaskEvaluations(tmp_path, evaluation, length, device=device, **unused)
     assert [step for step in range(7) if waiting.is_due(step)] == [2, 4, 6]
     saved = tmp_path / "checkpoint"
     (saved / "more").mkdir(parents=True)
     for name in ("model.safetensors", "more/config.json"):
         (saved / name).write_text(name)
-    waiting.link(saved, 2)
-    waiting.link(saved, 3)
+    waiting.on_published(saved, 2)
+    waiting.on_published(saved, 3)
 
     def refuse(source, target, **_):
         raise OSError("no hard links")
 
     monkeypatch.setattr(tasks.os, "link", refuse)
-    waiting.link(saved, 4)
+    waiting.on_published(saved, 4)
     (saved / "model.safetensors").write_text("of a later step")
-    waiting.link(saved, 4)
+    waiting.on_published(saved, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint", "tasks-2", "tasks-4"]
     for step, weights in ((2, "of a later step"), (4, "model.safetensors")):
         folder = tmp_path / f"tasks-{step}"

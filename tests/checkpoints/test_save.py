@@ -15,7 +15,7 @@ from tiny_trainers import events, published, saved_run, trainer_of
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from cpt.checkpoints import transaction
+from cpt.checkpoints import save, transaction
 from cpt.checkpoints.manifest import damages, read_manifest
 from cpt.checkpoints.transaction import SaveFailed
 from cpt.errors import CheckpointError
@@ -24,7 +24,6 @@ from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 from cpt.runs.folder import read_objects
 from cpt.train import train
-from cpt.training import saving
 
 pytestmark = pytest.mark.heavy
 
@@ -107,18 +106,21 @@ def saved_by(trainer, folder, save):
     trainer.args.output_dir = str(folder)
     for name in ("agreement", "in_flight"):  # of the run before
         trainer.__dict__.pop(name, None)
+    trainer.checkpointer.folder = folder
     save()
     return Path(get_last_checkpoint(str(folder)))
 
 
+def save_now(trainer):
+    trainer.checkpointer.wait()
+    trainer.checkpointer.save(trainer.contents("full"), "full")
+
+
 def save_in_background(trainer):
     """And spoil every trained number and moment as soon as an optimizer may make its step."""
-    ours, checkpoints = (
-        trainer.checkpointer,
-        trainer.recipe.checkpoints.model_copy(update={"in_background": True}),
-    )
-    trainer.recipe = trainer.recipe.model_copy(update={"checkpoints": checkpoints})
-    ours.save_once("full")
+    ours = trainer.checkpointer
+    ours.settings = ours.settings.model_copy(update={"in_background": True})
+    save_now(trainer)
     assert ours.in_flight is not None
     ours.wait_for_copies()
     trained = [
@@ -129,7 +131,7 @@ def save_in_background(trainer):
         *(one for state in trainer.optimizer.state.values() for one in state.values()),
     ]:
         value.fill_(7)
-    ours.wait_for_saves()
+    ours.wait()
     assert ours.save_failure is None, ours.save_failure
 
 
@@ -144,7 +146,7 @@ def test_a_checkpoint_is_what_the_trainer_would_have_written(tiny_recipe, tmp_pa
     theirs = saved_by(
         trainer, tmp_path / "theirs", lambda: Trainer._save_checkpoint(trainer, trainer.model, None)
     )
-    ours = saved_by(trainer, tmp_path / "ours", lambda: trainer.checkpointer.save_once("full"))
+    ours = saved_by(trainer, tmp_path / "ours", lambda: save_now(trainer))
     behind = saved_by(trainer, tmp_path / "behind", lambda: save_in_background(trainer))
     for folder in (ours, behind):
         assert differences(theirs, folder, ignored=OURS_ALONE) == [] and damages(folder) == []
@@ -154,13 +156,13 @@ def test_a_checkpoint_is_what_the_trainer_would_have_written(tiny_recipe, tmp_pa
 
 
 def test_saves_in_the_background_hold_the_numbers_of_their_step(tiny_recipe, tmp_path, monkeypatch):
-    copy = saving.Checkpointer.copy_to_host
+    copy = save.Checkpointer.copy_to_host
 
     def slow_copy(self, taken, moment):
         time.sleep(0.3)  # the next step begins before its copies
         copy(self, taken, moment)
 
-    monkeypatch.setattr(saving.Checkpointer, "copy_to_host", slow_copy)
+    monkeypatch.setattr(save.Checkpointer, "copy_to_host", slow_copy)
     waiting = saved_run(tiny_recipe, tmp_path / "waiting", every_steps=3)
     behind = saved_run(tiny_recipe, tmp_path / "behind", every_steps=3, in_background=True)
     for trainer in (waiting, behind):
@@ -218,7 +220,7 @@ def test_after_an_error_in_a_step_the_step_before_is_saved_as_it_was(tiny_recipe
     )
     with pytest.raises(ZeroDivisionError):
         broken.train()
-    assert broken.checkpointer.save_last_step() == ""
+    assert broken.save_after_error() == ""
     assert published(broken) == ["checkpoint-2"]
     found, expected = (
         read_manifest(one.run_folder / "checkpoint-2").files for one in (broken, whole)
@@ -231,16 +233,16 @@ def test_after_an_error_in_a_step_the_step_before_is_saved_as_it_was(tiny_recipe
         "safety.json",
     ):
         assert found[name] == expected[name], name
-    assert broken.checkpointer.save_last_step() == "", "it is saved already"
-    broken.state.global_step, broken.begun_step, broken.guard.is_updating = 3, 4, True
-    assert broken.checkpointer.save_last_step() == "the update of step 4 had begun"
+    assert broken.save_after_error() == "", "it is saved already"
+    broken.state.global_step, broken.begun_step, broken.checked_step.is_updating = 3, 4, True
+    assert broken.save_after_error() == "the update of step 4 had begun"
     assert published(broken) == ["checkpoint-2"]
 
 
 def test_where_memory_is_short_training_waits_for_saves_and_says_so_once(
     tiny_recipe, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(saving, "MOST_OF_THE_MEMORY", 0.0)
+    monkeypatch.setattr(save, "MOST_OF_THE_MEMORY", 0.0)
     trainer = saved_run(tiny_recipe, tmp_path, in_background=True)
     trainer.train()
     assert events(trainer) == [("saves_block", 1)] and len(published(trainer)) == 3
@@ -254,7 +256,7 @@ def test_the_first_save_is_read_back_until_one_is_intact(
     tiny_recipe, tmp_path, monkeypatch, in_background
 ):
     """The disk changes the weights of the first two."""
-    read_back, seen = saving.read_back, []
+    read_back, seen = save.read_back, []
 
     def read_from_a_bad_disk(folder, model):
         seen.append(folder.name)
@@ -263,7 +265,7 @@ def test_the_first_save_is_read_back_until_one_is_intact(
             path.write_bytes(path.read_bytes()[:-1] + b"\xff")
         read_back(folder, model)
 
-    monkeypatch.setattr(saving, "read_back", read_from_a_bad_disk)
+    monkeypatch.setattr(save, "read_back", read_from_a_bad_disk)
     trainer = saved_run(tiny_recipe, tmp_path, in_background=in_background)
     trainer.train()
     assert seen == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
@@ -292,7 +294,7 @@ def test_a_first_save_without_the_models_weights_ends_the_run(
 def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
     tiny_recipe, tmp_path, monkeypatch, in_background
 ):
-    monkeypatch.setattr(saving, "SECONDS_BEFORE_RETRIES", (0, 0))
+    monkeypatch.setattr(save, "SECONDS_BEFORE_RETRIES", (0, 0))
     trainer = saved_run(tiny_recipe, tmp_path, in_background=in_background)
 
     def fill_disk():
@@ -309,7 +311,7 @@ def test_a_run_whose_last_save_fails_ends_with_the_newest_checkpoint_named(
 def test_failed_saves_in_a_row_end_the_run_after_a_last_try_in_the_archive(
     tiny_recipe, tmp_path, monkeypatch, in_background, archive
 ):
-    monkeypatch.setattr(saving, "SECONDS_BEFORE_RETRIES", ())
+    monkeypatch.setattr(save, "SECONDS_BEFORE_RETRIES", ())
     place = str(tmp_path / "archive") if archive == "folder" else archive
     trainer = saved_run(
         tiny_recipe, tmp_path, in_background=in_background, max_failed_saves=2, archive=place
@@ -351,7 +353,7 @@ def test_every_file_of_an_export_but_its_page_is_in_its_manifest(tiny_recipe, tm
     (final / "adapter").mkdir(parents=True)
     for name in ("model.safetensors", "adapter/adapter_model.safetensors", "README.md"):
         (final / name).write_text(name)
-    saving.seal_export(trainer, final)
+    save.seal_export(final, trainer.manifest("weights"))
     (final / "README.md").write_text("the verdict came later")
     manifest = read_manifest(final)
     assert manifest.kind == "weights" and damages(final) == []
