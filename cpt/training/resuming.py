@@ -49,11 +49,10 @@ def train_from(trainer: CPTTrainer, point: ResumePoint) -> None:
     if checkpoint is None:
         trainer.train()
         return
-    sharding = trainer.engine.sharding
-    refuse_other_engine(checkpoint, sharding)
+    refuse_other_engine(checkpoint, trainer.sharding)
     if manifest is not None and manifest.world_size != world_size():
         warn_elastic(folder, manifest)
-        if is_zero(sharding):
+        if is_zero(trainer.sharding):
             written = checkpoint
             checkpoint = main_process_decides(
                 lambda: make_universal(written, folder, trust=point.trusted)

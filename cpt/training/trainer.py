@@ -212,6 +212,11 @@ class CPTTrainer(Trainer):
     def run_folder(self) -> Path:
         return Path(str(self.args.output_dir))
 
+    @property
+    def sharding(self) -> str:
+        """How the model is split over processes (`cpt.checkpoints.sharding`)."""
+        return self.engine.sharding
+
     def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
         """Add a callback; they run by the number of their class (`cpt.training.callbacks`)."""
         super().add_callback(callback)
