@@ -50,8 +50,8 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Model, Recipe
 from cpt.recipe.values import in_yaml, write_yaml
-from cpt.training.arguments import check_generations
 from cpt.training.engine_profiles import check_fsdp, read_profile
+from cpt.training.generations import check_generations
 
 log = logging.getLogger("cpt")
 

@@ -63,6 +63,7 @@ from cpt.planning.fitting import capability_of, with_chosen_values, with_placeho
 from cpt.planning.model_sizes import TEACHER
 from cpt.planning.workload import WRONG_UNDER_AUTOCAST, is_wrong_under_autocast
 from cpt.plugins import did_you_mean, find, with_key
+from cpt.recipe.huggingface_keys import find_stage
 from cpt.recipe.keys import automatic_keys, micro_batches_per_step
 from cpt.recipe.paths import result_of_run, unfinished_run
 from cpt.recipe.rules import REWARDED, keyed_sources, reported_name
@@ -70,8 +71,8 @@ from cpt.recipe.schema import Data, Recipe
 from cpt.recipe.tree import Node
 from cpt.stages.models import check_reference
 from cpt.stages.rewards import find_rewards
-from cpt.training.arguments import check_generations, check_parallelism, find_stage
 from cpt.training.callbacks import check_callbacks
+from cpt.training.engine import check_parallelism
 from cpt.training.engine_profiles import (
     Profile,
     changes_in_memory,
@@ -82,6 +83,7 @@ from cpt.training.engine_profiles import (
     read_profile,
     zero_section,
 )
+from cpt.training.generations import check_generations
 from cpt.training.loss_guard import check_loss_guard, find_handler
 from cpt.training.restart import find_oom_handler
 

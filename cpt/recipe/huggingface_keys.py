@@ -4,15 +4,17 @@ import ast
 import builtins
 import importlib.util
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
+from pkgutil import resolve_name
 from types import NoneType
 from typing import Any, get_origin
 
 from cpt.errors import RecipeError, ResourceError
+from cpt.plugins import import_user_module
 
 OURS = "cpt.stages."
 STAGE_CONFIGS = {
@@ -295,3 +297,30 @@ def columns_in(module: str) -> tuple[str, ...] | None:
                 ):
                     return columns_in(imported_module(source, node))
     return None
+
+
+STAGE_PARTS = ("CONFIG", "COLUMNS", "build_trainer")
+
+
+@dataclass(frozen=True)
+class Stage:
+    CONFIG: Any
+    COLUMNS: tuple[str, ...]
+    build_trainer: Callable[..., Any] | None = None  # for custom stages
+
+
+def find_stage(name: str) -> Stage:
+    """Return a built-in stage, or a custom `package.module`.
+
+    Raises:
+        RecipeError: the module does not exist, or lacks one of CONFIG, COLUMNS, build_trainer.
+    """
+    if name in STAGE_CONFIGS:
+        return Stage(resolve_name(STAGE_CONFIGS[name]), BUILT_IN_COLUMNS[name])
+    module = import_user_module(name)
+    missing = [part for part in STAGE_PARTS if part not in vars(module)]
+    if missing:
+        raise RecipeError(
+            f"`stage`: `{name}` lacks {', '.join(missing)}. A stage is a module with {', '.join(STAGE_PARTS)}."
+        )
+    return Stage(module.CONFIG, tuple(module.COLUMNS), build_trainer=module.build_trainer)

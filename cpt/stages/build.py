@@ -15,6 +15,7 @@ from cpt.data.rows.build import PreparedData
 from cpt.errors import RecipeError
 from cpt.evaluation.scoring import PromptSamples, StopEarly, StopWhenForgetting
 from cpt.optim.evaluation_point import EndsAtEvaluationPoint
+from cpt.recipe.huggingface_keys import find_stage
 from cpt.recipe.rules import OWN_LOSS, REWARDED, TAUGHT
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS, SAMPLES
@@ -30,7 +31,7 @@ from cpt.stages.models import (
     reference_model,
 )
 from cpt.stages.replay_kl import ReplayTrainer
-from cpt.training.arguments import find_stage, run_length, training_arguments
+from cpt.training.arguments import run_length, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
     MetricsFile,

@@ -23,7 +23,7 @@ from cpt.recipe.schema import Recipe
 from cpt.stages.examples import ExampleTrainer, fit_fused_head
 from cpt.stages.models import prepared
 from cpt.stages.rewards import build_rewards
-from cpt.training.arguments import Generations, Prompt, PromptRows
+from cpt.training.generations import Generations, Prompt, PromptRows
 from cpt.training.restart import is_out_of_memory
 from cpt.training.trainer import to_device
 

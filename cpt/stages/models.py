@@ -20,11 +20,12 @@ from cpt.models.build import build_model, scoring_model
 from cpt.models.config import load_config
 from cpt.models.inventory import vocabulary_size
 from cpt.plugins import with_key
+from cpt.recipe.huggingface_keys import find_stage
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Model, Recipe
 from cpt.tokenizer.load import from_folder_or_hub
-from cpt.training.arguments import find_stage, weights_dtype
+from cpt.training.arguments import weights_dtype
 
 PACKED = ("document", "conversation")  # forms of data whose rows hold several documents
 # Stages that always need a reference; those with rewards have one if `training.beta` is not 0.

@@ -1,11 +1,12 @@
 """Split a step over processes: FSDP2 and ZeRO, rows that several processes share, gradients in fp32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from accelerate import PartialState
+from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -16,18 +17,45 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
 from cpt.data.rows.packing import IGNORED
 from cpt.deepspeed_internals import updates_begun
-from cpt.distributed import is_main_process, print_once
+from cpt.distributed import (
+    KEY,
+    TENSOR_PARALLEL,
+    groups_of_rows,
+    is_main_process,
+    print_once,
+    read_parallelism,
+    world_size,
+)
+from cpt.errors import RecipeError
 from cpt.hf_internals import attention_of
-from cpt.models.attention import PartOfRows, attend_over_processes, check_shared_rows
+from cpt.models.attention import (
+    PartOfRows,
+    attend_over_processes,
+    check_shared_rows,
+    choose_attention,
+)
+from cpt.models.layers import wanted_compiling
 from cpt.optim.adamw import OneKernelAdamW
+from cpt.recipe.rules import OWN_LOSS
+from cpt.recipe.schema import Recipe
 from cpt.training.averaging import AverageInBackward
+from cpt.training.engine_profiles import Profile, zero_section
 
 HALF = (torch.bfloat16, torch.float16)
+UNPROVEN = {
+    "tp_size": f"{TENSOR_PARALLEL}.",
+    "cp_size": "documents of a packed row would attend to each other. Use `sp_size`, which separates them.",
+    **dict.fromkeys(
+        ("dp_replicate_size", "dp_shard_size"),
+        "FSDP2 and ZeRO split over all processes. Remove it; for fast links within a machine ZeRO-3 has"
+        ' "zero_hpz_partition_size".',
+    ),
+}
 
 
 class Engine:
@@ -187,6 +215,72 @@ class SharedRows:
     def count_labels(self, batches: list[Any]) -> int:
         """Number of labels of this process."""
         return sum(int((batch["shift_labels"] != IGNORED).sum()) for batch in batches)
+
+
+def parallelism_config(training: Mapping[str, Any]) -> ParallelismConfig | None:
+    parts = read_parallelism(training).sp_size
+    if parts == 1:
+        return None
+    groups = groups_of_rows(training, world_size())
+    return ParallelismConfig(
+        sp_size=parts,
+        dp_replicate_size=groups,
+        dp_shard_size=1,
+        tp_size=1,
+        cp_size=1,
+        sp_backend="deepspeed",
+    )
+
+
+def check_parallelism(
+    recipe: Recipe,
+    profile: Profile | None,
+    model: PreTrainedModel | None,
+    *,
+    processes: int,
+    elsewhere: bool,
+) -> None:
+    """Refuse settings that train differently from one process, or are not tested against it.
+
+    Args:
+        model: on the meta device, if it could be built.
+        processes: number of processes; 1 before the run starts.
+        elsewhere: the run is for another machine, which decides `model.attention: auto`.
+    """
+    sizes = read_parallelism(recipe.training)
+    for key, reason in UNPROVEN.items():
+        if asdict(sizes)[key] > 1:
+            raise RecipeError(f"`training.{KEY}.{key}` is not supported: {reason}")
+    if sizes.sp_size == 1:
+        return
+    if processes > 1:
+        groups_of_rows(recipe.training, processes)
+    key = f"`training.{KEY}.sp_size`"
+    data, problem = recipe.data, ""
+    if profile is None or not zero_section(profile).get("stage"):
+        problem = "shared rows need DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
+    elif recipe.stage not in OWN_LOSS:
+        problem = f"the loss of stage `{recipe.stage}` needs whole rows. Use {', '.join(OWN_LOSS)}. Remove it."
+    elif data.sequence_length % sizes.sp_size:
+        problem = f"{sizes.sp_size} does not divide `data.sequence_length` {data.sequence_length:,}. Use a divisor."
+    elif data.packing == "token_budget":
+        problem = (
+            "with `data.packing: token_budget` batches differ in length. Use `best_fit` or `none`."
+        )
+    elif wanted_compiling(recipe.training) is not None:
+        problem = "compiled layers are not tested with split rows. Remove `training.torch_compile`."
+    if problem:
+        raise RecipeError(f"{key}: {problem}")
+    if model is not None and not (elsewhere and recipe.model.attention == "auto"):
+        half = bool(recipe.training.get("bf16") or recipe.training.get("fp16"))
+        attention = choose_attention(
+            recipe.model.attention,
+            type(model),
+            config=model.config,
+            half_precision=half,
+            packed=True,
+        )
+        check_shared_rows(model.config, sizes.sp_size, attention)
 
 
 class Gradients:

@@ -21,9 +21,8 @@ from cpt.planning.model_sizes import (
     with_own_head,
 )
 from cpt.planning.workload import read_setup
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, find_stage
 from cpt.recipe.schema import Reward
-from cpt.training.arguments import find_stage
 
 
 def test_every_stage_is_known():

@@ -9,9 +9,14 @@ import pytest
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.plugins import fits
-from cpt.recipe.huggingface_keys import ANYTHING, STAGE_CONFIGS, columns_of_stage, keys_of_config
+from cpt.recipe.huggingface_keys import (
+    ANYTHING,
+    STAGE_CONFIGS,
+    columns_of_stage,
+    find_stage,
+    keys_of_config,
+)
 from cpt.stages.build import TRAINERS
-from cpt.training.arguments import find_stage
 
 CONFIGS = sorted({"transformers:TrainingArguments", "peft:LoraConfig", *STAGE_CONFIGS.values()})
 SIMPLE = bool | int | float | list | dict | NoneType

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.trainer_callback import PrinterCallback
 
 from cpt.errors import RecipeError
+from cpt.recipe.huggingface_keys import find_stage
 from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.stages import models
@@ -25,7 +26,7 @@ from cpt.stages.models import (
     model_for,
     reference_model,
 )
-from cpt.training.arguments import find_stage, training_arguments
+from cpt.training.arguments import training_arguments
 from cpt.training.trainer import CPTTrainer
 
 STAGE = """

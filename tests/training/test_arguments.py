@@ -16,17 +16,13 @@ from cpt.models.inventory import build_on_meta
 from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.schema import Recipe
 from cpt.training.arguments import (
-    Generations,
-    PromptRows,
-    check_generations,
-    check_parallelism,
     limit_gpu_memory,
-    parallelism_config,
-    prompts_of_step,
     run_length,
     training_arguments,
     warn_of_rounding,
 )
+from cpt.training.engine import check_parallelism, parallelism_config
+from cpt.training.generations import Generations, PromptRows, check_generations, prompts_of_step
 from cpt.training.restart import remember_micro_batch
 
 

@@ -12,10 +12,10 @@ from tiny_rewards import bandit, quiet_trainer
 from tiny_trainers import losses, metrics, trainer_of
 from transformers import Trainer
 
-from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.huggingface_keys import STAGE_CONFIGS, Key, find_stage, keys_of_config
 from cpt.recipe.schema import Recipe
 from cpt.recipe.training_keys import fate_of
-from cpt.training.arguments import find_stage, training_arguments
+from cpt.training.arguments import training_arguments
 from cpt.training.trainer import CPTTrainer
 
 SECTIONS = {
