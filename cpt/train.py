@@ -24,7 +24,6 @@ from cpt.checkpoints.save import seal_export
 from cpt.data.rows.build import data_of
 from cpt.data.rows.stretches import ended_stretches
 from cpt.distributed import (
-    LaunchedAs,
     is_main_process,
     join_processes,
     main_process_decides,
@@ -33,10 +32,13 @@ from cpt.distributed import (
 )
 from cpt.evaluation.verdict import verdict_of_run, write_verdict
 from cpt.export.export import export_average, export_model
+from cpt.planning.fitting import with_chosen_values
+from cpt.planning.gate import refuse_mistakes
 from cpt.recipe.keys import refuse_automatic
 from cpt.recipe.schema import Recipe
+from cpt.recipe.tree import Node
 from cpt.runs.folder import BEGAN
-from cpt.runs.record import Run, record_export, start_run
+from cpt.runs.record import record_export, start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
@@ -66,12 +68,11 @@ def train(
     resume: Wanted = "latest",
     allow_restart: bool = False,
     trust_checkpoint: bool = False,
-    prepare: Callable[[Recipe, Run, LaunchedAs], Recipe] | None = None,
+    check: bool = False,
+    places: Node | None = None,
     ready: Callable[[CPTTrainer], None] | None = None,
 ) -> Path:
     """Run the recipe, resuming from its newest valid checkpoint, and return the folder of the exported model.
-
-    `cpt train` checks the recipe first and chooses a value for each `auto`, as `resolve_recipe` does from Python.
 
     Args:
         new: start a new run if the name is taken, instead of resuming that run.
@@ -82,7 +83,9 @@ def train(
         resume: `latest`, `none` to start from the beginning, or the checkpoint to resume from.
         allow_restart: start from the beginning if no checkpoint is valid.
         trust_checkpoint: trust the pickles of a checkpoint without a manifest from cpt.
-        prepare: returns the recipe to train; its errors are recorded in the run's folder.
+        check: choose a value for each `auto`, refuse mistakes before they cost anything, and record the plan, as
+            `cpt train` does. From Python, `resolve_recipe` chooses the values.
+        places: the recipe's tree (of `load_with_places`), for the lines of mistakes.
         ready: called with the trainer when all is built, before its first step.
 
     Raises:
@@ -117,7 +120,11 @@ def train(
         inputs = main_process_decides(lambda: changes.inputs(run, point, part.recipe))
         recipe = main_process_decides(lambda: with_fallbacks(part.recipe, run.folder))
         recipe = inputs.pinned(recipe)
-        recipe = refuse_automatic(recipe if prepare is None else prepare(recipe, run, launch))
+        if check:
+            recipe = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
+            plan = refuse_mistakes(recipe, deepspeed=launch.deepspeed_config, root=places).plan
+            run.record_plan(plan, recipe)
+        recipe = refuse_automatic(recipe)
         recipe = main_process_decides(lambda: inputs.pinned(recipe, from_cache=True))
         start_deepspeed(launch)
         recipe = keep_dtype(

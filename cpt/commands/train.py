@@ -20,15 +20,13 @@ from cpt.command_line import (
     show_log,
 )
 from cpt.commands.verdict import print_verdict
-from cpt.distributed import LaunchedAs, join_processes, leave_processes, num_nodes, world_size
+from cpt.distributed import join_processes, leave_processes, num_nodes, world_size
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.evaluate import needs_verdict
 from cpt.launch.nodes import compare_nodes
 from cpt.launch.supervise import BY_THE_LAUNCHER, MOST_RESTARTS, supervise_run
 from cpt.planning.check_model import refuse_unreachable_model
 from cpt.planning.check_resources import placed
-from cpt.planning.fitting import with_chosen_values
-from cpt.planning.gate import refuse_mistakes
 from cpt.recipe.load import load_with_places
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
@@ -163,19 +161,13 @@ def check_and_train(
 ) -> Path:
     """Check the recipe, replace each `auto` by a value, record both recipes and the plan, and train (`options` are
     those of `cpt.train.train`). A CptError lists all mistakes, with the lines from `root` (of `load_with_places`)."""
-
-    def prepare(recipe: Recipe, run: Run, launch: LaunchedAs) -> Recipe:
-        resolved = with_chosen_values(recipe, deepspeed=launch.deepspeed_config)
-        found = refuse_mistakes(resolved, deepspeed=launch.deepspeed_config, root=root)
-        run.record_plan(found.plan, resolved)
-        return resolved
-
     join_processes(recipe.training)
     compare_nodes(recipe)
     refuse_unreachable_model(recipe)
     try:
-        return train(recipe, new=new, prepare=prepare, **options)
+        return train(recipe, new=new, check=True, places=root, **options)
     except RecipeError as problem:
-        if (message := placed(str(problem), root)) == str(problem):
+        message = placed(str(problem), root)
+        if message == str(problem):
             raise
         raise RecipeError(message) from problem
