@@ -25,7 +25,7 @@ from cpt.data.rows.build import (
 from cpt.data.rows.mixture import asked_shares, from_row, shares_over
 from cpt.formatting import open_console
 from cpt.optim.schedules import phases_in_tokens
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import load_recipe, saved_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Recipe
 from cpt.runs.folder import HISTORY, RECIPE, find_run, read_object
@@ -213,7 +213,7 @@ def read_stretches(run: Path) -> list[SourceRead]:
     """What a run has read until its newest checkpoint; empty if its mixture has never changed."""
     if not (run / HISTORY).exists():
         return []
-    recipe = load_recipe(run / RECIPE)
+    recipe = saved_recipe(run)
     lines = part_after(read_history(run), sys.maxsize, recipe).stretches
     if not lines:
         return []

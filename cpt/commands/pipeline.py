@@ -20,7 +20,7 @@ from cpt.launch.supervise import command_of_attempt, refuse_launcher
 from cpt.planning.gate import report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
-from cpt.recipe.load import changes_between, load_recipe, load_with_places
+from cpt.recipe.load import changes_between, load_with_places, saved_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Mistakes, Node, plain, read_or_raise
 from cpt.runs.folder import RECIPE
@@ -245,7 +245,7 @@ def refused_changes(step: Step) -> Iterator[str]:
     """Yield why the step's run cannot continue with its recipe: only free keys change without being asked."""
     folder = step.run.folder
     with suppress(RecipeError):  # the step writes a damaged one again
-        changes = changes_between(load_recipe(folder / RECIPE), step.recipe)
+        changes = changes_between(saved_recipe(folder), step.recipe)
         changes = [change for change in changes if change.kind != "free"]
         if not changes:
             return

@@ -30,8 +30,8 @@ from cpt.export.export import write_model_card
 from cpt.formatting import format_count, open_console
 from cpt.launch.supervise import command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.process import Child
-from cpt.recipe.load import load_recipe
-from cpt.runs.folder import RECIPE, VERDICT_PAGE
+from cpt.recipe.load import saved_recipe
+from cpt.runs.folder import VERDICT_PAGE
 from cpt.runs.record import Run
 
 SECONDS_FOR_OTHERS = 6 * 3600  # a process waits so long for the slowest one
@@ -86,7 +86,7 @@ def print_verdict(run: Run, *, batch_size: int = 8) -> None:
         print_once(
             f"warning: the model's card cannot be written: {problem.strerror}. Again: cpt verdict {run.folder}"
         )
-    archive_record(run.folder, load_recipe(run.folder / RECIPE).checkpoints.archive)
+    archive_record(run.folder, saved_recipe(run.folder).checkpoints.archive)
     show(verdict, run, open_console())
 
 

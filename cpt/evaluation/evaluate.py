@@ -63,7 +63,7 @@ from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model
 from cpt.models.config import load_config, value_of
 from cpt.models.inventory import isolates_documents
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import saved_recipe
 from cpt.recipe.schema import Model, Recipe, Tokenizer
 from cpt.runs.folder import EXPORT, INPUTS, METRICS, RECIPE, TASK, VERDICT, read_object
 from cpt.runs.record import Run
@@ -288,7 +288,7 @@ def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
     """Measure what is missing in the verdict of a finished run, and rewrite it; each process loads the model and then
     the base. A measurement that fails is listed in the verdict with the command to repeat it; with several processes
     the error is raised, because the others wait."""
-    recipe = load_recipe(run.folder / RECIPE)
+    recipe = saved_recipe(run.folder)
     search, not_searched = None, list[NotRun]()
     try:
         search = main_process_decides(partial(search_after_training, recipe))
@@ -467,7 +467,7 @@ def search_after_training(recipe: Recipe) -> TrainingSearch | None:
 
 def task_metrics(weights: Path) -> dict[str, float]:
     """Evaluate weights in a run's folder, a model or an adapter, on the recipe's tasks: metric of the run -> score."""
-    recipe = load_recipe(weights.parent / RECIPE)
+    recipe = saved_recipe(weights.parent)
     request = EvaluationRequest(tasks=tasks_of_recipe(recipe.evaluation.tasks))
     if (weights / "adapter_config.json").exists():
         base = recipe.model.model_copy(update={"lora": None, "dtype": "auto"})

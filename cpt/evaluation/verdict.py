@@ -56,7 +56,7 @@ from cpt.evaluation.sentences import (
     worked,
 )
 from cpt.files import DAMAGED, write_atomic
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import saved_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events, record_event
@@ -64,7 +64,6 @@ from cpt.runs.folder import (
     EVALUATED,
     INPUTS,
     METRICS,
-    RECIPE,
     SAMPLES,
     VERDICT,
     VERDICT_PAGE,
@@ -448,7 +447,7 @@ def verdict_of_run(
     gain: Sequence[Gain] = (),
 ) -> Verdict:
     """Build the verdict of a finished run; the arguments have later measurements, and `not_run` the failed ones."""
-    recipe, run = load_recipe(folder / RECIPE), Run(folder)
+    recipe, run = saved_recipe(folder), Run(folder)
     evaluations = read_evaluations(folder / METRICS)
     course, examples = course_of(evaluations), read_example_sets(folder / METRICS)
     inputs = read_object(folder / INPUTS)

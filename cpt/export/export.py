@@ -34,7 +34,7 @@ from cpt.models.build import build_model, scoring_model
 from cpt.models.config import CONFIGS, MODEL_FILES
 from cpt.models.families import export_native
 from cpt.models.new_rows import carry_extension
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import saved_recipe
 from cpt.recipe.paths import is_local
 from cpt.recipe.schema import Model, Recipe
 from cpt.runs.folder import (
@@ -339,7 +339,7 @@ def write_model_card(
 ) -> None:
     """Write README.md into an exported folder, for the checkpoint of a step or the end of the run. Without a run,
     data, recipe and metrics are unknown."""
-    recipe = None if run is None else load_recipe(run / RECIPE)
+    recipe = None if run is None else saved_recipe(run)
     environment = {} if run is None else read_object(run / ENVIRONMENT)
     sources = {} if run is None else get_dict(read_object(run / INPUTS), "data", "sources")
     course = [] if run is None else read_course(run / METRICS)

@@ -37,7 +37,7 @@ from cpt.models.adapters import add_lora
 from cpt.models.build import build_model
 from cpt.models.families import register_families
 from cpt.plugins import import_user_module
-from cpt.recipe.load import load_recipe
+from cpt.recipe.load import saved_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.runs.folder import INPUTS, RECIPE, get_dict, read_object
 from cpt.runs.record import Run
@@ -133,7 +133,7 @@ def find_trained(path: Path) -> Trained:
         (parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()),
         None,
     )
-    recipe = None if above is None else load_recipe(above / RECIPE)
+    recipe = None if above is None else saved_recipe(above)
     if recipe is not None and recipe.model.import_ is not None:
         import_user_module(recipe.model.import_)  # needed to read the model's config
     return Trained(folder, kind, above, recipe)
@@ -147,7 +147,7 @@ def import_own_code(folder: Path, module: str | None) -> None:
             for one in (folder, folder.parent)
             if (one / RECIPE).is_file() and kind_of(one) == "nothing"
         ]
-        module = load_recipe(folders[0] / RECIPE).model.import_ if folders else None
+        module = saved_recipe(folders[0]).model.import_ if folders else None
     if module is not None:
         import_user_module(module)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,6 +67,20 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool =
         ResourceError: the keys of the installed transformers or peft cannot be read.
     """
     return load_with_places(path, overrides, lora=lora)[0]
+
+
+def saved_recipe(run: Path) -> Recipe:
+    """Return the recipe in a run's folder, parsed once unless its file changes; raises as `load_recipe`."""
+    path = run / RECIPE
+    if not path.is_file():
+        return load_recipe(path)
+    state = path.stat()
+    return parse_saved(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=16)
+def parse_saved(path: Path, modified_ns: int, num_bytes: int) -> Recipe:
+    return load_recipe(path)
 
 
 def load_with_places(

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from cpt.errors import CheckpointError, RecipeError
 from cpt.files import DAMAGED, read_sealed, report_damage, sealed, unsealed, write_atomic
-from cpt.recipe.load import class_of_change, dump_recipe, load_recipe
+from cpt.recipe.load import class_of_change, dump_recipe, saved_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
 from cpt.runs.folder import (
@@ -150,7 +150,7 @@ def written_record(folder: Path) -> RecipeRecord | None:
     if not (folder / RECIPE).exists():
         return None
     try:
-        recipe = load_recipe(folder / RECIPE)
+        recipe = saved_recipe(folder)
         history = read_history(folder)
         return record_of({"recipe": recipe, "history": history}, folder / HISTORY)
     except (RecipeError, CheckpointError, KeyError):
