@@ -16,7 +16,7 @@ from cpt.checkpoints.retention import RULES
 from cpt.cli import GROUPS, application
 from cpt.data.readers.filters import BUILT_IN
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
-from cpt.optim.build import OPTIMIZERS
+from cpt.optim.build import BUILDERS
 from cpt.optim.schedules import SCHEDULES
 from cpt.recipe.huggingface_keys import STAGE_CONFIGS, columns_of_stage
 from cpt.recipe.load import CLASSES_IN_TRAINING, class_of_change
@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent / "reference"
 BUILT_INS: dict[str, Mapping[str, Callable[..., Any]]] = {
     "data.transforms": BUILT_IN["transform"],
     "data.filters": BUILT_IN["filter"],
-    "optimizer.name": OPTIMIZERS,
+    "optimizer.name": BUILDERS,
     "schedule.name": SCHEDULES,
     "checkpoints.keep": RULES,
     "monitoring.callbacks": CALLBACKS,

@@ -18,7 +18,7 @@ from cpt.formatting import format_bytes
 from cpt.hardware import GIB, find_gpus
 from cpt.models.config import config_from, load_config
 from cpt.models.inventory import build_on_meta
-from cpt.optim.gradients import check_release
+from cpt.optim.build import check_release
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.check_resources import disk_needs
 from cpt.planning.dry_run import dry_run

@@ -3,13 +3,14 @@
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from cpt.distributed import is_main_process
+from cpt.distributed import is_main_process, world_size
 from cpt.errors import RecipeError, ResourceError, install_line
 from cpt.hardware import announce_compiling, require_triton
 from cpt.optim.adamw import (
@@ -21,12 +22,13 @@ from cpt.optim.adamw import (
     trains_half,
 )
 from cpt.optim.evaluation_point import refuse_shards
-from cpt.optim.gradients import RELEASING
 from cpt.optim.groups import MATRICES, ParameterGroups, parameter_groups
 from cpt.plugins import check_options, find
+from cpt.recipe.keys import accumulation
 from cpt.recipe.schema import Optimizer, Recipe
 
 log = logging.getLogger("cpt")
+WHOLE = "an update needs the whole gradient"
 
 
 def build_optimizer(
@@ -48,6 +50,7 @@ def build_optimizer(
     """
     check_optimizer(section)
     build = find_optimizer(section.name)
+    facts = facts_of(section.name)
     if partitioned:
         check_partitioned(section)
     if offloaded and section.name != "adamw":
@@ -62,11 +65,11 @@ def build_optimizer(
     groups = parameter_groups(
         model,
         embedding_learning_rate=options.pop("embedding_learning_rate", None),
-        matrices_apart=section.name == "muon",
-        embeddings_apart=section.name in IN_LITTLE_MEMORY,
+        matrices_apart=facts.matrices_apart,
+        embeddings_apart=facts.embeddings_apart,
         by_role=decay_by_role,
     )
-    if section.name not in RELEASING and not partitioned and trains_half(groups):
+    if not facts.keeps_master_weights and not partitioned and trains_half(groups):
         log.warning(
             f"optimizer.name: {section.name} keeps no fp32 copy of weights in half precision. Use adamw."
         )
@@ -86,9 +89,10 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
         for other, value in vars(torch.optim).items()
         if isinstance(value, type)
     }
-    if name not in OPTIMIZERS and (other := of_torch.get(name.replace("_", "").lower())):
+    class_of_torch = of_torch.get(name.replace("_", "").lower())
+    if name not in BUILDERS and class_of_torch is not None:
         raise RecipeError(
-            f"`{name}` is not built in. Write `torch.optim:{other}`, with its constructor's options."
+            f"`{name}` is not built in. Write `torch.optim:{class_of_torch}`, with its constructor's options."
         )
     if name.startswith("schedule_free_"):
         suffix = "".join(OF_SCHEDULE_FREE.get(part, part) for part in name.split("_")[2:])
@@ -96,7 +100,7 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
             f"`{name}` is not built in. Write `pytorch_optimizer:ScheduleFree{suffix}`"
             f" ({install_line('optimizers')}), and `schedule: constant`."
         )
-    found: Any = find("optimizer", name, OPTIMIZERS)
+    found: Any = find("optimizer", name, BUILDERS)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
         return found
     kind: Callable[..., torch.optim.Optimizer] = found
@@ -133,7 +137,7 @@ def check_partitioned(section: Optimizer) -> None:
     if section.name == "muon":
         why = "DeepSpeed's Muon clips updates, not gradients (github.com/deepspeedai/DeepSpeed/issues/8439)"
         raise RecipeError(f"`optimizer.name`: {why}. Use adamw, or no DeepSpeed.")
-    if section.name in FOR_MATRICES | IN_LITTLE_MEMORY:
+    if facts_of(section.name).needs_whole_parameters:
         raise RecipeError(
             f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed."
         )
@@ -347,12 +351,78 @@ def replay_step_counter(optimizer: torch.optim.Optimizer) -> None:
         optimizer.ds_opt_adam.adam_update(*settings, weight, gradient, moment, square)
 
 
-BUILT_IN = (adamw, adamw_8bit, paged_adamw_8bit, sgd, muon, soap, shampoo)
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    function.__name__: function for function in BUILT_IN
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """What cpt knows about a built-in optimizer; `UNKNOWN` for others."""
+
+    build: Callable[..., torch.optim.Optimizer]
+    """A function of groups, learning rate and options."""
+    needs_whole_parameters: bool = False
+    """An update needs a parameter as the model has it: no slices of ZeRO, no shards of FSDP."""
+    matrices_apart: bool = False
+    """Matrices of the hidden layers are in groups of their own."""
+    embeddings_apart: bool = False
+    """Embeddings are in groups of their own, with states in full precision."""
+    releases_gradients: bool = False
+    """The update of a parameter needs no other parameter, so it can happen in the backward pass."""
+    keeps_master_weights: bool = False
+    """Weights in half precision have an fp32 copy, or are rounded so that none is needed."""
+
+
+EIGHT_BIT = {
+    "needs_whole_parameters": True,
+    "embeddings_apart": True,
+    "releases_gradients": True,
+    "keeps_master_weights": True,
 }
+OPTIMIZERS = {
+    "adamw": OptimizerFacts(adamw, releases_gradients=True, keeps_master_weights=True),
+    "adamw_8bit": OptimizerFacts(adamw_8bit, **EIGHT_BIT),
+    "paged_adamw_8bit": OptimizerFacts(paged_adamw_8bit, **EIGHT_BIT),
+    "sgd": OptimizerFacts(sgd),
+    "muon": OptimizerFacts(muon, needs_whole_parameters=True, matrices_apart=True),
+    "soap": OptimizerFacts(soap, needs_whole_parameters=True),
+    "shampoo": OptimizerFacts(shampoo, needs_whole_parameters=True),
+}
+UNKNOWN = OptimizerFacts(torch.optim.Optimizer)  # a user's own, which is found by its name
+BUILDERS = {name: facts.build for name, facts in OPTIMIZERS.items()}
 OF_SCHEDULE_FREE = {"adamw": "AdamW", "radam": "RAdam", "sgd": "SGD"}  # transformers' names
-IN_LITTLE_MEMORY = {"adamw_8bit", "paged_adamw_8bit"}
-FOR_MATRICES = {"muon", "soap", "shampoo"}
 FOR_ALL: dict[str, Any] = {"embedding_learning_rate": float | None, "release_gradients": bool}
 """Options of every optimizer, including custom ones."""
+
+
+def facts_of(name: str) -> OptimizerFacts:
+    return OPTIMIZERS.get(name, UNKNOWN)
+
+
+# --- released gradients ---
+
+
+def releases_gradients(recipe: Recipe) -> bool:
+    return bool(recipe.optimizer.options.get("release_gradients", False))
+
+
+def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = None) -> None:
+    """Refuse settings that need the whole gradient. `processes` defaults to the running ones."""
+    if not releases_gradients(recipe):
+        return
+    name, training, steps = recipe.optimizer.name, recipe.training, accumulation(recipe)
+    number, clips = processes or world_size(), training.get("max_grad_norm", 1.0)
+    is_budget = recipe.budget.global_batch_tokens is not None
+    key = "budget.global_batch_tokens" if is_budget else "training.gradient_accumulation_steps"
+    releasing = [other for other, facts in OPTIMIZERS.items() if facts.releases_gradients]
+    reasons = {
+        f"{WHOLE} with `{name}`. Use one of {', '.join(releasing)}, or write false.": name
+        not in releasing,
+        "DeepSpeed manages the gradients. Write false, or remove `training.deepspeed`.": deepspeed,
+        f"it supports one GPU, not {number}. Write false, and use DeepSpeed's ZeRO-2.": number > 1,
+        f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get(
+            "fp16"
+        ),
+        "the norm is only known after the updates, too late for clipping. Write `training.max_grad_norm: 0`.": clips,
+        f"`{key}` means {steps} micro-batches per step. Write `training.gradient_accumulation_steps: 1`.": steps
+        != 1,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise RecipeError(f"`optimizer.release_gradients`: {reason}")

@@ -12,18 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from cpt.distributed import world_size
-from cpt.errors import RecipeError
-from cpt.recipe.keys import accumulation
-from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_multiply, foreach_norm
-
-RELEASING = (
-    "adamw",
-    "adamw_8bit",
-    "paged_adamw_8bit",
-)  # their update of a parameter needs no other parameter
-WHOLE = "an update needs the whole gradient"
 
 
 class ReleasedGradients:
@@ -68,35 +57,6 @@ class ReleasedGradients:
         for hook in self.hooks:
             hook.remove()
         self.optimizer.found_inf = None
-
-
-def releases_gradients(recipe: Recipe) -> bool:
-    return bool(recipe.optimizer.options.get("release_gradients", False))
-
-
-def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = None) -> None:
-    """Refuse settings that need the whole gradient. `processes` defaults to the running ones."""
-    if not releases_gradients(recipe):
-        return
-    name, training, steps = recipe.optimizer.name, recipe.training, accumulation(recipe)
-    number, clips = processes or world_size(), training.get("max_grad_norm", 1.0)
-    is_budget = recipe.budget.global_batch_tokens is not None
-    key = "budget.global_batch_tokens" if is_budget else "training.gradient_accumulation_steps"
-    reasons = {
-        f"{WHOLE} with `{name}`. Use one of {', '.join(RELEASING)}, or write false.": name
-        not in RELEASING,
-        "DeepSpeed manages the gradients. Write false, or remove `training.deepspeed`.": deepspeed,
-        f"it supports one GPU, not {number}. Write false, and use DeepSpeed's ZeRO-2.": number > 1,
-        f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get(
-            "fp16"
-        ),
-        "the norm is only known after the updates, too late for clipping. Write `training.max_grad_norm: 0`.": clips,
-        f"`{key}` means {steps} micro-batches per step. Write `training.gradient_accumulation_steps: 1`.": steps
-        != 1,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise RecipeError(f"`optimizer.release_gradients`: {reason}")
 
 
 # --- norm and clipping -----------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from cpt.models.freezing import freeze_others
 from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.layers import keep_attention
 from cpt.optim.adamw import OneKernelAdamW
-from cpt.optim.build import build_optimizer
-from cpt.optim.gradients import RELEASING, ReleasedGradients
+from cpt.optim.build import OPTIMIZERS, build_optimizer
+from cpt.optim.gradients import ReleasedGradients
 from cpt.planning.workload import Setup
 from cpt.recipe.schema import Optimizer
 from cpt.torch_internals import TorchDispatchMode, fake_tensors
@@ -117,9 +117,9 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
         optimizer = None
         if setup.zero is None:
             options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
-            name = (
-                setup.optimizer if setup.optimizer in RELEASING else "adamw"
-            )  # the others need as much as AdamW
+            name = "adamw"  # others need as much
+            if setup.optimizer in OPTIMIZERS and OPTIMIZERS[setup.optimizer].releases_gradients:
+                name = setup.optimizer
             optimizer = build_optimizer(Optimizer(name=name, **options), model)
             if setup.releases:
                 ReleasedGradients(optimizer)

@@ -45,10 +45,10 @@ from cpt.optim.build import (
     build_optimizer,
     check_optimizer,
     check_partitioned,
+    check_release,
     check_rounding,
     find_optimizer,
 )
-from cpt.optim.gradients import check_release
 from cpt.optim.schedules import SCHEDULES, build_schedule, phases_in_tokens
 from cpt.planning.check_model import (
     check_architecture,

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from cpt.distributed import groups_of_rows, read_parallelism, world_size
 from cpt.errors import RecipeError, ResourceError
-from cpt.optim.build import find_optimizer
+from cpt.optim.build import facts_of, find_optimizer
 from cpt.plugins import did_you_mean
 from cpt.recipe.keys import DEFAULT_MICRO_BATCH, accumulation, micro_batches_per_step
 from cpt.recipe.schema import Recipe
@@ -58,7 +58,6 @@ ELSEWHERE = {
     "cpu_ram_efficient_loading": "only the main process loads the weights, always",
 }
 ADAM = ("adam", "adamw", "cpuadam", "fusedadam", "deepspeedcpuadam")  # types of DeepSpeed
-OF_WHOLE_PARAMETERS = ("muon", "soap", "shampoo", "adamw_8bit", "paged_adamw_8bit")
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
 
 
@@ -439,7 +438,7 @@ def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
 
 def wrong_company(recipe: Recipe) -> Iterator[str]:
     training, name = recipe.training, recipe.optimizer.name
-    if name in OF_WHOLE_PARAMETERS:
+    if facts_of(name).needs_whole_parameters:
         yield f"`optimizer.name`: `{name}` needs whole parameters. Use adamw, or remove {KEY}."
     elif recipe.model.dtype in ("bfloat16", "float16"):
         yield (

@@ -47,9 +47,14 @@ from cpt.models.fused_loss import FusedLoss, OwnLoss, keep_liger_to_layers, set_
 from cpt.models.inventory import vocabulary_size
 from cpt.models.layers import compile_layers, set_up_recomputing, take_compiling
 from cpt.optim.adamw import OneKernelAdamW
-from cpt.optim.build import build_optimizer, convert_adamw, replay_step_counter
+from cpt.optim.build import (
+    build_optimizer,
+    check_release,
+    convert_adamw,
+    releases_gradients,
+    replay_step_counter,
+)
 from cpt.optim.evaluation_point import evaluation_point, return_to_training_point
-from cpt.optim.gradients import check_release, releases_gradients
 from cpt.optim.schedules import build_schedule
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS

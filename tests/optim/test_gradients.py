@@ -10,8 +10,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from cpt.errors import RecipeError
 from cpt.optim import adamw
-from cpt.optim.build import build_optimizer
-from cpt.optim.gradients import ReleasedGradients, check_release, clip_gradients, gradient_norm
+from cpt.optim.build import build_optimizer, check_release
+from cpt.optim.gradients import ReleasedGradients, clip_gradients, gradient_norm
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Optimizer
 

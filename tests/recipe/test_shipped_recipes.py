@@ -10,8 +10,7 @@ from cpt.commands.plan import config_without_weights
 from cpt.errors import RecipeError
 from cpt.hardware import GIB
 from cpt.models.config import config_from, load_config
-from cpt.optim.build import check_rounding
-from cpt.optim.gradients import check_release
+from cpt.optim.build import check_release, check_rounding
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits
 from cpt.planning.gate import found_in
