@@ -159,7 +159,8 @@ def plan_run(
     target = find_target(name, number, host_memory)
     share = target.usable_share(recipe.safety.max_gpu_memory)
     planned = plan_recipe(recipe, target, number, nodes)
-    mfu, is_enough = assumed_mfu(planned.setup), fits(planned.memory, target, share)
+    mfu = assumed_mfu(planned.setup)
+    is_enough = fits(planned.memory, target, share)
     proposal = None
     if not is_enough:
         proposal = cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=share)

@@ -112,7 +112,9 @@ def name_of_launcher() -> str:
         return "accelerate"
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun"
-    return "deepspeed" if "CROSS_SIZE" in os.environ else "python"
+    if "CROSS_SIZE" in os.environ:
+        return "deepspeed"
+    return "python"
 
 
 def is_main_process() -> bool:
@@ -169,7 +171,9 @@ def main_process_first(work: Callable[[], Result]) -> Result:
     """
     results: list[Result] = []
     main_process_decides(lambda: results.append(work()))
-    return results[0] if results else work()
+    if results:
+        return results[0]
+    return work()
 
 
 def main_process_decides(work: Callable[[], Result]) -> Result:
@@ -428,7 +432,9 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
             f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with {source}, which"
             " differs. Remove `deepspeed` from the recipe, or `deepspeed_config` from accelerate's config."
         )
-    return from_accelerate if from_recipe is None else from_recipe
+    if from_recipe is None:
+        return from_accelerate
+    return from_recipe
 
 
 IGNORED_OF_ACCELERATE = {

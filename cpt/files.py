@@ -72,9 +72,11 @@ def write_atomic(
 
 def free_name(path: Path) -> Path:
     """The path, with -2, -3, ... appended if it exists."""
-    free, number = path, 2
+    free = path
+    number = 2
     while free.exists():
-        free, number = path.with_name(f"{path.name}-{number}"), number + 1
+        free = path.with_name(f"{path.name}-{number}")
+        number = number + 1
     return free
 
 
@@ -169,7 +171,8 @@ class LinesFile:
     def add(self, line: str) -> None:
         with self.lock:
             self.waiting.append(f"{line}\n")
-            if problem := self._write():
+            problem = self._write()
+            if problem:
                 log.warning(
                     "%s cannot be written: %s. Its lines wait for the next one.",
                     self.path,
@@ -231,7 +234,9 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
             content = json.loads(line)  # accepts NaN and Infinity, which Python writes
         except (ValueError, RecursionError):
             return None
-    return content if isinstance(content, dict) else None
+    if isinstance(content, dict):
+        return content
+    return None
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -274,7 +279,8 @@ def report_damage(path: Path) -> None:
 
 def size_and_hash(path: Path) -> tuple[int, str]:
     """Size and xxh3-128 of a file; releases the GIL."""
-    digest, size = xxh3_128(), 0
+    digest = xxh3_128()
+    size = 0
     buffer = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as stream:
         os.posix_fadvise(stream.fileno(), 0, READ_AHEAD, os.POSIX_FADV_WILLNEED)
@@ -307,7 +313,8 @@ class KnownHashes:
     """
 
     def __init__(self, path: Path, hash_file: Callable[[Path], str]) -> None:
-        self.path, self.hash_file = path, hash_file
+        self.path = path
+        self.hash_file = hash_file
         self.known = read_sealed(path) or {}
 
     def hashes(self, files: Mapping[str, Path]) -> dict[str, str]:
@@ -330,7 +337,9 @@ class KnownHashes:
 
     def known_hash(self, path: Path) -> str | None:
         digest, *signature = self.known.get(str(path.absolute()), [None])
-        return digest if tuple(signature) == signature_of(path) else None
+        if tuple(signature) == signature_of(path):
+            return digest
+        return None
 
     def write(self) -> None:
         with suppress(OSError):  # a full disk or a read-only folder costs time at the next start
@@ -345,7 +354,9 @@ def find_shipped_files() -> Path:
     them at its top."""
     package = Path(__file__).resolve().parent
     installed = package / "shipped"
-    return installed if installed.is_dir() else package.parent
+    if installed.is_dir():
+        return installed
+    return package.parent
 
 
 SHIPPED_FILES = find_shipped_files()
@@ -353,4 +364,6 @@ SHIPPED_FILES = find_shipped_files()
 
 def training_program() -> str:
     """The arguments after `accelerate launch` or `torchrun` for `cpt train`, from the current folder."""
-    return "cpt/train.py" if Path("cpt/train.py").is_file() else "-m cpt.train"
+    if Path("cpt/train.py").is_file():
+        return "cpt/train.py"
+    return "-m cpt.train"

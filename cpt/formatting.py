@@ -24,7 +24,9 @@ def format_duration(seconds: float) -> str:
     for large, name, small, other in UNITS_OF_TIME:
         count, rest = divmod(round(seconds / small), large // small)
         if count:
-            return f"{count:,} {name} {rest} {other}" if rest else f"{count:,} {name}"
+            if rest:
+                return f"{count:,} {name} {rest} {other}"
+            return f"{count:,} {name}"
     raise AssertionError("60 s and more are at least one minute")
 
 
@@ -38,12 +40,16 @@ def format_bytes(num_bytes: float) -> str:
 
 def format_count(count: float | None) -> str:
     """`220,160`; empty for None."""
-    return "" if count is None else f"{count:,.0f}"
+    if count is None:
+        return ""
+    return f"{count:,.0f}"
 
 
 def format_share(share: float | None) -> str:
     """`70.0 %`; empty for None."""
-    return "" if share is None else f"{100 * share:.1f} %"
+    if share is None:
+        return ""
+    return f"{100 * share:.1f} %"
 
 
 def format_number(value: float | None, digits: int = 4, unit: str = "") -> str:
@@ -51,7 +57,9 @@ def format_number(value: float | None, digits: int = 4, unit: str = "") -> str:
     if value is None:
         return ""
     text = f"{value:,.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:.{digits}g}"
-    return f"{text} {unit}" if unit else text
+    if unit:
+        return f"{text} {unit}"
+    return text
 
 
 WIDTH_OF_A_FILE = 1000

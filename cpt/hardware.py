@@ -109,7 +109,11 @@ def simplified_gpu(name: str) -> str:
     """`A10080` for `NVIDIA A100-SXM4-80GB`, `RTX4090` for `GeForce RTX 4090`; the only H100 with a size in its name
     has 80 GB."""
     word = NOISE.sub("", name.upper())
-    return "H100" if word == "H10080" else "H200" if word == "H200141" else word
+    if word == "H10080":
+        return "H100"
+    if word == "H200141":
+        return "H200"
+    return word
 
 
 def known_gpu(name: str) -> GpuType | None:
@@ -174,7 +178,9 @@ def find_gpus() -> list[Gpu]:
 
 def mib_in_gib(cell: str) -> float:
     """Convert MiB to GiB; `[N/A]`, from GPUs with unified memory, counts as 0."""
-    return float(cell) / 1024 if cell.replace(".", "", 1).isdigit() else 0.0
+    if cell.replace(".", "", 1).isdigit():
+        return float(cell) / 1024
+    return 0.0
 
 
 def count_cpu_cores() -> int:
@@ -230,7 +236,9 @@ def find_program(name: str) -> str | None:
         # Debian's own scheme, posix_local, has no headers
         scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
         header = Path(sysconfig.get_path("include", scheme), name)
-        return str(header) if header.exists() else None
+        if header.exists():
+            return str(header)
+        return None
     return shutil.which(name) or shutil.which(name, path=scripts_folder())
 
 
@@ -366,7 +374,8 @@ def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
 
     if device.type != "cuda" or size <= SMALL_BLOCK:
         return torch.zeros(size, dtype=torch.uint8, pin_memory=device.type != "cpu")
-    memory, cudart = mmap.mmap(-1, size), torch.cuda.cudart()
+    memory = mmap.mmap(-1, size)
+    cudart = torch.cuda.cudart()
     view = (ctypes.c_char * size).from_buffer(memory)
     buffer = torch.frombuffer(view, dtype=torch.uint8)
     if int(code := cudart.cudaHostRegister(buffer.data_ptr(), size, 0)):  # type: ignore[attr-defined]

@@ -414,6 +414,6 @@ def trial_id(trial: Any) -> int:
 def modules_kept_in_fp32(model: "PreTrainedModel", dtype: "torch.dtype") -> set[str]:
     """Return parts of names of modules that `from_pretrained(..., dtype=dtype)` keeps in fp32."""
     names = set(model._keep_in_fp32_modules_strict or ())
-    return (
-        names | set(model._keep_in_fp32_modules or ()) if str(dtype) == "torch.float16" else names
-    )
+    if str(dtype) == "torch.float16":
+        return names | set(model._keep_in_fp32_modules or ())
+    return names

@@ -182,21 +182,27 @@ def in_words(hint: Any) -> str:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     kind = origin or hint
     if isinstance(kind, type) and kind not in IN_WORDS and issubclass(kind, Iterable):
-        return IN_WORDS[dict] if issubclass(kind, Mapping) else IN_WORDS[list]
+        if issubclass(kind, Mapping):
+            return IN_WORDS[dict]
+        return IN_WORDS[list]
     return IN_WORDS.get(kind, str(hint))
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return ` Did you mean `x`?` or an empty text."""
     close = closest(name, choices)
-    return f" Did you mean `{close}`?" if close else ""
+    if close:
+        return f" Did you mean `{close}`?"
+    return ""
 
 
 def closest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice most similar to `name`, ignoring case and hyphens."""
     by_word = {simplified(choice): choice for choice in choices}
     near = get_close_matches(simplified(name), by_word, n=1, cutoff=0.66)
-    return by_word[near[0]] if near else None
+    if near:
+        return by_word[near[0]]
+    return None
 
 
 def simplified(name: str) -> str:

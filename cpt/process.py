@@ -117,7 +117,8 @@ class Child(subprocess.Popen[bytes]):
         Returns:
             The return code (negative: the signal that ended it), and the first signal that was forwarded or 0.
         """
-        received, sent = ReceivedSignals(), 0
+        received = ReceivedSignals()
+        sent = 0
         try:
             with received.noted():
                 while self.poll() is None:

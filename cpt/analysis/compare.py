@@ -140,7 +140,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
             not_compared.append(
                 f"the end of {run.name}: its state is {record.state} at step {step}."
             )
-    if fork := last_common_step(runs):
+    fork = last_common_step(runs)
+    if fork:
         runs = [
             replace(run, record=replace(run.record, metrics=run.record.metrics.after(fork)))
             for run in runs
@@ -164,7 +165,8 @@ def compare(folders: Sequence[Path]) -> Comparison:
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
     """Read all runs; several processes read many long ones."""
-    parts, length = [folder.resolve().parts for folder in folders], 1
+    parts = [folder.resolve().parts for folder in folders]
+    length = 1
     while len({part[-length:] for part in parts}) < len(set(parts)):
         length += 1
     names = ["/".join(part[-length:]) for part in parts]
@@ -178,8 +180,10 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
 
 
 def read_compared_run(folder: Path, name: str) -> ComparedRun:
-    record, losses = read_run(folder, FIGURES), dict[str, DocumentLosses]()
-    if steps := saved_losses(folder):
+    record = read_run(folder, FIGURES)
+    losses = dict[str, DocumentLosses]()
+    steps = saved_losses(folder)
+    if steps:
         try:
             losses = load_losses(steps[max(steps)])
         except CheckpointError as problem:
@@ -268,7 +272,9 @@ def around_difference(text: str, others: Sequence[str]) -> str:
 def shorten(text: str) -> str:
     """The text on one line; of a long one, its beginning and a hash."""
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 14]}... ({short_hash(text)})"
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST - 14]}... ({short_hash(text)})"
 
 
 def short_hash(text: str) -> str:
@@ -386,7 +392,8 @@ def number_row(
     change: Callable[[float, float], str] | None = None,
 ) -> Row:
     """A row of numbers, each with its `change` from the first."""
-    first, texts = numbers[0], [None if number is None else text(number) for number in numbers]
+    first = numbers[0]
+    texts = [None if number is None else text(number) for number in numbers]
     if change is not None and first:
         later = zip(texts[1:], numbers[1:], strict=True)
         texts[1:] = [
@@ -452,7 +459,9 @@ def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float 
     """The mean of the logs in the span before a number of tokens, or the last log before it."""
     last = int(np.searchsorted(tokens, place, side="right"))
     first = min(int(np.searchsorted(tokens, place - span, side="right")), last - 1)
-    return float(losses[first:last].mean()) if last and tokens[-1] >= place else None
+    if last and tokens[-1] >= place:
+        return float(losses[first:last].mean())
+    return None
 
 
 def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
@@ -464,7 +473,9 @@ def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
     different = common[losses[mine] != others[its]]
     if len(different):
         return f"step {different[0]:,.0f}"
-    return f"none of {len(common):,}" if len(common) else None
+    if len(common):
+        return f"none of {len(common):,}"
+    return None
 
 
 def held_out_metrics(runs: Sequence[ComparedRun]) -> dict[str, str]:
@@ -505,7 +516,8 @@ def paired(
     first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]
 ) -> Difference | None:
     what = f"`{name}` document by document, {run.name} with {first.name}"
-    if without := [one.name for one in (first, run) if name not in one.losses]:
+    without = [one.name for one in (first, run) if name not in one.losses]
+    if without:
         not_compared.append(f"{what}: no losses by document in {' and '.join(without)}.")
         return None
     try:

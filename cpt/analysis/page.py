@@ -121,12 +121,16 @@ def curves(
 
 def draw_margin(axes: Any, margin: Margin) -> None:
     width, height = margin.reach
-    left, right = margin.x - width, margin.x + width
-    bottom, top = margin.y - height, margin.y + height
-    xs, ys = (left, right, right, left), (bottom, bottom, top, top)
+    left = margin.x - width
+    right = margin.x + width
+    bottom = margin.y - height
+    top = margin.y + height
+    xs = (left, right, right, left)
+    ys = (bottom, bottom, top, top)
     axes.fill(xs, ys, color="0.9", label="negligible", zorder=0)
     # Both axes show as many percent.
-    x, y = axes.get_xlim(), axes.get_ylim()
+    x = axes.get_xlim()
+    y = axes.get_ylim()
     reach = max((x[1] - x[0]) / width, (y[1] - y[0]) / height) / 2
     axes.set_xlim(sum(x) / 2 - reach * width, sum(x) / 2 + reach * width)
     axes.set_ylim(sum(y) / 2 - reach * height, sum(y) / 2 + reach * height)
@@ -135,7 +139,9 @@ def draw_margin(axes: Any, margin: Margin) -> None:
 def as_label(text: str) -> str:
     # a legend skips names that begin with `_`; SVG does not allow lone surrogates or control characters
     printable = "".join(sign if sign.isprintable() else "?" for sign in text)
-    return f" {printable}" if printable.startswith("_") else printable
+    if printable.startswith("_"):
+        return f" {printable}"
+    return printable
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,12 @@ def state(record: RunRecord) -> str:
 
 
 def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
-    recipe, environment, metrics = record.recipe, record.environment, record.metrics
+    recipe = record.recipe
+    environment = record.environment
+    metrics = record.metrics
     from_scratch = get(recipe, "model", "from_scratch") is True
-    tokens, seconds = metrics.last("tokens"), get(record.status, "seconds")
+    tokens = metrics.last("tokens")
+    seconds = get(record.status, "seconds")
     in_steps = seconds_in_steps(record)
     program, *words = environment.get("command") or [""]
     cost = metrics.last("cost")
@@ -166,11 +169,14 @@ def changes(record: RunRecord) -> list[Part]:
     """A row for each key that was changed while the run was stopped."""
     rows = []
     for one in record.changes:
-        before, after = in_yaml(one["before"]), in_yaml(one["after"])
+        before = in_yaml(one["before"])
+        after = in_yaml(one["after"])
         rows.append(
             [format_count(one["step"]), one["key"], before, after, one["kind"], one["note"] or ""]
         )
-    return [Table(("after step", "key", "before", "after", "change", "note"), rows)] if rows else []
+    if rows:
+        return [Table(("after step", "key", "before", "after", "change", "note"), rows)]
+    return []
 
 
 def verdict(record: RunRecord) -> list[Part]:
@@ -194,14 +200,16 @@ def evaluations(record: RunRecord) -> list[Part]:
             and not name.endswith(OF_TIME)
         ):
             found += plots(record, name, "", {name: name})
-    if stopped := get(record.status, "stopped"):
+    stopped = get(record.status, "stopped")
+    if stopped:
         found.append(f"The run {stopped}.")
     return found
 
 
 def domain_against_general(record: RunRecord) -> list[Plot]:
     """A point for each evaluation: down is domain learned, right is general text forgotten."""
-    sets, kept = record.metrics.held_out_sets, general_sets(record.recipe, record.inputs)
+    sets = record.metrics.held_out_sets
+    kept = general_sets(record.recipe, record.inputs)
     general, domain = (
         [
             record.metrics.columns[column]
@@ -212,9 +220,11 @@ def domain_against_general(record: RunRecord) -> list[Plot]:
     )
     if not general or not domain:
         return []
-    x, y = np.mean(general, axis=0), np.mean(domain, axis=0)
+    x = np.mean(general, axis=0)
+    y = np.mean(domain, axis=0)
     is_evaluated = np.isfinite(x) & np.isfinite(y)
-    x, y = x[is_evaluated], y[is_evaluated]
+    x = x[is_evaluated]
+    y = y[is_evaluated]
     lines = [
         Curve("evaluations", x, y),
         Curve("before", x[:1], y[:1]),
@@ -243,7 +253,9 @@ def in_tokens(record: RunRecord, lines: Sequence[Content]) -> list[float]:
     """Tokens trained at the steps of these lines."""
     steps, tokens = record.metrics.curve("tokens", over="step")
     here = [one["step"] for one in lines if one.get("step") is not None]
-    return list(np.interp(here, [0, *steps], [0, *tokens])) if len(steps) else []
+    if len(steps):
+        return list(np.interp(here, [0, *steps], [0, *tokens]))
+    return []
 
 
 def training(record: RunRecord) -> list[Part]:
@@ -274,12 +286,11 @@ def mixture(record: RunRecord) -> list[Part]:
     was_changed = any(line.get("new_stretch") for line in record.history)
     rows = []
     for name, source in get_dict(record.inputs, "data", "sources").items():
-        realized, requested = metrics.last(f"share_{name}"), get(source, "share")
-        tokens, trained, share = (
-            get(source, "tokens"),
-            metrics.last("tokens"),
-            realized or requested,
-        )
+        realized = metrics.last(f"share_{name}")
+        requested = get(source, "share")
+        tokens = get(source, "tokens")
+        trained = metrics.last("tokens")
+        share = realized or requested
         epochs = f"{share * trained / tokens:.2f}" if share and trained and tokens else ""
         counts = [format_count(get(source, key)) for key in ("tokens", "documents", "held_out")]
         reasons = ", ".join(
@@ -304,15 +315,14 @@ def mixture(record: RunRecord) -> list[Part]:
 
 
 def against_plan(record: RunRecord) -> list[Part]:
-    plan, metrics = record.plan, record.metrics
+    plan = record.plan
+    metrics = record.metrics
     if not plan:
         return []
     peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
-    seconds, tokens, speed = (
-        seconds_in_steps(record),
-        metrics.last("tokens"),
-        plan.get("tokens_per_second"),
-    )
+    seconds = seconds_in_steps(record)
+    tokens = metrics.last("tokens")
+    speed = plan.get("tokens_per_second")
     compared = {
         "GPU memory, peak (GiB)": (
             plan.get("gpu_total_gib"),

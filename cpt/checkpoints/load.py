@@ -16,7 +16,9 @@ UNIVERSAL_TAG = "latest_universal"
 
 def written_for(checkpoint: Path) -> int | None:
     """Number of processes that wrote it; None without a manifest."""
-    return read_manifest(checkpoint).world_size if (checkpoint / MANIFEST).exists() else None
+    if (checkpoint / MANIFEST).exists():
+        return read_manifest(checkpoint).world_size
+    return None
 
 
 def refuse_other_engine(checkpoint: Path, sharding: str) -> None:

@@ -107,11 +107,14 @@ def wrong_contents(folder: Path, files: Mapping[str, FileEntry]) -> list[Checkpo
 
     def damage_of(name: str) -> CheckpointDamage | None:
         try:
-            found, entry = hash_file(folder / name), files[name]
+            found = hash_file(folder / name)
+            entry = files[name]
         except OSError as problem:
             return CheckpointDamage(name, "unreadable", str(problem.strerror))
         details = f"{found.xxh3_128} instead of {entry.xxh3_128}"
-        return None if found == entry else CheckpointDamage(name, "hash", details)
+        if found == entry:
+            return None
+        return CheckpointDamage(name, "hash", details)
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         return [damage for damage in pool.map(damage_of, files) if damage is not None]
@@ -132,11 +135,12 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = unsealed(path.read_bytes())
         if content["format"] == FORMAT:
-            if outside := [
+            outside = [
                 name
                 for name in content["files"]
                 if name.startswith("/") or ".." in Path(name).parts
-            ]:
+            ]
+            if outside:
                 raise ValueError(f"{outside[0]} is outside the checkpoint")
             files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
             return Manifest(**{**content, "files": files})
@@ -155,7 +159,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 def defects(checkpoint: Path) -> list[CheckpointDamage]:
     """The reasons why a run cannot resume from this checkpoint; empty if it can."""
-    if found := damages(checkpoint):
+    found = damages(checkpoint)
+    if found:
         return found
     manifest = read_manifest(checkpoint)
     if manifest.kind != "full":
@@ -180,7 +185,8 @@ def lacking_state(names: Collection[str], world_size: int | None = None) -> list
         lacking += [
             name for rank in range(world_size) if (name := f"rng_state_{rank}.pth") not in names
         ]
-    of_zero, of_fsdp = [name for name in names if name.endswith("optim_states.pt")], parts_in(names)
+    of_zero = [name for name in names if name.endswith("optim_states.pt")]
+    of_fsdp = parts_in(names)
     if of_fsdp and world_size is not None:
         lacking += [
             name
@@ -202,7 +208,8 @@ def refuse_changed_weights(checkpoint: Path) -> None:
     read = {
         name: entry for name, entry in manifest.files.items() if not name.startswith(OF_THE_RUN)
     }
-    if found := wrong_contents(checkpoint, read):
+    found = wrong_contents(checkpoint, read)
+    if found:
         listing = "\n".join(f"  {damage}" for damage in found)
         raise CheckpointError(
             f"{checkpoint} differs from what was written:\n{listing}\nChoose another checkpoint; `cpt verify`"

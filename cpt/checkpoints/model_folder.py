@@ -61,7 +61,8 @@ def weight_files(folder: Path) -> list[Path]:
     for whole, index in zip(WHOLE, INDEXES, strict=True):
         if (folder / index).is_file():
             names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
-            if missing := [name for name in names if not (folder / name).is_file()]:
+            missing = [name for name in names if not (folder / name).is_file()]
+            if missing:
                 raise CheckpointError(
                     f"{folder} is incomplete: {index} lists missing files: {', '.join(missing)}. Copy the folder"
                     " again, or choose another checkpoint."
@@ -152,7 +153,8 @@ def write_tensors(
 # setting of torch overrides it for resuming, for universal checkpoints and for consolidating ZeRO's parts.
 
 
-FORCE_DATA, FORCE_CODE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+FORCE_DATA = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+FORCE_CODE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 HARMLESS = {  # classes in DeepSpeed's files; instantiating them is safe
     "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
     "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
@@ -222,6 +224,8 @@ def know_indexed_cpu() -> None:
     `cpu`."""
 
     def restore(storage: Any, location: str) -> Any:
-        return storage if location.startswith("cpu:") else None
+        if location.startswith("cpu:"):
+            return storage
+        return None
 
     torch.serialization.register_package(BEFORE_CUDA, lambda storage: None, restore)

@@ -47,7 +47,9 @@ class ResumePoint:
         """By what a parameter has weight decay, as at the begin of the run."""
         if self.checkpoint is None:
             return BY_ROLE
-        return BY_DIMENSION if self.manifest is None else self.manifest.weight_decay
+        if self.manifest is None:
+            return BY_DIMENSION
+        return self.manifest.weight_decay
 
 
 def wanted_checkpoint(option: str) -> Wanted:
@@ -179,7 +181,8 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
             for path in checkpoint.rglob("*")
             if path.is_file()
         }
-        if lacking := lacking_state(names):
+        lacking = lacking_state(names)
+        if lacking:
             raise CheckpointError(
                 f"--resume {checkpoint}: cannot resume from it, missing: {', '.join(lacking)}."
             )

@@ -132,7 +132,8 @@ class Archive:
     folder, or a URL such as s3://bucket/runs."""
 
     def __init__(self, run: Path, place: str) -> None:
-        self.run, self.place = run, place
+        self.run = run
+        self.place = place
         self.pending: list[Path] = []  # the first one is being copied
         self.changed = threading.Condition()
 
@@ -202,7 +203,9 @@ def copy_to_archive(checkpoint: Path, run: Path, place: str) -> None:
 def local_archive(place: str) -> Path | None:
     """The folder of an archive; None for other storage."""
     files, root = fsspec.core.url_to_fs(place)
-    return Path(root) if isinstance(files, LocalFileSystem) else None
+    if isinstance(files, LocalFileSystem):
+        return Path(root)
+    return None
 
 
 def put(files: Any, source: Path, target: str, size: int) -> None:

@@ -30,7 +30,8 @@ from cpt.errors import CheckpointError, ResourceError
 # The FSDP2 part of a checkpoint is fsdp/part_0_of_2.pt: for each process its rows of every parameter and its moments,
 # by parameter name. `fully_shard` distributes the rows in order, so any number of processes can read them.
 
-PLAIN, FSDP = "plain", "fsdp"
+PLAIN = "plain"
+FSDP = "fsdp"
 ZERO = "zero-"  # followed by the stage, if cpt wrote the checkpoint
 LATEST = "latest"  # the file with the name of DeepSpeed's folder
 
@@ -39,7 +40,9 @@ def sharding_of(manifest: Manifest) -> str:
     """`plain`, `fsdp`, or `zero-` and DeepSpeed's stage."""
     if manifest.zero_stage is not None:
         return f"{ZERO}{manifest.zero_stage}"
-    return FSDP if parts_in(manifest.files) else PLAIN
+    if parts_in(manifest.files):
+        return FSDP
+    return PLAIN
 
 
 def sharding_in(checkpoint: Path) -> str:
@@ -48,7 +51,9 @@ def sharding_in(checkpoint: Path) -> str:
         return sharding_of(read_manifest(checkpoint))
     if (checkpoint / FSDP_FOLDER).is_dir():
         return FSDP
-    return ZERO if (checkpoint / LATEST).exists() else PLAIN
+    if (checkpoint / LATEST).exists():
+        return ZERO
+    return PLAIN
 
 
 def is_zero(sharding: str) -> bool:
@@ -63,12 +68,15 @@ def name_sharding(sharding: str) -> str:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The rows of this process, sharing memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor
 
 
 @torch.no_grad()
 def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    weights, states = {}, {}
+    weights = {}
+    states = {}
     for name, parameter in trained_parameters(model).items():
         weights[name] = {"shape": list(parameter.shape), "rows": local_part(parameter.detach())}
         states[name] = {
@@ -99,8 +107,10 @@ def load_parts(
 ) -> None:
     """Load this process's rows of weights and optimizer states, whatever number of processes wrote the parts."""
     parts = read_parts(checkpoint, trust=trust)
-    parameters, stored = trained_parameters(model), parts[0]["weights"]
-    if differing := sorted(parameters.keys() ^ stored.keys()):
+    parameters = trained_parameters(model)
+    stored = parts[0]["weights"]
+    differing = sorted(parameters.keys() ^ stored.keys())
+    if differing:
         raise of_another_model(
             checkpoint, f"{len(differing)} trained parameters differ: {', '.join(differing[:3])}"
         )
@@ -167,7 +177,9 @@ def placed(value: Any, parameter: torch.Tensor, group: dict[str, Any]) -> Any:
     rows = rows_here(value.view(parameter.shape), parameter).to(device, dtype, copy=True)
     if not isinstance(parameter, DTensor):
         return rows
-    mesh, shape, stride = parameter.device_mesh, parameter.shape, parameter.stride()
+    mesh = parameter.device_mesh
+    shape = parameter.shape
+    stride = parameter.stride()
     return DTensor.from_local(
         rows, mesh, parameter.placements, run_check=False, shape=shape, stride=stride
     )
@@ -237,7 +249,8 @@ def capture_states(engine: Any, folder: str) -> Iterator[dict[str, Any]]:
         def commit(self, info: object) -> bool:
             return True
 
-    before, engine.checkpoint_engine = engine.checkpoint_engine, Capturing()
+    before = engine.checkpoint_engine
+    engine.checkpoint_engine = Capturing()
     try:
         with without_recovery_script(engine):
             yield states
@@ -276,7 +289,8 @@ def load_consolidated(model: nn.Module, checkpoint: Path) -> None:
         raise of_another_model(checkpoint, " ".join(str(problem).split())[:300]) from problem
     # A LoRA run's parts lack frozen weights; a tied head is listed once, under the embedding's name.
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if lacking := sorted(trained.intersection(missing)) or sorted(unexpected):
+    lacking = sorted(trained.intersection(missing)) or sorted(unexpected)
+    if lacking:
         raise of_another_model(
             checkpoint, f"{len(lacking)} tensors differ: {', '.join(lacking[:3])}"
         )

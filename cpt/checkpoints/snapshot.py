@@ -123,7 +123,8 @@ class HostCopies:
                 storage, 0, (size,), (1,)
             )
             self.in_use[where] = buffer.copy_(source, non_blocking=True)
-        storage, offset = self.in_use[where].untyped_storage(), tensor.storage_offset()
+        storage = self.in_use[where].untyped_storage()
+        offset = tensor.storage_offset()
         copied = torch.empty(0, dtype=tensor.dtype).set_(
             storage, offset, tensor.size(), tensor.stride()
         )

@@ -45,7 +45,8 @@ Task = Callable[[], dict[str, FileEntry]]
 """Writes files, and returns their entries."""
 MIB = 2**20
 RESERVE = 16 * MIB  # for other files of the run and file system metadata
-STAGING, LEAVING = ".saving", ".del-"
+STAGING = ".saving"
+LEAVING = ".del-"
 SECONDS_FOR_FILES_TO_APPEAR = 60.0
 SECONDS_FOR_THE_SAME_ERROR = 30.0  # on all processes: they are in the same step
 FILES_AT_ONCE = 4  # one can be serialised while another waits for the disk
@@ -325,7 +326,8 @@ class Agreement:
         """
         if self.group is None:
             return ""
-        store, point = default_store(), repr((*position, *count_collectives()))
+        store = default_store()
+        point = repr((*position, *count_collectives()))
         keys = [f"cpt/failed/{number}" for number in range(world_size())]
         store.set(keys[rank()], point)
         try:
@@ -349,7 +351,8 @@ class Agreement:
             result = work()
         except Exception as problem:  # the other processes wait for a result
             whose = f"process {rank()}: " if world_size() > 1 else ""
-            cause, failure = problem, (reason_of(problem), f"{whose}{in_words(problem)}")
+            cause = problem
+            failure = (reason_of(problem), f"{whose}{in_words(problem)}")
         answers = self.gather((result, failure))
         for _, failure in answers:
             if failure is not None:
@@ -392,7 +395,8 @@ def read_back(folder: Path, model: nn.Module) -> None:
         with path.open("rb") as file:  # drop the page cache, so that the disk is read
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     manifest = read_manifest(folder)
-    if found := damages(folder):
+    found = damages(folder)
+    if found:
         raise SaveFailed(
             "storage",
             f"the disk returns other data than was written: {'; '.join(map(str, found[:3]))}",
@@ -401,7 +405,8 @@ def read_back(folder: Path, model: nn.Module) -> None:
         raise SaveFailed(
             "error", f"a run cannot resume from this checkpoint: {'; '.join(map(str, found[:3]))}"
         )
-    stored, needed = count_stored(folder), sum(numbers for _, numbers in saved_parameters(model))
+    stored = count_stored(folder)
+    needed = sum(numbers for _, numbers in saved_parameters(model))
     if stored < needed:
         text = (
             f"the checkpoint has {stored:,} of {needed:,} weights: a model cannot be loaded from it"

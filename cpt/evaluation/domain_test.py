@@ -35,7 +35,9 @@ CHOICES = 4
 MOST_QUESTIONS = 1000  # interval of about 3 points; more cost time for little precision
 CONTEXT_CHARACTERS = 1000
 SHORTEST_CONTEXT = 80
-SHORTEST_WORD, COMMON_SHARE = 4, 0.2  # letters; a term occurs in at most this share of documents
+# letters; a term occurs in at most this share of documents
+SHORTEST_WORD = 4
+COMMON_SHARE = 0.2
 SENTENCE_LENGTHS = range(20, 301)  # characters
 NEIGHBOURS = 40  # wrong terms are drawn from this many, closest in frequency
 
@@ -74,7 +76,8 @@ def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS)
         for document in unique
     ]
     questions = [*cloze(unique, sentences)[:most], *continuations(unique, sentences)[:most]]
-    counts, fewest = Counter(question.kind for question in questions), min(FEWEST_QUESTIONS, most)
+    counts = Counter(question.kind for question in questions)
+    fewest = min(FEWEST_QUESTIONS, most)
     for kind in KINDS:
         if counts[kind] < fewest:
             needed = "longer documents"
@@ -123,7 +126,8 @@ def gap(
     ]
     if not words:
         return None
-    term, end = words[-1].group(), sentence.start() + words[-1].start()
+    term = words[-1].group()
+    end = sentence.start() + words[-1].start()
     alike = by_form.get(form(term), [])
     place = bisect_left(alike, (counts[term], term))
     if place >= len(alike) or alike[place][1] != term:
@@ -165,8 +169,10 @@ def continuations(
         if not later:
             continue
         chosen = draw.choice(later)
-        start, sentence = chosen.start(), chosen.group()
-        context, right = document.text[max(0, start - CONTEXT_CHARACTERS) : start], sentence.strip()
+        start = chosen.start()
+        sentence = chosen.group()
+        context = document.text[max(0, start - CONTEXT_CHARACTERS) : start]
+        right = sentence.strip()
         own = {one.group().strip() for one in parts}
         # One per document, like the right answer: otherwise most would come from long documents of one kind.
         others = [
@@ -234,7 +240,8 @@ def answer_questions(
     with evaluation_mode(model):
         for places, counts in batches(len(candidates), batch_size):
             numbers = [by_length[place] for place in places]
-            ids, labels = [], []
+            ids = []
+            labels = []
             for some in (candidates[number] for number in numbers):
                 ids.append(torch.tensor(some.ids))
                 labels.append(torch.tensor([IGNORED] * some.first + some.ids[some.first :]))

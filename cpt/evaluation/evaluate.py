@@ -112,7 +112,8 @@ def measure(
         else {}
     )
     rows = {name: of_set.rows for name, of_set in of_texts(sets, request).items()}
-    if unknown := [name for name in request.domain_test if name not in sets]:
+    unknown = [name for name in request.domain_test if name not in sets]
+    if unknown:
         known = ", ".join(sets) or "none"
         raise DataError(f"--domain-test {unknown[0]}: unknown held-out set. Known: {known}.")
     questions = {name: domain_test(sets[name].texts()) for name in request.domain_test}
@@ -132,7 +133,9 @@ def measure(
             f"{model.path}: {sum(len(of_set.rows) for of_set in rows.values()):,} rows of held-out text"
         )
     losses = document_losses(loaded, rows, batch_size=request.batch_size)
-    answers, texts, longest = {}, {}, known_positions(model)
+    answers = {}
+    texts = {}
+    longest = known_positions(model)
     for name, some in {**questions, **request.made}.items():
         is_right = answer_questions(
             loaded, tokenizer, some, batch_size=4 * request.batch_size, longest=longest
@@ -154,7 +157,8 @@ def of_texts(
     """The sets of texts and conversations; pairs and prompts need the run's trainer. Raises DataError if nothing
     remains to be measured, or if a set is too small to compare models."""
     found = {name: of_set for name, of_set in sets.items() if of_set.rows.form not in ONE_A_ROW}
-    if others := ", ".join(name for name in sets if name not in found):
+    others = ", ".join(name for name in sets if name not in found)
+    if others:
         reason = f"held-out pairs and prompts ({others}) are evaluated by the run: see verdict.md and metrics.jsonl"
         if not (found or request.tasks or request.made):
             raise DataError(f"{reason}. Name texts to evaluate here: --text domain=held_out.jsonl")
@@ -223,7 +227,9 @@ def held_out_sets(
     if texts:
         default = recipe.data.sequence_length if recipe is not None else DEFAULT_LENGTH
         return data_of_texts(texts, sequence_length or min(default, *map(known_positions, models)))
-    return None if recipe is None else data_of_recipe(recipe, run)
+    if recipe is None:
+        return None
+    return data_of_recipe(recipe, run)
 
 
 def known_positions(model: Model) -> int:
@@ -239,7 +245,9 @@ def build_report(
 ) -> EvaluationReport:
     """The results, and their differences from the base, which was measured on the same items. Raises DataError if a
     set has too few documents to compare."""
-    sets, tests, tasks = list[SetReport](), list[ScoreReport](), list[ScoreReport]()
+    sets = list[SetReport]()
+    tests = list[ScoreReport]()
+    tasks = list[ScoreReport]()
     for name, losses in measured.losses.items():
         try:
             against = (
@@ -255,9 +263,11 @@ def build_report(
         )
     for (name, kind), right in measured.answers.items():
         accuracy = ("accuracy", float(right.mean()), accuracy_interval(right), len(right))
-        against, changes = None, None
+        against = None
+        changes = None
         if base is not None:
-            before, chance = base.answers[name, kind], np.full(len(right), 1 / CHOICES)
+            before = base.answers[name, kind]
+            chance = np.full(len(right), 1 / CHOICES)
             against = accuracy_difference(before, right)
             changes = transitions(before, right, chance, measured.questions.get((name, kind), ()))
         tests.append(ScoreReport(f"{name} {kind}", *accuracy, against=against, transitions=changes))
@@ -270,7 +280,8 @@ def build_report(
         was = old.get((score.report.name, score.report.metric))
         report = score.report
         if was is not None:
-            against, changes = task_difference(was, score), task_transitions(was, score)
+            against = task_difference(was, score)
+            changes = task_transitions(was, score)
             report = replace(report, against=against, before=was.report.value, transitions=changes)
         tasks.append(report)
     return EvaluationReport(
@@ -289,13 +300,16 @@ def complete_verdict(run: Run, *, batch_size: int = 8) -> Verdict:
     the base. A measurement that fails is listed in the verdict with the command to repeat it; with several processes
     the error is raised, because the others wait."""
     recipe = saved_recipe(run.folder)
-    search, not_searched = None, list[NotRun]()
+    search = None
+    not_searched = list[NotRun]()
     try:
         search = main_process_decides(partial(search_after_training, recipe))
     except CptError as problem:
         again = f"cpt contamination {run.folder / RECIPE}"
         not_searched = [NotRun("contamination", f"{one_line(problem)}. Again: {again}")]
-    measured, gain, not_run = None, list[Gain](), list[NotRun]()
+    measured = None
+    gain = list[Gain]()
+    not_run = list[NotRun]()
     try:
         measured, gain, not_run = evaluate_after_training(
             run.folder, recipe, copied=search.copied if search else None, batch_size=batch_size
@@ -449,7 +463,8 @@ def search_after_training(recipe: Recipe) -> TrainingSearch | None:
     choices = [choice for choice in tasks_of_recipe(evaluation.tasks) if not choice.is_function]
     if evaluation.held_out_share is None and not evaluation.perplexity and not choices:
         return None
-    if elsewhere := unchecked_sources(data, evaluation):
+    elsewhere = unchecked_sources(data, evaluation)
+    if elsewhere:
         raise DataError(f"not all sources are files on this machine ({elsewhere[0]})")
     files = (
         files_of(source, f"data.sources[{number}]") for number, source in enumerate(data.sources)

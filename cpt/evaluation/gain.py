@@ -136,7 +136,8 @@ def line_spans(text: str, lines: Container[str]) -> Iterator[tuple[int, int]]:
 def copied_spans(text: str, copied: Hashes) -> Iterator[tuple[int, int]]:
     if not len(copied):
         return
-    words, places = list[bytes](), Spans()
+    words = list[bytes]()
+    places = Spans()
     for match in PLACED.finditer(text):
         found = COMPARISONS[COMPARISON](match.group())
         words += found

@@ -144,7 +144,9 @@ class RelativeChange:
         """1 if the interval is above 0, -1 if it is below, else 0."""
         if self.low > 0:
             return 1
-        return -1 if self.high < 0 else 0
+        if self.high < 0:
+            return -1
+        return 0
 
 
 @dataclass(frozen=True)
@@ -212,8 +214,12 @@ class Difference:
         if decides.direction:
             is_better = (decides.direction > 0) == higher_is_better
             if max(abs(decides.low), abs(decides.high)) <= self.margin:
-                return "better, negligible" if is_better else "worse, negligible"
-            return "better" if is_better else "worse"
+                if is_better:
+                    return "better, negligible"
+                return "worse, negligible"
+            if is_better:
+                return "better"
+            return "worse"
         is_open = max(abs(decides.low), abs(decides.high)) > self.margin
         if is_open and (self.items <= FEW_TO_EXCLUDE or self.is_dominated):
             return "unknown"
@@ -227,7 +233,8 @@ def bits_per_byte_difference(
 ) -> Difference:
     """Difference of the bits per byte of several sets together, by their weights or equally. Both have the same sets
     in the same order; tokenizers may differ. Raises DataError for different documents, or fewer than two in a set."""
-    of_bytes, of_documents = list[Moments](), list[Moments]()
+    of_bytes = list[Moments]()
+    of_documents = list[Moments]()
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
             raise DataError(
@@ -285,7 +292,8 @@ def mean_difference(before: Floats, after: Floats) -> Difference:
         return accuracy_difference(before.astype(bool), after.astype(bool))
     refuse_too_few(len(before), "questions")
     moments = moments_of_mean(after - before)
-    was, now = float(before.mean()), float(after.mean())
+    was = float(before.mean())
+    now = float(after.mean())
     return Difference(
         was,
         now,
@@ -336,7 +344,8 @@ def moments_of_mean(values: Floats) -> Moments:
     residuals = values - values.mean()
     # Each residual has lost 1 / count of its variance to the mean.
     residuals = residuals / (count * math.sqrt(1 - 1 / count))
-    variance, third = float((residuals**2).sum()), float((residuals**3).sum())
+    variance = float((residuals**2).sum())
+    third = float((residuals**3).sum())
     return Moments(float(values.mean()), variance, third, count - 1.0)
 
 
@@ -352,7 +361,8 @@ def moments_of_ratio(differences: Floats, sizes: Floats) -> Moments:
     residuals = differences - ratio * sizes
     residuals = (residuals - residuals.mean()) / np.sqrt(1 - sizes / total) / total
     degrees = float((sizes**2).sum() ** 2 / (sizes**4).sum())
-    variance, third = float((residuals**2).sum()), float((residuals**3).sum())
+    variance = float((residuals**2).sum())
+    third = float((residuals**3).sum())
     return Moments(ratio, variance, third, max(1.0, degrees))
 
 
@@ -389,11 +399,14 @@ def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
     number = len(before)
     refuse_too_few(number, "questions")
     won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))
-    won_share, lost_share = won / (number + 2), lost / (number + 2)
+    won_share = won / (number + 2)
+    lost_share = lost / (number + 2)
     middle = won_share - lost_share
     reach = NORMAL_QUANTILE * math.sqrt((won_share + lost_share - middle**2) / (number + 2))
-    was, now = float(before.mean()), float(after.mean())
-    low, high = max(-1.0, middle - reach), min(1.0, middle + reach)
+    was = float(before.mean())
+    now = float(after.mean())
+    low = max(-1.0, middle - reach)
+    high = min(1.0, middle + reach)
     return Difference(
         was, now, float(after.mean() - before.mean()), low, high, number, negligible=NEGLIGIBLE
     )
@@ -401,7 +414,9 @@ def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
 
 def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
     """Wilson's interval of an accuracy (doi.org/10.1080/01621459.1927.10502953), which also holds near 0 and 1."""
-    number, share, z = len(correct), float(correct.mean()), NORMAL_QUANTILE
+    number = len(correct)
+    share = float(correct.mean())
+    z = NORMAL_QUANTILE
     middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
     reach = (
         z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
@@ -462,7 +477,9 @@ def transitions(
     c = (
         np.zeros(len(before)) if chance is None else np.minimum(chance, 0.5)
     )  # one choice is always right
-    lost, won, wrong_twice = before & ~after, after & ~before, ~(before | after)
+    lost = before & ~after
+    won = after & ~before
+    wrong_twice = ~(before | after)
     return Transitions(
         lost=int(lost.sum()),
         won=int(won.sum()),
@@ -481,11 +498,11 @@ def share_that_moved(
     repeated = moved / (1 - c)
     independent = repeated - wrong_twice * c / (1 - c) ** 2
     mean = float(c.mean())
-    one, lucky = (
-        1 / (1 - mean),
-        -mean / (1 - mean) ** 2,
-    )  # of an imagined question that moved, or was wrong twice
-    below, above = np.append(independent, (one, lucky, 0)), np.append(repeated, (one, one, 0, 0))
+    # of an imagined question that moved, or was wrong twice
+    one = 1 / (1 - mean)
+    lucky = -mean / (1 - mean) ** 2
+    below = np.append(independent, (one, lucky, 0))
+    above = np.append(repeated, (one, one, 0, 0))
     low, high = (
         NORMAL_QUANTILE * values.std() / math.sqrt(len(values)) for values in (below, above)
     )

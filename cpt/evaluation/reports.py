@@ -49,7 +49,8 @@ class ScoreReport:
 
     def verdict(self) -> str:
         """`code cloze (accuracy): better: 0.5 -> 0.7, +0.2 (95 % interval +0.08 to +0.32, 92 pairs).`, to 4 digits."""
-        title, found = f"{self.name} ({self.metric})", self.against
+        title = f"{self.name} ({self.metric})"
+        found = self.against
         if found is None:
             spread = (
                 " (95 % interval {:.3f} to {:.3f})".format(*self.interval)
@@ -64,7 +65,9 @@ class ScoreReport:
         interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
         metrics = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
         line = f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {metrics} ({interval})."
-        return line if self.transitions is None else f"{line} By question: {self.transitions}."
+        if self.transitions is None:
+            return line
+        return f"{line} By question: {self.transitions}."
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,8 @@ def score_tokens(
     for row, row_logits in enumerate(logits):
         for start in range(0, targets.shape[1], POSITIONS_AT_ONCE):
             place = slice(start, start + POSITIONS_AT_ONCE)
-            chunk, wanted = row_logits[:-1][place].float(), targets[row, place]
+            chunk = row_logits[:-1][place].float()
+            wanted = targets[row, place]
             nats[row, place] = F.cross_entropy(
                 chunk, wanted, ignore_index=-100, reduction="none"
             ).double()
@@ -160,9 +161,11 @@ def document_losses(
     """Measure the model on each document of each set, over all processes; every process gets the same losses. A
     document's first token is not predicted; it is the begin token if the tokenizer adds one. Raises DataError if a set
     has no token to predict."""
-    losses, device = {}, next(model.parameters()).device
+    losses = {}
+    device = next(model.parameters()).device
     for name, held_out_set in held_out.items():
-        rows, chosen = cast(PackedRows, held_out_set.rows), held_out_set.chosen
+        rows = cast(PackedRows, held_out_set.rows)
+        chosen = held_out_set.chosen
         assert chosen is not None, "the set must come from `build_data`"
         sums = torch.zeros(
             3, len(chosen), dtype=torch.float64, device=device
@@ -180,7 +183,8 @@ def document_losses(
         sum_over_processes(sums)
         nats, num_tokens, num_correct = sums.cpu().numpy()
         counts = (num_tokens.astype(np.int64), num_correct.astype(np.int64))
-        hashes, num_bytes = rows.documents.hashes[chosen], rows.documents.num_bytes[chosen]
+        hashes = rows.documents.hashes[chosen]
+        num_bytes = rows.documents.num_bytes[chosen]
         losses[name] = DocumentLosses(hashes, num_bytes, nats, *counts)
     for name, found in losses.items():
         if not found.num_tokens.any():
@@ -306,8 +310,10 @@ class StopEarly(TrainerCallback, ExportableState):
     """
 
     def __init__(self, run: Run, rule: EarlyStop) -> None:
-        self.run, self.rule = run, rule
-        self.best, self.best_step = math.inf, 0
+        self.run = run
+        self.rule = rule
+        self.best = math.inf
+        self.best_step = 0
         self.evaluated = -1  # the last step that was evaluated
         self.stale = 0  # evaluations since the best one
 
@@ -329,7 +335,8 @@ class StopEarly(TrainerCallback, ExportableState):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        metrics, name = kwargs["metrics"], f"{EVALUATED}{self.rule.set}"
+        metrics = kwargs["metrics"]
+        name = f"{EVALUATED}{self.rule.set}"
         value = metrics.get(f"{name}{BITS_PER_BYTE}", metrics.get(f"{name}_loss"))
         if value is None:
             raise RecipeError(
@@ -340,7 +347,8 @@ class StopEarly(TrainerCallback, ExportableState):
             return
         self.evaluated = state.global_step
         if value < self.best - self.rule.margin:
-            self.best, self.best_step = value, state.global_step
+            self.best = value
+            self.best_step = state.global_step
             self.stale = 0
             control.should_save = control.should_save or state.global_step > 0
             return
@@ -351,7 +359,8 @@ class StopEarly(TrainerCallback, ExportableState):
 
     def stop(self, state: TrainerState, control: TrainerControl) -> None:
         control.should_training_stop = True
-        step, rule = state.global_step, self.rule
+        step = state.global_step
+        rule = self.rule
         where = "before the first step"
         if self.best_step > 0:
             where = f"at step {self.best_step}: cpt export {self.best_checkpoint} --output FOLDER"
@@ -390,7 +399,8 @@ def course_of(evaluations: Sequence[Content]) -> list[Point]:
     """The evaluations of held-out text, in order; the last one of a step that was evaluated twice."""
     points: dict[int, Point] = {}
     for line in evaluations:
-        if found := bits_per_byte_of(line):
+        found = bits_per_byte_of(line)
+        if found:
             points[line["step"]] = Point(line["step"], line["tokens"], found)
     return [points[step] for step in sorted(points)]
 
@@ -479,7 +489,8 @@ def continue_prompts(
     begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
     continuations = []
     # The model's generation config may sample or penalise, and training sets `use_cache=False`.
-    before, used_cache = generator.generation_config, generator.config.use_cache
+    before = generator.generation_config
+    used_cache = generator.config.use_cache
     of_model = before.eos_token_id  # with the end of a turn, if the model learns chats
     ends = of_model if isinstance(of_model, list) else [of_model]
     ends = [token for token in dict.fromkeys((tokenizer.eos_token_id, *ends)) if token is not None]
@@ -505,5 +516,6 @@ def continue_prompts(
                     str(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True))
                 )
     finally:
-        generator.generation_config, generator.config.use_cache = before, used_cache
+        generator.generation_config = before
+        generator.config.use_cache = used_cache
     return continuations

@@ -38,7 +38,9 @@ def direction(outcome: Outcome) -> int:
     """1 for worse, -1 for better, else 0."""
     if outcome.startswith("worse"):
         return 1
-    return -1 if outcome.startswith("better") else 0
+    if outcome.startswith("better"):
+        return -1
+    return 0
 
 
 def differ(sets: Sequence[Difference], together: Difference) -> bool:
@@ -74,7 +76,8 @@ def domain_sentence(domain: Difference, name: str = "domain text") -> str:
 
 def general_sentence(general: Difference, name: str = "general text") -> str:
     """The forgetting that was measured, or that is excluded."""
-    outcome, text = general.outcome(), name[0].upper() + name[1:]
+    outcome = general.outcome()
+    text = name[0].upper() + name[1:]
     if not math.isfinite(general.after):
         return f"It forgot: on {name} the model's loss is no longer a number."
     match outcome:
@@ -121,7 +124,9 @@ CONFIDENCE = "95 % interval"
 
 def change(estimate: RelativeChange) -> str:
     percents = abs(estimate.percents[0])
-    return "less than 0.1 %" if percents < 0.05 else f"{percents:.1f} %"
+    if percents < 0.05:
+        return "less than 0.1 %"
+    return f"{percents:.1f} %"
 
 
 def interval(estimate: RelativeChange) -> str:
@@ -147,7 +152,9 @@ def evidence(difference: Difference) -> str:
     """`95 % interval -29.0 to +55.0 % per document; 19 of 20 documents became worse`"""
     per = "per byte" if difference.typical is None else "per document"
     text = f"{CONFIDENCE} {signed(difference.decides)} {per}"
-    return f"{text}; {counted(difference)}" if difference.num_worse is not None else text
+    if difference.num_worse is not None:
+        return f"{text}; {counted(difference)}"
+    return text
 
 
 def disagrees(difference: Difference) -> bool:
@@ -205,11 +212,9 @@ def percent(share: float | None) -> str:
 
 
 def pairs(difference: Difference) -> str:
-    return (
-        f"; only {difference.items} pairs"
-        if difference.is_on_few
-        else f", {difference.items:,} pairs"
-    )
+    if difference.is_on_few:
+        return f"; only {difference.items} pairs"
+    return f", {difference.items:,} pairs"
 
 
 def dominated(difference: Difference) -> str:
@@ -317,13 +322,20 @@ def next_step(
     if worked(domain) is None:
         return COMPARE_MORE.format("domain text")
     if not worked(domain):
-        return RAISE_RATE if abs(domain.decides.change) < UNMOVED else LEARN_MORE
+        if abs(domain.decides.change) < UNMOVED:
+            return RAISE_RATE
+        return LEARN_MORE
     if not can_forget:
         return FROM_NEW_WEIGHTS
     if has_copies:
         return REMOVE_COPIES
     if are_documents and domain.decides.change < SUSPICIOUS:
         return COPIES
+    return next_step_by_general_text(general)
+
+
+def next_step_by_general_text(general: Difference | None) -> str:
+    """What to do next after a run that worked and forgot nothing, as far as general text shows it."""
     if general is None:
         return MEASURE
     outcome = general.outcome()

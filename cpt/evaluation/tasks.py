@@ -198,7 +198,9 @@ def run_tasks(
     found: Any = simple_evaluate(wrapped, tasks=list(choice.names), **options)
     if found is None:  # lm-eval returns results to a machine's first process
         return []
-    results, subtasks, scores = found["results"], found.get("group_subtasks", {}), []
+    results = found["results"]
+    subtasks = found.get("group_subtasks", {})
+    scores = []
     asked = [name for name in results if name in choice.names]
     below = {task for group in asked for task in subtasks.get(group, [])}
     for name in asked or [
@@ -230,10 +232,8 @@ def run_tasks(
                 name, key, float(value), interval, questions, bool(is_better_higher)
             )
             by_question = np.array([float(sample[metric]) for sample in own]) if own else None
-            hashes, chance = (
-                tuple(sample["doc_hash"] for sample in own),
-                np.array([chance_of(one) for one in own]),
-            )
+            hashes = tuple(sample["doc_hash"] for sample in own)
+            chance = np.array([chance_of(one) for one in own])
             texts = tuple(str(sample["arguments"][0][0])[-LONGEST_QUESTION:] for sample in own)
             scores.append(
                 TaskScore(
@@ -249,7 +249,9 @@ def chance_of(sample: Mapping[str, Any]) -> float:
         sample["type"] == "multiple_choice"
     ):  # mutual information also asks for each choice without the question
         return (2 if "acc_mutual_info" in sample else 1) / len(sample["arguments"])
-    return 0.0 if sample["type"] in ("generate_until", "loglikelihood") else math.nan
+    if sample["type"] in ("generate_until", "loglikelihood"):
+        return 0.0
+    return math.nan
 
 
 def answer_together(
@@ -258,7 +260,8 @@ def answer_together(
     """The answers to lm-eval's requests, in their order: each process answers those of some questions."""
     if not has_process_group():
         return answer(requests, **options)
-    rank, num_processes = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    num_processes = dist.get_world_size()
     owners = [
         request.doc_id % num_processes for request in requests
     ]  # the choices of a question stay together
@@ -293,7 +296,8 @@ def run_function(
             raise UserCodeError(
                 f"the evaluation `{name}` returned {value!r} as `{metric}`: expected {expected}."
             )
-        by_question, questions = values if values.ndim else None, values.size if values.ndim else 0
+        by_question = values if values.ndim else None
+        questions = values.size if values.ndim else 0
         interval = None
         if questions > 1:
             reach = NORMAL_QUANTILE * float(values.std(ddof=1)) / math.sqrt(questions)
@@ -328,7 +332,8 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
     else:  # index lm-eval's thousands of tasks
         manager = TaskManager(include_path=None if folder is None else str(folder))
     known = manager.all_tasks
-    if unknown := [name for name in names if name not in known]:
+    unknown = [name for name in names if name not in known]
+    if unknown:
         raise RecipeError(
             f"lm-eval has no task `{unknown[0]}`.{did_you_mean(unknown[0], known)} To list all {len(known):,}:"
             " `lm-eval ls tasks`. For tasks in local YAML files: --task-folder FOLDER."
@@ -349,27 +354,24 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
 
 def leaves(name: str, subtasks: dict[str, list[str]]) -> list[str]:
     """The tasks of a group and of its subgroups; for a task, the task itself."""
-    return (
-        [task for below in subtasks[name] for task in leaves(below, subtasks)]
-        if subtasks.get(name)
-        else [name]
-    )
+    if subtasks.get(name):
+        return [task for below in subtasks[name] for task in leaves(below, subtasks)]
+    return [name]
 
 
 def task_difference(before: TaskScore, after: TaskScore) -> Difference | None:
     """The difference on the same questions; None if the metric lacks scores per question."""
     if before.by_question is None or after.by_question is None or len(after.hashes) < 2:
         return None
-    return (
-        mean_difference(before.by_question, after.by_question)
-        if before.hashes == after.hashes
-        else None
-    )
+    if before.hashes == after.hashes:
+        return mean_difference(before.by_question, after.by_question)
+    return None
 
 
 def task_transitions(before: TaskScore, after: TaskScore) -> Transitions | None:
     """None unless both have a score of 0 or 1 for each question."""
-    old, new = before.by_question, after.by_question
+    old = before.by_question
+    new = after.by_question
     if (
         old is None
         or new is None

@@ -121,7 +121,11 @@ class ExampleSet:
         low, high = self.interval
         if self.has_had_it:
             return None
-        return True if low > CHANCE else False if high < CHANCE + NEGLIGIBLE else None
+        if low > CHANCE:
+            return True
+        if high < CHANCE + NEGLIGIBLE:
+            return False
+        return None
 
     def sentence(self) -> str:
         if self.accuracy is not None and self.interval is not None:
@@ -162,7 +166,8 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
             evaluated[log["step"]] = log
     if 0 not in evaluated or len(evaluated) < 2:
         return []
-    before, after = evaluated[0], evaluated[max(evaluated)]
+    before = evaluated[0]
+    after = evaluated[max(evaluated)]
 
     def both(name: str, *suffixes: str) -> tuple[float, float] | None:
         keys = [f"{EVALUATED}{name}_{suffix}" for suffix in suffixes]
@@ -175,7 +180,8 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
         if not key.endswith(COUNT) or key not in after:
             continue
         name = key.removeprefix(EVALUATED).removesuffix(COUNT)
-        rewards, likelihoods = both(name, "rewards/chosen"), both(name, "logps/chosen")
+        rewards = both(name, "rewards/chosen")
+        likelihoods = both(name, "logps/chosen")
         is_close = rewards and likelihoods and abs(rewards[0]) <= NOISE * abs(likelihoods[0])
         found = ExampleSet(
             name,
@@ -192,7 +198,9 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
 
 
 MUCH_SKIPPED = 0.1  # share of steps above which the headline reports it
-HITS_SHOWN, POINTS_SHOWN, SAMPLES_SHOWN = 5, 7, 3
+HITS_SHOWN = 5
+POINTS_SHOWN = 7
+SAMPLES_SHOWN = 3
 LONGEST_SAMPLE = 200  # characters
 
 
@@ -220,7 +228,9 @@ class SetVerdict:
 
     @property
     def outcome(self) -> Outcome:
-        return self.difference.outcome() if self.difference else "unknown"
+        if self.difference:
+            return self.difference.outcome()
+        return "unknown"
 
 
 @dataclass(frozen=True)
@@ -340,7 +350,9 @@ class Verdict:
 
     def not_measured(self, what: str = "general text") -> list[str]:
         """A model from new weights has nothing to forget."""
-        return [f"Forgetting was not measured: no {what} was held out."] if self.base else []
+        if self.base:
+            return [f"Forgetting was not measured: no {what} was held out."]
+        return []
 
     def of_kind(
         self, sentence: Callable[[Difference, str], str], together: Difference | None, what: str
@@ -361,7 +373,8 @@ class Verdict:
         return self.remedy().replace("RUN --against BASE", f"{self.model}{against}")
 
     def remedy(self) -> str:
-        general, of_general = self.general, self.differences(is_general=True)
+        general = self.general
+        of_general = self.differences(is_general=True)
         worst = max(of_general.values(), key=lambda one: direction(one.outcome()), default=None)
         if worst is not None and worst.outcome() == "worse":
             general = worst
@@ -382,13 +395,17 @@ class Verdict:
         if any(one is not None and one.outcome() == "worse" for one in texts):
             return FORGOT_OF_EXAMPLES
         if self.worked:
-            return ASK if any(texts) else MEASURE
+            if any(texts):
+                return ASK
+            return MEASURE
         rewards = [one.reward for one in self.examples if one.reward is not None]
         if rewards and all(after <= before for before, after in rewards):
             return NO_REWARD
         if self.worked is False:
             is_below = any(one.interval and one.interval[1] < CHANCE for one in self.examples)
-            return EXCHANGED if is_below else NOT_LEARNED
+            if is_below:
+                return EXCHANGED
+            return NOT_LEARNED
         if any(pairs.has_had_it for pairs in self.examples):
             return HARDER_PAIRS
         if any(one.is_against_chance and one.interval for one in self.examples):
@@ -411,7 +428,9 @@ class Verdict:
         """`38 of 40 steps were skipped`; empty if no step was skipped."""
         skipped, steps = self.skipped_steps
         reasons = "were skipped by the loss guard (see events.jsonl)."
-        return f"{skipped:,} of {steps:,} steps {reasons}" if skipped else ""
+        if skipped:
+            return f"{skipped:,} of {steps:,} steps {reasons}"
+        return ""
 
     def notes(self) -> list[str]:
         """Sentences on single sets: long documents that decide the change per byte, or that were left out;
@@ -447,9 +466,11 @@ def verdict_of_run(
     gain: Sequence[Gain] = (),
 ) -> Verdict:
     """Build the verdict of a finished run; the arguments have later measurements, and `not_run` the failed ones."""
-    recipe, run = saved_recipe(folder), Run(folder)
+    recipe = saved_recipe(folder)
+    run = Run(folder)
     evaluations = read_evaluations(folder / METRICS)
-    course, examples = course_of(evaluations), read_example_sets(folder / METRICS)
+    course = course_of(evaluations)
+    examples = read_example_sets(folder / METRICS)
     inputs = read_object(folder / INPUTS)
     kept = general_sets(recipe.model_dump(mode="json", by_alias=True), inputs)
     sets, domain, general = compare_sets(folder, course, recipe, kept)
@@ -515,12 +536,15 @@ def compare_sets(
         if name not in course[-1].bits_per_byte:
             continue
         documents = len(both[name][0].hashes) if name in both else None
-        now, difference, worst = course[-1].bits_per_byte[name], None, list[WorseDocument]()
+        now = course[-1].bits_per_byte[name]
+        difference = None
+        worst = list[WorseDocument]()
         if documents is not None and documents > 1:
             old, new = both[name]
             difference = bits_per_byte_difference([old], [new])
             worst = worst_documents(old, new)
-            was, now = difference.before, difference.after
+            was = difference.before
+            now = difference.after
         sets.append(SetVerdict(name, name in kept, was, now, documents, difference, worst))
     together = []
     for is_general in (False, True):
@@ -537,7 +561,8 @@ def losses_of_ends(folder: Path) -> dict[str, tuple[DocumentLosses, DocumentLoss
     if 0 not in files or len(files) < 2:
         return {}
     try:
-        before, after = load_losses(files[0]), load_losses(files[max(files)])
+        before = load_losses(files[0])
+        after = load_losses(files[max(files)])
     except CheckpointError as problem:
         record_event(folder, DAMAGED, f"The verdict lacks intervals: {problem}")
         return {}
@@ -587,7 +612,8 @@ def not_measured(
         missing[f"change of {', '.join(sorted(added))}"] = (
             f"added during the run: no result before it. {evaluate}"
         )
-    if unpaired := ", ".join(one.name for one in sets if one.difference is None):
+    unpaired = ", ".join(one.name for one in sets if one.difference is None)
+    if unpaired:
         missing[f"intervals of {unpaired}"] = (
             f"losses per document are missing, or there is one document. {evaluate}"
         )
@@ -704,8 +730,6 @@ def contamination_text(verdict: Verdict) -> str:
 def sample(text: str) -> str:
     """The start of a text as inline code, with arrows for line breaks."""
     line = text[:LONGEST_SAMPLE].replace("`", "'").replace("\n", " ↵ ")
-    return (
-        f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`"
-        if line.strip(" ↵")
-        else "(nothing)"
-    )
+    if line.strip(" ↵"):
+        return f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`"
+    return "(nothing)"

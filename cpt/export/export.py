@@ -50,7 +50,9 @@ from cpt.runs.folder import (
 )
 from cpt.runs.record import write_json
 
-ADAPTER, AVERAGE = "adapter", "average"  # folder in a run's export; folder in a run
+# folder in a run's export; folder in a run
+ADAPTER = "adapter"
+AVERAGE = "average"
 BASE_WEIGHTS = "base_weights.json"  # saved with an adapter: sha256 of its base's weight files
 SERVED = {"use_cache": True, "output_router_logits": False}  # config values that training changes
 
@@ -157,7 +159,8 @@ def complete(
     run: Path,
 ) -> None:
     if adapted:
-        if weights := read_object(run / INPUTS).get("weights"):
+        weights = read_object(run / INPUTS).get("weights")
+        if weights:
             write_json(unfinished / ADAPTER / BASE_WEIGHTS, weights)
         # Build the base as the run did; its seed decides the rows that were added to the vocabulary.
         dtype = next(adapted.get_base_model().parameters()).dtype
@@ -192,7 +195,8 @@ def store_tied_head_once(folder: Path) -> None:
     """Remove the second copy of a tied head, which accelerate saves under ZeRO-1 and 2."""
     if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
         return
-    tensors, copies = Tensors(folder), set[str]()
+    tensors = Tensors(folder)
+    copies = set[str]()
     for head in [name for name in tensors.files if name.endswith(HEADS)]:
         alike = [
             name
@@ -292,7 +296,8 @@ def open_model(folder: Path) -> Tensors:
         "adapter": "is an adapter. Merge it",
         "zero": "has the parts of a ZeRO checkpoint. Consolidate it",
     }
-    if (kind := kind_of(folder)) in what:
+    kind = kind_of(folder)
+    if kind in what:
         raise CheckpointError(f"{folder} {what[kind]} first: cpt export {folder} --output FOLDER")
     return Tensors(folder)
 
@@ -314,7 +319,9 @@ def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] 
 def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> torch.dtype:
     """The dtype to write: that of integers and masks is unchanged."""
     stored = tensors.dtypes[name]
-    return dtype if dtype is not None and stored.is_floating_point else stored
+    if dtype is not None and stored.is_floating_point:
+        return dtype
+    return stored
 
 
 def copy_model_files(folder: Path, output: Path) -> None:
@@ -435,4 +442,6 @@ def base_licence(base: str | None) -> str | None:
         licence = ModelCard.load(card, ignore_metadata_errors=True).data.license
     except (ValueError, yaml.YAMLError):  # no valid metadata header
         return None
-    return licence if isinstance(licence, str) else None
+    if isinstance(licence, str):
+        return licence
+    return None

@@ -85,7 +85,8 @@ def read_text(file: Path) -> str:
 
 def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
     """The logits [T, V] in fp32, on the CPU."""
-    was_training, device = model.training, next(model.parameters()).device
+    was_training = model.training
+    device = next(model.parameters()).device
     with torch.no_grad():
         output = model.eval()(input_ids=torch.tensor([ids], device=device), use_cache=False)
     model.train(was_training)
@@ -99,7 +100,8 @@ def difference(
     """The difference of two models' logits; for a padded vocabulary, over the tokens that both have. The allowed
     difference follows from the dtype of the arithmetic, or is `tolerance`, a share of the largest logit."""
     columns = min(one.shape[-1], other.shape[-1])
-    one, other = one[:, :columns], other[:, :columns]
+    one = one[:, :columns]
+    other = other[:, :columns]
     largest_logit = one.abs().max().item()
     allowed = (TOLERANCES[dtype] if tolerance is None else tolerance) * largest_logit
     return LogitDifference((one - other).abs().max().item(), largest_logit, allowed)
@@ -137,7 +139,8 @@ def logits_in_another_process(
     """The logits that plain transformers computes from an export, in a new process that cannot import this package, by
     default on the CPU. With a `base`, the folder is an adapter for that model, which peft loads."""
     with tempfile.TemporaryDirectory() as scratch:
-        job, output = Path(scratch) / "job.json", Path(scratch) / "logits.safetensors"
+        job = Path(scratch) / "job.json"
+        output = Path(scratch) / "logits.safetensors"
         content: dict[str, Any] = {
             "folder": str(folder),
             "output": str(output),
@@ -217,7 +220,8 @@ def model_warnings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str
     return lines
 
 
-SEAL, CARD = "export.json", "README.md"
+SEAL = "export.json"
+CARD = "README.md"
 
 
 def write_seal(folder: Path, report: Sequence[str]) -> None:
@@ -234,7 +238,8 @@ def check_seal(folder: Path) -> Path:
         raise CheckpointError(
             f"{folder} is not a verified export ({SEAL} is missing). Add --output FOLDER."
         )
-    proven, found = json.loads((folder / SEAL).read_text())["files"], hashes_of(folder)
+    proven = json.loads((folder / SEAL).read_text())["files"]
+    found = hashes_of(folder)
     edited = {CARD} & found.keys()
     changed = {
         name for name, digest in proven.items() if found.get(name) != digest

@@ -64,7 +64,9 @@ class Trained:
     @property
     def step(self) -> int | None:
         """The step of a checkpoint of a run, else None."""
-        return step_of(self.folder) if PATTERN.fullmatch(self.folder.name) else None
+        if PATTERN.fullmatch(self.folder.name):
+            return step_of(self.folder)
+        return None
 
     @property
     def base(self) -> Model:
@@ -87,11 +89,9 @@ class Trained:
         beside = self.folder / BASE_WEIGHTS
         if beside.is_file():
             return dict(json.loads(beside.read_text())["sha256"])
-        return (
-            {}
-            if self.run is None
-            else get_dict(read_object(self.run / INPUTS), "weights", "sha256")
-        )
+        if self.run is None:
+            return {}
+        return get_dict(read_object(self.run / INPUTS), "weights", "sha256")
 
 
 def find_trained(path: Path) -> Trained:
@@ -103,7 +103,8 @@ def find_trained(path: Path) -> Trained:
         raise CheckpointError(
             f"{path} {what}. Give the folder of a run, a checkpoint, a model or an adapter."
         )
-    folder, kind = path, kind_of(path)
+    folder = path
+    kind = kind_of(path)
     if kind == "nothing" and (path / RECIPE).is_file():
         run = Run(path)
         final = (
@@ -116,7 +117,8 @@ def find_trained(path: Path) -> Trained:
             state = run.status().get("state", "not started")
             why = f"has neither a finished model nor a checkpoint (state: {state}). Continue it: cpt train RECIPE"
             raise CheckpointError(f"{path} {why}")
-        folder, kind = newest, kind_of(newest)
+        folder = newest
+        kind = kind_of(newest)
     if kind == "nothing":
         raise CheckpointError(
             f"{folder} has no weights: expected a model, an adapter or a DeepSpeed checkpoint."
@@ -220,7 +222,8 @@ def saved_config(folder: Path) -> PreTrainedConfig:
 
 def stored_dtype(folder: Path) -> torch.dtype:
     """The dtype of most numbers in the files."""
-    tensors, sizes = Tensors(folder), Counter[torch.dtype]()
+    tensors = Tensors(folder)
+    sizes = Counter[torch.dtype]()
     for name, dtype in tensors.dtypes.items():
         sizes[dtype] += torch.Size(tensors.shapes[name]).numel() * dtype.is_floating_point
     return sizes.most_common(1)[0][0]

@@ -89,7 +89,8 @@ def check_output(output: Path) -> None:
 def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iterator[str]:
     """Export the model, load it in another process and compare; yields the lines of the report. Raises CheckpointError
     if something is missing or a comparison fails; then no folder remains."""
-    dtype, tokenizer = options.dtype, tokenizer_of(trained)
+    dtype = options.dtype
+    tokenizer = tokenizer_of(trained)
     config = load_config(trained.base) if trained.is_adapter else saved_config(trained.folder)
     text = proof_text(tokenizer, config, options.text)
     if trained.is_adapter:
@@ -171,7 +172,8 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
         merged = "" if trained.kind == "model" else "Export it merged: "
         remedy = f"{merged}{'remove' if merged else 'Remove'} --adapter-only."
         raise CheckpointError(f"{trained.folder} has no adapter saved by peft. {remedy}")
-    tokenizer, source = tokenizer_of(trained), trained.base
+    tokenizer = tokenizer_of(trained)
+    source = trained.base
     text = proof_text(tokenizer, load_config(source), text_file)
     base = load_base(trained, tokenizer)
     untouched = logits_of(base, text.ids)
@@ -201,7 +203,8 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
 
 def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Load the adapter's base in fp32; CheckpointError if its weights changed since the training."""
-    base, recipe = trained.base, trained.recipe
+    base = trained.base
+    recipe = trained.recipe
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
     return build_base(

@@ -98,7 +98,8 @@ def command(
     check_options(options, in_slurm, hosts)
     loaded = load_recipe(recipe, overrides or (), lora=lora)
     micro_batches_per_step(loaded, nodes * gpus_per_node)  # refused before the job waits in a queue
-    work, alone = Path.cwd(), nodes == 1 and not in_slurm
+    work = Path.cwd()
+    alone = nodes == 1 and not in_slurm
     folder = folder_below(
         work, output or Path("launch") / f"{loaded.name}-{launcher}-{nodes}x{gpus_per_node}"
     )
@@ -176,7 +177,8 @@ def folder_below(work: Path, folder: Path) -> Path:
 def text_of_hostfile(hosts: str | None, nodes: int, slots: int) -> str:
     """Return one line per node. Only DeepSpeed reads the slots, and requires them."""
     names = [name.strip() for name in hosts.split(",")] if hosts else []
-    if wrong := [name for name in names if not HOST.fullmatch(name) or names.count(name) > 1]:
+    wrong = [name for name in names if not HOST.fullmatch(name) or names.count(name) > 1]
+    if wrong:
         raise LaunchError(f"--hosts {hosts}: expected distinct host names, got `{wrong[0]}`.")
     if len(names) != nodes:
         raise LaunchError(

@@ -29,7 +29,9 @@ Facts = dict[str, str]  # compared item -> its value on this node
 Value = TypeVar("Value")
 ONLY_SLOWER = ("GPUs", "GPU driver", "NCCL_", "GLOO_")  # differences in these are only warnings
 MOST_REPORTED = 5  # differences per node
-SMALL, FEW = 1 << 16, 64  # bytes and number of files that are hashed: configs and tokenizers
+# bytes and number of files that are hashed: configs and tokenizers
+SMALL = 1 << 16
+FEW = 64
 SECONDS_TO_APPEAR = 5.0  # network file systems show a new file late
 
 
@@ -39,7 +41,8 @@ def compare_nodes(recipe: Recipe) -> None:
         return
     is_first = local_rank() == 0
     output = Path(recipe.output_dir).absolute()
-    token, problem = output / f".shared-{uuid4().hex}", None
+    token = output / f".shared-{uuid4().hex}"
+    problem = None
     if rank() == 0:
         try:
             output.mkdir(parents=True, exist_ok=True)
@@ -91,7 +94,8 @@ def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, st
         if values[host] != usual:
             others = [name for name, value in values.items() if value == usual]
             more = f" and {len(others) - 2} more" if len(others) > 2 else ""
-            here, there = shortened(values[host]), shortened(usual)
+            here = shortened(values[host])
+            there = shortened(usual)
             yield label, f"{label} is {here}, but {there} on {', '.join(others[:2])}{more}"
 
 
@@ -102,11 +106,9 @@ def look_for(token: Path, writer: str) -> str | None:
         if time.monotonic() > until:
             return f"`output_dir` {token.parent} is not the same folder as on {writer}. Set it to a shared folder"
         time.sleep(0.1)
-    return (
-        None
-        if os.access(token.parent, os.W_OK)
-        else f"`output_dir` {token.parent} cannot be written"
-    )
+    if os.access(token.parent, os.W_OK):
+        return None
+    return f"`output_dir` {token.parent} cannot be written"
 
 
 def facts_of_node(recipe: Recipe) -> Facts:
@@ -156,7 +158,8 @@ def files_of_recipe(recipe: Recipe) -> Facts:
 def described(files: list[Path]) -> str:
     """Hash names relative to the common folder, and sizes; for a few small files, their content too."""
     folder = os.path.commonpath([str(file.parent) for file in files] or ["."])
-    sizes, digest = 0, xxh3_64()
+    sizes = 0
+    digest = xxh3_64()
     for file in sorted(files):
         size = file.stat().st_size
         sizes += size

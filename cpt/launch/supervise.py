@@ -40,7 +40,9 @@ PROCESSES_OF_A_CORE = 4  # on a CPU; more processes only wait for each other
 SECONDS_BETWEEN_LOOKS = 0.5  # at the heartbeats
 SECONDS_FOR_STACKS = 2.0
 SECONDS_FOR_OTHER_SUPERVISORS = 60.0  # each reads the run's folder before it starts its processes
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a restart
+# seconds before a restart
+FIRST_WAIT = 1.0
+LONGEST_WAIT = 60.0
 SAME_STEP_LIMIT = 3  # failures at the same step
 SECONDS_OF_BUDGET = 3600.0
 LEAST_PATIENCE = 30.0  # seconds without progress in a step
@@ -122,7 +124,9 @@ class Supervisor:
     endings: list[Ended] = field(default_factory=list)
 
     def supervise(self) -> RestartDecision:
-        folder, between = self.run.folder, ReceivedSignals()  # signals while no child runs
+        # signals while no child runs
+        folder = self.run.folder
+        between = ReceivedSignals()
         try:
             with between.noted():
                 while True:
@@ -160,20 +164,24 @@ class Supervisor:
         """Start the run once; return how it ended, and the forwarded signal or 0."""
         folder = self.run.folder
         remove_heartbeats(folder)
-        known, before = self.run.status().get("updated"), len(read_events(folder))
+        known = self.run.status().get("updated")
+        before = len(read_events(folder))
         # SLURM sends SIGUSR1 to all processes of a step; torchrun would die from it and leave its workers running.
         child = Child(
             self.words,
             environment={"CPT_RESTART_COUNT": str(len(self.endings))},
             ignores=signal.SIGUSR1,
         )
-        watch, hung, looked_at = RunWatch(folder), None, 0.0
+        watch = RunWatch(folder)
+        hung = None
+        looked_at = 0.0
 
         def look() -> bool:
             nonlocal hung, looked_at
             now = time.monotonic()
             if now - looked_at >= SECONDS_BETWEEN_LOOKS:
-                looked_at, hung = now, watch.hung(now)
+                looked_at = now
+                hung = watch.hung(now)
                 if hung is not None:
                     self.record_hang(hung, watch.gone(now))
             return hung is not None
@@ -183,21 +191,19 @@ class Supervisor:
         status = self.run.status()
         state = status.get("state", "running")
         if state == "running" or (status.get("updated") == known and state != "finished"):
-            status, state = (
-                {},
-                "running",
-            )  # from an earlier attempt, or the run died before updating it
-        error, own_code, message = (
-            status.get("error"),
-            status.get("exit_code"),
-            str(status.get("message", "")),
-        )
+            # from an earlier attempt, or the run died before updating it
+            status = {}
+            state = "running"
+        error = status.get("error")
+        own_code = status.get("exit_code")
+        message = str(status.get("message", ""))
         if gone and not message:  # a library killed the processes: NCCL's watchdog
             message = without_heartbeat(gone, read_heartbeats(folder))
         # A rank that ran out of memory may be the only one to record it, since the others wait on their GPUs.
         for event in read_events(folder)[before:]:
             if event["kind"] == "out_of_memory" and event.get("restart"):
-                error, message = RestartNeeded.__name__, event["message"]
+                error = RestartNeeded.__name__
+                message = event["message"]
         step = max((beat.step for beat in read_heartbeats(folder)), default=0)
         return Ended(
             code, state, error, own_code, message, step, hung is not None, time.monotonic()

@@ -86,7 +86,9 @@ def reader_of_weights(options: Mapping[str, Any]) -> str | None:
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
     if start in START_IN_THE_BASE:
         return f"init_lora_weights: {start}"
-    return f"method: {method_of(options)}" if options and method_of(options) != LORA else None
+    if options and method_of(options) != LORA:
+        return f"method: {method_of(options)}"
+    return None
 
 
 def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
@@ -105,10 +107,8 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     ]
     if options.get("lora_bias") and without_bias:
         raise RecipeError(f"`model.lora.lora_bias`: {without_bias[0]} lacks a bias. Remove it.")
-    modules, head = (
-        {name: part for name, part in model.named_modules() if name},
-        model.get_output_embeddings(),
-    )
+    modules = {name: part for name, part in model.named_modules() if name}
+    head = model.get_output_embeddings()
     ends = last_names(
         name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding)
     )
@@ -170,7 +170,8 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
                 raise RecipeError(
                     f"`model.lora` trains {name} in half precision. Remove `bias`, or use float32."
                 )
-    method, (trainable, total) = method_of(options), adapted.get_nb_trainable_parameters()
+    method = method_of(options)
+    (trainable, total) = adapted.get_nb_trainable_parameters()
     if trainable == 0:
         raise RecipeError(f"`model.lora`: {method} with these options selects no layers to train.")
     share = f"{trainable:,} of {total:,} parameters are trained ({100 * trainable / total:.2f} %)"
@@ -206,7 +207,8 @@ def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftCon
 
 def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of the method's config: our defaults, then the preset's, then the recipe's."""
-    method, preset = method_of(options), options.get("preset")
+    method = method_of(options)
+    preset = options.get("preset")
     defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
     chosen = defaults | {key: value for key, value in options.items() if key not in OURS}
     if method not in CHOSEN_BY_PEFT:
@@ -315,7 +317,8 @@ def last_names(names: Iterable[str]) -> list[str]:
 
 # --- base weights in 4 or 8 bit, by bitsandbytes --------------------------------------------------------------------
 
-BLOCK, BLOCK_OF_SCALES = 64, 256
+BLOCK = 64
+BLOCK_OF_SCALES = 256
 BYTES_OF_4_BIT = {  # per weight, by whether the scales are quantized too
     False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
     True: 0.5
@@ -331,7 +334,9 @@ class Quantization:
 
     @property
     def bits(self) -> int:
-        return 8 if self.kind == "int8" else 4
+        if self.kind == "int8":
+            return 8
+        return 4
 
     @property
     def bytes_per_weight(self) -> float:
@@ -387,4 +392,6 @@ def prepare_quantized(model: nn.Module) -> None:
 def numbers_in(parameter: torch.Tensor) -> int:
     """Return the number of weights in a parameter; a 4-bit parameter has two per byte."""
     state = vars(parameter).get("quant_state") if isinstance(parameter, nn.Parameter) else None
-    return parameter.numel() if state is None else torch.Size(state.shape).numel()
+    if state is None:
+        return parameter.numel()
+    return torch.Size(state.shape).numel()

@@ -42,7 +42,9 @@ VARLEN = "varlen"
 BY_PACKAGE = {"flash_attention_2": "varlen_fa2", "flash_attention_3": "varlen_fa3"}
 VARLEN_NAMES = (VARLEN, *BY_PACKAGE.values())
 HALF = (torch.float16, torch.bfloat16)
-WIDEST_HEAD, WIDTH_MULTIPLE = 256, 8  # of flash kernels
+# of flash kernels
+WIDEST_HEAD = 256
+WIDTH_MULTIPLE = 8
 ALTERED_SCORES = (
     "softcap",
     "s_aux",
@@ -95,12 +97,9 @@ def choose_attention(
     """
     register_varlen()
     if wanted == "auto":
-        if (
-            why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed)
-            is None
-        ):
-            return VARLEN if missing_for("flash_attention_3") else BY_PACKAGE["flash_attention_3"]
-        return "sdpa" if supports_sdpa(model_class) else "eager"
+        return choose_automatically(
+            model_class, config, half_precision=half_precision, packed=packed
+        )
     if ":" in wanted and "/" not in wanted:
         AttentionInterface.register(wanted, import_named(wanted))
         AttentionMaskInterface.register(wanted, sdpa_mask)
@@ -133,7 +132,25 @@ def choose_attention(
         raise RecipeError(
             f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}"
         )
-    return BY_PACKAGE[wanted] if packed and wanted in BY_PACKAGE else wanted
+    if packed and wanted in BY_PACKAGE:
+        return BY_PACKAGE[wanted]
+    return wanted
+
+
+def choose_automatically(
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig | None,
+    *,
+    half_precision: bool,
+    packed: bool,
+) -> str:
+    """The fastest attention that this model, these rows and this machine allow."""
+    reason = why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed)
+    if reason is None:
+        if missing_for("flash_attention_3"):
+            return VARLEN
+        return BY_PACKAGE["flash_attention_3"]
+    return "sdpa" if supports_sdpa(model_class) else "eager"
 
 
 def why_not_by_bounds(
@@ -229,12 +246,15 @@ def varlen_attention(
         raise RecipeError(
             f"model.attention: varlen does not support {why}. Use `model.attention: auto`{remedy}."
         )
-    tokens, width, value_width = query.shape[2], query.shape[-1], value.shape[-1]
+    tokens = query.shape[2]
+    width = query.shape[-1]
+    value_width = value.shape[-1]
     scale = width**-0.5 if scaling is None else scaling
     window = sliding_window if sliding_window is not None and sliding_window < tokens else None
     dtype = computing_dtype(query, key, value)
     query, key, value = (states.to(dtype) for states in (query, key, value))
-    bounds, longest = attention_mask.select(2, 0).flatten(), attention_mask.shape[2]
+    bounds = attention_mask.select(2, 0).flatten()
+    longest = attention_mask.shape[2]
     is_whole = len(bounds) == 0  # each row is one document
     if is_whole and window is None and kernel is torch_kernel:
         # torch's SDPA picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` has from 2.15 on.
@@ -271,9 +291,11 @@ def why_not_varlen(
         return f"{config.model_type} is not tested with it"
     if config.model_type in WINDOW_IN_MASK_ONLY and values.get("sliding_window"):
         return f"{config.model_type} does not pass its sliding window to its layers"
-    if dropout := next((name for name in DROPOUTS if values.get(name)), None):
+    dropout = next((name for name in DROPOUTS if values.get(name)), None)
+    if dropout:
         return f"dropout is not supported, and the model has {values[dropout]} (set `model.config.{dropout}: 0.0`)"
-    if other := next((name for name in OTHER_SCORES if values.get(name)), None):
+    other = next((name for name in OTHER_SCORES if values.get(name)), None)
+    if other:
         return f"it does not support {config.model_type}'s `{other}`"
     heads = int(values.get("num_attention_heads") or values.get("n_head") or 1)
     width = int(
@@ -281,7 +303,9 @@ def why_not_varlen(
         or values.get("head_dim")
         or config.get_text_config().hidden_size // heads
     )
-    return f"heads of {width} are wider than {WIDEST_HEAD}" if width > WIDEST_HEAD else None
+    if width > WIDEST_HEAD:
+        return f"heads of {width} are wider than {WIDEST_HEAD}"
+    return None
 
 
 def has_kernel(query: Tensor, dtype: torch.dtype) -> bool:
@@ -376,7 +400,9 @@ def attend_each(
 # share a row (DeepSpeed Ulysses, whose attention drops the mask, so that documents would attend to each other).
 
 
-BOUNDS, LONGEST = "cu_seq_lens_q", "max_length_q"  # transformers' names
+# transformers' names
+BOUNDS = "cu_seq_lens_q"
+LONGEST = "max_length_q"
 # With one of these a row has no bounds. transformers 5.24 renamed `past_key_values` to `cache`.
 MASK_AND_CACHE = ("attention_mask", "cache", "past_key_values")
 FEWEST_BOUNDS = 32
@@ -436,11 +462,9 @@ def hand_over_documents(
     values, are not changed; without `hands_over_documents` transformers makes a mask from the positions.
     """
     given = dict(keywords)
-    bounds, longest, positions = (
-        given.pop(BOUNDS, None),
-        given.pop(LONGEST, None),
-        given.get("position_ids"),
-    )
+    bounds = given.pop(BOUNDS, None)
+    longest = given.pop(LONGEST, None)
+    positions = given.get("position_ids")
     has_mask_or_cache = any(given.get(name) is not None for name in MASK_AND_CACHE)
     if (
         has_mask_or_cache
@@ -582,7 +606,8 @@ def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any
         ulysses_sp,
     )  # only runs that use DeepSpeed import it
 
-    name, text = attention_of(config), config.get_text_config()
+    name = attention_of(config)
+    text = config.get_text_config()
     exchange = ulysses_sp.UlyssesSPAttentionHF(
         attn=AttentionInterface()[
             name

@@ -190,7 +190,9 @@ def _attention(
             raise RecipeError(
                 f"model.attention: {model.attention}: {why}. Use sdpa, or `packing: token_budget`."
             )
-        return None if model.attention == "auto" else model.attention
+        if model.attention == "auto":
+            return None
+        return model.attention
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     needs: dict[str, Any] = {"config": config, "half_precision": half_precision, "packed": packed}
     chosen = choose_attention(model.attention, model_class, **needs)
@@ -211,7 +213,8 @@ def load_weights(
     options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention}
     options["output_loading_info"] = True
     try:
-        if (quantization := quantization_of(model.lora)) is not None:
+        quantization = quantization_of(model.lora)
+        if quantization is not None:
             options["quantization_config"] = quantization.config(dtype)
         revision = model.revision or "main"
         state_dict: dict[str, torch.Tensor] | None = None
@@ -243,12 +246,14 @@ def load_weights(
     built, info = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
     if quantization is not None:
         prepare_quantized(built)
-    if missing := sorted(info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    if missing:
         some = ", ".join(missing[:5]) + (", ..." if missing[5:] else "")
         raise CheckpointError(
             f"model.path: {path} lacks {len(missing)} of its tensors ({some}). Copy it again."
         )
-    if unexpected := sorted(info["unexpected_keys"]):
+    unexpected = sorted(info["unexpected_keys"])
+    if unexpected:
         some = ", ".join(unexpected[:5])
         logger.warning(
             "%s: %d tensors belong to no part of the model: %s", path, len(unexpected), some

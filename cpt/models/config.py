@@ -144,7 +144,8 @@ def read_config(model: Model) -> PreTrainedConfig:
             raise RecipeError(
                 f"model.path: {path} does not exist. Use a model's folder or a Hub id."
             )
-        if complaint := unfinished_run(path):
+        complaint = unfinished_run(path)
+        if complaint:
             raise RecipeError(f"model.path: {complaint}")
         if (
             folder.is_dir()

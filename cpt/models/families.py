@@ -223,10 +223,8 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
                 tensors[name] = tensors[name][:tokens].clone()
     else:
         # Several concatenated shared experts equal one wide expert.
-        published, tensors = (
-            tensors,
-            {name: one for name, one in tensors.items() if ".shared_experts." not in name},
-        )
+        published = tensors
+        tensors = {name: one for name, one in tensors.items() if ".shared_experts." not in name}
         experts = range(config.n_shared_experts)
         for layer in range(config.num_hidden_layers):
             mlp = f"model.layers.{layer}.mlp"

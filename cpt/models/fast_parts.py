@@ -19,7 +19,9 @@ from cpt.models.attention import plain_attention
 from cpt.models.fused_loss import installed_loss, whole_logits
 from cpt.models.layers import compiled_modules, decoder_layers, uncompiled_layers
 
-LOSS, COMPILING, ATTENTION = "model.fused_loss", "training.torch_compile", "model.attention"
+LOSS = "model.fused_loss"
+COMPILING = "training.torch_compile"
+ATTENTION = "model.attention"
 """Each part is named by its key in a recipe."""
 MOST_OF_ERROR = 300  # characters
 Gradients = Literal["returned", "accumulated", "none"]
@@ -40,7 +42,8 @@ class Tolerance:
 # Without an error, nine families of 6 to 24 layers differ by up to 5e-5 (loss) and 0.03 (gradient) in bfloat16, and by
 # 2e-7 and 3e-6 in float32. Planted errors change the gradient more: attention across documents by 0.3 to 1.3, one
 # part's gradient times 1.25 by 0.25, MLPs times 1.1 by 0.18.
-HALF, SINGLE = Tolerance(loss=2e-3, gradient=0.1), Tolerance(loss=1e-4, gradient=1e-3)
+HALF = Tolerance(loss=2e-3, gradient=0.1)
+SINGLE = Tolerance(loss=1e-4, gradient=1e-3)
 # Rounding may send a token to another expert: MiniMind's experts differ by 0.25 without an error.
 HALF_WITH_EXPERTS = Tolerance(loss=2e-3, gradient=0.5)
 

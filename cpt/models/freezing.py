@@ -73,7 +73,8 @@ def matching(pattern: str, names: Collection[str]) -> list[str]:
 
 
 def fits(pattern: str, name: str) -> bool:
-    wanted, parts = pattern.split("."), name.split(".")
+    wanted = pattern.split(".")
+    parts = name.split(".")
     return any(
         all(map(part_fits, wanted, parts[first:])) for first in range(len(parts) - len(wanted) + 1)
     )

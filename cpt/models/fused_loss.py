@@ -33,7 +33,8 @@ IGNORED = -100
 LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": False}
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
-MOST_TOKENS, FEWEST_TOKENS = 8192, 256
+MOST_TOKENS = 8192
+FEWEST_TOKENS = 256
 PADDED_TO = (
     64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) are aligned
 )
@@ -57,7 +58,9 @@ def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> 
     """Return the number of tokens per chunk. If the head's gradient accumulates in half precision, several chunks need
     an fp32 sum (4 bytes per weight): one chunk (2 bytes per logit) is better if it takes no more memory."""
     chunk = tokens_at_once(vocabulary)
-    return tokens if accumulates and tokens <= chunk + 2 * width else min(tokens, chunk)
+    if accumulates and tokens <= chunk + 2 * width:
+        return tokens
+    return min(tokens, chunk)
 
 
 def has_kernel(tensor: torch.Tensor) -> bool:
@@ -85,7 +88,8 @@ def cross_entropy_in_place(
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     for start in range(0, len(logits), ROWS_ON_CPU):
         rows = slice(start, start + ROWS_ON_CPU)
-        values, wanted = logits[rows].float(), targets[rows]
+        values = logits[rows].float()
+        wanted = targets[rows]
         if cap:
             values = cap * torch.tanh(values / cap)
         is_ignored = (wanted == IGNORED).unsqueeze(1)
@@ -153,7 +157,8 @@ class LinearCrossEntropy(torch.autograd.Function):
         # fp16 gradients would underflow before the division; bf16 has fp32's exponent range.
         inside = torch.ones_like(scale) if dtype == torch.float16 else scale
         with torch.autocast(kind, enabled=False):
-            inputs, head = hidden.to(dtype), weight.to(dtype)
+            inputs = hidden.to(dtype)
+            head = weight.to(dtype)
             accumulates = for_weight and weight.dtype != torch.float32
             size = chunk or chunk_of(len(inputs), *head.shape, accumulates=accumulates)
             in_one = size >= len(inputs) and weight.dtype == dtype
@@ -199,7 +204,8 @@ class LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError(
                 "the fused loss supports only one backward pass. Compute the loss again."
             )
-        made, ctx.made = ctx.made, None
+        made = ctx.made
+        ctx.made = None
         factor = gradient if ctx.outside is None else gradient * ctx.outside
         pairs = zip(made, ctx.dtypes, strict=True)
         return (
@@ -225,7 +231,8 @@ class CrossEntropyMemory:
 
     def take(self) -> torch.Tensor | None:
         """Return it once, because it keeps the forward pass in memory."""
-        last, self.last = self.last, None
+        last = self.last
+        self.last = None
         return last
 
 
@@ -242,7 +249,9 @@ def balance_weight(model: PreTrainedModel | PeftModel) -> float:
 
 
 def without_adapter(model: nn.Module) -> Any:
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    if isinstance(model, PeftModel):
+        return model.get_base_model()
+    return model
 
 
 class OwnLoss:
@@ -254,7 +263,8 @@ class OwnLoss:
 
     def __init__(self, model: PreTrainedModel | PeftModel, smoothing: float = 0.0) -> None:
         whole = without_adapter(model)
-        self.model, self.plain = whole, whole.loss_function
+        self.model = whole
+        self.plain = whole.loss_function
         self.smoothing = smoothing
         self.memory = CrossEntropyMemory(whole)
         whole.loss_function = self
@@ -290,7 +300,9 @@ class OwnLoss:
             )
             count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
             loss = summed / count
-        return self.memory.remember(loss) if self.model.training else loss
+        if self.model.training:
+            return self.memory.remember(loss)
+        return loss
 
 
 class FusedLoss:
@@ -318,7 +330,8 @@ class FusedLoss:
             PaddedVocabularyHead,
         )  # FSDP2 will change its class
         self.tokens = tokens
-        self.plain, self.own_forward = whole.loss_function, self.head.forward
+        self.plain = whole.loss_function
+        self.own_forward = self.head.forward
         self.is_random = any(
             isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules()
         )
@@ -347,11 +360,13 @@ class FusedLoss:
         self.install()
 
     def install(self) -> None:
-        self.head.forward, self.model.loss_function = self.forward_of_head, self
+        self.head.forward = self.forward_of_head
+        self.model.loss_function = self
         set_compiled_call(self.called, self.call_of_head)
 
     def remove(self) -> None:
-        self.head.forward, self.model.loss_function = self.own_forward, self.plain
+        self.head.forward = self.own_forward
+        self.model.loss_function = self.plain
         set_compiled_call(self.called, self.own_call)
 
     def call_of_head(self, hidden: torch.Tensor, *targets_and_scale: torch.Tensor) -> Any:
@@ -371,10 +386,13 @@ class FusedLoss:
             return self.own_forward(hidden)
         if targets is None:
             self.hidden = hidden
-            return hidden[..., :1] if self.changes_values else hidden
+            if self.changes_values:
+                return hidden[..., :1]
+            return hidden
         assert scale is not None, "passed with the targets"
         if self.is_linear:
-            weight, bias = self.head.weight, self.head.bias
+            weight = self.head.weight
+            bias = self.head.bias
             if self.words is not None:
                 weight = weight[: self.words]
                 bias = None if bias is None else bias[: self.words]
@@ -415,10 +433,8 @@ class FusedLoss:
             nonlocal probe
             one = torch.ones((), device=hidden.device)
             given = hidden * self.factor if self.factor != 1 else hidden
-            rows, targets = (
-                given.reshape(-1, hidden.shape[-1]),
-                next_tokens(labels).reshape(-1).to(hidden.device),
-            )
+            rows = given.reshape(-1, hidden.shape[-1])
+            targets = next_tokens(labels).reshape(-1).to(hidden.device)
             for part, wanted in zip(
                 rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True
             ):
@@ -456,7 +472,9 @@ class FusedLoss:
         return bool(self.cap) or self.words is not None
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
-        return self.cap * torch.tanh(logits / self.cap) if self.cap else logits
+        if self.cap:
+            return self.cap * torch.tanh(logits / self.cap)
+        return logits
 
     def __call__(
         self,
@@ -484,7 +502,8 @@ class FusedLoss:
         hidden = logits.to(self.hidden.dtype)
         if self.changes_values:
             hidden = self.hidden * self.factor if self.factor != 1 else self.hidden
-        hidden, self.hidden = hidden.reshape(-1, hidden.shape[-1]), None
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        self.hidden = None
         targets = shift_labels.reshape(-1).to(hidden.device)
         count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
         count = (
@@ -513,7 +532,9 @@ def whole_logits(model: nn.Module) -> Iterator[None]:
 def installed_loss(model: nn.Module) -> FusedLoss | None:
     inner: Any = extract_model_from_parallel(model)
     loss = getattr(without_adapter(inner), "loss_function", None)
-    return loss if isinstance(loss, FusedLoss) else None
+    if isinstance(loss, FusedLoss):
+        return loss
+    return None
 
 
 def next_tokens(labels: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-MOST_AT_ONCE, WARPS = 8192, 16  # logits of a row
+# logits of a row
+MOST_AT_ONCE = 8192
+WARPS = 16
 
 
 @triton.jit
@@ -94,7 +96,8 @@ def launch(
     """As `cpt.models.fused_loss.cross_entropy_in_place`. Rows may end with fewer than `padding` unused logits, which
     become 0, so that loads are wide for any vocabulary."""
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
-    stride, vocabulary = logits.stride(0), logits.shape[1]
+    stride = logits.stride(0)
+    vocabulary = logits.shape[1]
     width = stride if stride < vocabulary + padding else vocabulary
     block = min(MOST_AT_ONCE, triton.next_power_of_2(vocabulary))
     cross_entropy_of_row[(len(logits),)](

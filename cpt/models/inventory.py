@@ -85,7 +85,9 @@ def rows_needed(tokenizer: PreTrainedTokenizerBase) -> int:
 
 def vocabulary_size(config: PreTrainedConfig) -> int:
     """Return the number of token ids: the embedding's rows, without the padding of our GPT-2."""
-    return config.unpadded_vocab_size if isinstance(config, CptGPT2Config) else config.vocab_size
+    if isinstance(config, CptGPT2Config):
+        return config.unpadded_vocab_size
+    return config.vocab_size
 
 
 def flops_per_token(model: PreTrainedModel, sequence_length: float) -> float:
@@ -158,7 +160,9 @@ def longest_row(config: PreTrainedConfig) -> int | None:
     longest = config.get_text_config().to_dict().get(
         "max_position_embeddings"
     ) or config.to_dict().get("n_positions")
-    return longest if isinstance(longest, int) else None
+    if isinstance(longest, int):
+        return longest
+    return None
 
 
 def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
@@ -172,6 +176,7 @@ def _active_share(name: str, config: PreTrainedConfig) -> float:
         return 1.0
     # transformers has three names for it; most configs accept several of them
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
-        if (experts := getattr(config, key, None)) is not None:
+        experts = getattr(config, key, None)
+        if experts is not None:
             return config.num_experts_per_tok / experts
     raise ValueError(f"{config.model_type} has experts, but its config lacks their number")

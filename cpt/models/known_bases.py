@@ -23,14 +23,14 @@ def known_base(path: str) -> KnownBase | None:
 PYTHIA = "EleutherAI/pythia: README.md, models/*.yml"
 PYTHIA_PEAKS = {"70m": 1e-3, "160m": 6e-4, "410m": 3e-4, "1b": 3e-4, "1.4b": 2e-4, "2.8b": 1.6e-4}
 PYTHIA_PEAKS |= {"6.9b": 1.2e-4, "12b": 1.2e-4}
-LLAMA_2, LLAMA_3 = "arXiv 2307.09288", "arXiv 2407.21783, table 3, as quoted"
-QWEN_25, QWEN_3 = "its card; arXiv 2412.15115, as quoted", "its card; arXiv 2505.09388, as quoted"
+LLAMA_2 = "arXiv 2307.09288"
+LLAMA_3 = "arXiv 2407.21783, table 3, as quoted"
+QWEN_25 = "its card; arXiv 2412.15115, as quoted"
+QWEN_3 = "its card; arXiv 2505.09388, as quoted"
 GPT_2 = "its card; the GPT-2 paper, section 2.3, as quoted"
 TINY_LLAMA = "jzhang38/TinyLlama: README.md, pretrain/tinyllama.py"
-DEEPSEEK, OLMO = (
-    "deepseek-ai/DeepSeek-LLM: README.md",
-    "allenai/OLMo: configs/official-1124/OLMo2-7B-stage*.yaml",
-)
+DEEPSEEK = "deepseek-ai/DeepSeek-LLM: README.md"
+OLMO = "allenai/OLMo: configs/official-1124/OLMo2-7B-stage*.yaml"
 SMOL = "huggingface/smollm: config_smollm1_135M.yaml"
 BASES = [
     # All sizes trained on the same 300B tokens, in batches of 1024 rows, down to a tenth of the peak.

@@ -158,7 +158,9 @@ def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> Checkpoi
     """The policy: save outputs of attention, recompute everything else."""
     name = operation.name().partition(".")[0]
     keeps = name in ATTENTION_OPERATIONS or FLASH_ATTENTION in name
-    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+    if keeps:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class OffloadedActivations(AbstractContextManager[None]):
@@ -219,21 +221,17 @@ class Compiling:
 def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
     """Return the compile settings of `training:`; a backend or mode enables it, as in the Trainer; `auto` does not."""
     wanted, backend, mode = (training.get(key) for key in KEYS)
-    return (
-        Compiling(backend or INDUCTOR, mode)
-        if wanted not in (None, False, AUTO) or backend or mode
-        else None
-    )
+    if wanted not in (None, False, AUTO) or backend or mode:
+        return Compiling(backend or INDUCTOR, mode)
+    return None
 
 
 def take_compiling(arguments: TrainingArguments) -> Compiling | None:
     """Like `wanted_compiling`, and disable Hugging Face's compilation of the whole model in the arguments."""
     wanted = wanted_compiling(vars(arguments))
-    arguments.torch_compile, arguments.torch_compile_backend, arguments.torch_compile_mode = (
-        False,
-        None,
-        None,
-    )
+    arguments.torch_compile = False
+    arguments.torch_compile_backend = None
+    arguments.torch_compile_mode = None
     return wanted
 
 
@@ -308,7 +306,8 @@ def has_experts(module: nn.Module) -> bool:
 
 class CompiledCall:
     def __init__(self, module: nn.Module, compiled: Any) -> None:
-        self.module, self.compiled = module, compiled
+        self.module = module
+        self.compiled = compiled
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         if self.module.training and torch.is_grad_enabled():

@@ -47,7 +47,8 @@ def add_rows(
         multiple: a grown table is rounded up to it; remaining rows get the mean of all old ones.
     """
     embedding, head = tables(model)
-    before, needed = embedding.weight.shape[0], max(pieces) + 1
+    before = embedding.weight.shape[0]
+    needed = max(pieces) + 1
     for name, parameter in model.named_parameters():  # such as Gemma 3n's embeddings per layer
         is_table = (
             parameter.dim() == 2
@@ -121,7 +122,8 @@ def num_new_rows(model: Model, needed: int, known: int) -> int:
 
 def refuse_untrained_rows(model: PreTrainedModel | PeftModel, num_new: int) -> None:
     """RecipeError if the tables that have new rows are frozen."""
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
+    head = model.get_output_embeddings()
     trained = []
     for name, table in {"embedding": embedding, "head": head}.items():
         if table is None or any(one.requires_grad for one in table.parameters()):

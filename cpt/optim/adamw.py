@@ -34,7 +34,9 @@ def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.d
     sharded = training.get("fsdp") or training.get("parallelism_config")
     has_master = on_gpu and not sharded and recipe.optimizer.name == "adamw"
     is_half = training.get("bf16") and (deepspeed or recipe.model.lora is not None or has_master)
-    return torch.bfloat16 if is_half else torch.float32
+    if is_half:
+        return torch.bfloat16
+    return torch.float32
 
 
 def adamw(
@@ -145,7 +147,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
         paged: bool = False,
         **defaults: Any,
     ) -> None:
-        self.rounding, self.eight_bit, self.paged = rounding, eight_bit, paged
+        self.rounding = rounding
+        self.eight_bit = eight_bit
+        self.paged = paged
         self.layouts: dict[torch.Tensor, dict[str, torch.dtype]] = {}
         """Names and dtypes of each parameter's states, except its step."""
         self.pages: Pages | None = None
@@ -177,7 +181,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self, parameter: torch.Tensor, state: dict[str, torch.Tensor], group: dict[str, Any]
     ) -> None:
         assert parameter.grad is not None, "only parameters with a gradient are updated"
-        weights, gradients, number = flat(parameter), flat(parameter.grad), self.numbers[parameter]
+        weights = flat(parameter)
+        gradients = flat(parameter.grad)
+        number = self.numbers[parameter]
         arrays = {name: flat(value) for name, value in state.items() if name != "step"}
         rounding: str = (self.rounding if parameter.dtype == torch.bfloat16 else None) or "nearest"
         pieces: Iterable[tuple[int, int, Arrays]] = [(0, len(weights), arrays)]
@@ -278,11 +284,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
 
     def shape_of(self, parameter: torch.Tensor, name: str) -> torch.Size:
         """Scales have one number per block, other states one per weight."""
-        return (
-            torch.Size([-(-parameter.numel() // BLOCK)])
-            if name.endswith("_scale")
-            else parameter.shape
-        )
+        if name.endswith("_scale"):
+            return torch.Size([-(-parameter.numel() // BLOCK)])
+        return parameter.shape
 
     def is_on_host(self, parameter: torch.Tensor) -> bool:
         return self.paged and parameter.numel() >= FEWEST_ON_HOST
@@ -403,8 +407,11 @@ class Pages:
             self.coming = self.fetch(self.next_of[key]) if key in self.next_of else None
 
     def fetch(self, key: Key) -> Fetched:
-        number, self.fetched = self.fetched % BUFFERS, self.fetched + 1
-        stream, start, arrays = self.streams.to_gpu, 0, {}
+        number = self.fetched % BUFFERS
+        self.fetched = self.fetched + 1
+        stream = self.streams.to_gpu
+        start = 0
+        arrays = {}
         stream.wait_event(self.free[number])
         if key in self.back:
             stream.wait_event(self.back[key])

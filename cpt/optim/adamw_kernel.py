@@ -16,10 +16,8 @@ def decode(rank, decades: tl.constexpr):
     """Decode ranks to values, as shares of the scale; see `cpt.optim.adamw_update.value_of`."""
     value = rank * 0.0
     for e in tl.static_range(decades):
-        factor, offset = (
-            0.9 * 10.0 ** (e + 1 - decades) / 2**e,
-            (0.45 / 2**e - 0.8) * 10.0 ** (e + 1 - decades),
-        )
+        factor = 0.9 * 10.0 ** (e + 1 - decades) / 2**e
+        offset = (0.45 / 2**e - 0.8) * 10.0 ** (e + 1 - decades)
         value = tl.where(rank >= 2.0**e, rank * factor + offset, value)
     return value
 
@@ -29,7 +27,8 @@ def encode(value, decades: tl.constexpr):
     """Encode values to ranks, before truncation to integers."""
     rank = value * 0.0
     for e in tl.static_range(decades):
-        factor, offset = 2**e / (0.9 * 10.0 ** (e + 1 - decades)), 2**e * 0.8 / 0.9
+        factor = 2**e / (0.9 * 10.0 ** (e + 1 - decades))
+        offset = 2**e * 0.8 / 0.9
         rank = tl.where(value >= 10.0 ** (e - decades), value * factor + offset, rank)
     return tl.minimum(rank, 2.0**decades - 0.5)
 
@@ -155,7 +154,8 @@ def adamw_kernel(
     if rounding == "master":
         tl.store(beside + first + number, weight, inside)
     if weights.dtype.element_ty == tl.bfloat16:
-        exact, noise = weight, nearest(weight)
+        exact = weight
+        noise = nearest(weight)
         if rounding == "stochastic":
             key = mixed(mixed(seed.to(tl.uint32)) + steps.to(tl.uint32))
             noise = (mixed((number + (first + before)).to(tl.uint32) ^ key) & 0xFFFF).to(tl.int32)

@@ -117,9 +117,9 @@ def _(*arguments: object) -> None:
 
 def part(name: str, tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
     """Slice a parameter, or one of its states, from `start`, the beginning of a block."""
-    return (
-        tensor[start // BLOCK : -(-end // BLOCK)] if name.endswith("_scale") else tensor[start:end]
-    )
+    if name.endswith("_scale"):
+        return tensor[start // BLOCK : -(-end // BLOCK)]
+    return tensor[start:end]
 
 
 def update_in_torch(

@@ -124,7 +124,8 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
         if is_named and name not in ("self", "params", "lr"):
             taken.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=parameter.empty))
     build.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-    build.__name__, build.__annotations__ = found.__name__, {}
+    build.__name__ = found.__name__
+    build.__annotations__ = {}
     return build
 
 
@@ -148,7 +149,8 @@ def check_partitioned(section: Optimizer) -> None:
 
 
 def check_rounding(recipe: Recipe) -> None:
-    rounding, model = recipe.optimizer.options.get("rounding"), recipe.model
+    rounding = recipe.optimizer.options.get("rounding")
+    model = recipe.model
     if rounding is None:
         return
     if model.lora is not None:
@@ -184,7 +186,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__init__(groups, {})
         self.parts: list[torch.optim.Optimizer] = []
         for kind, is_muon in ((torch.optim.Muon, True), (torch.optim.AdamW, False)):
-            if mine := [group for group in self.param_groups if group[MATRICES] is is_muon]:
+            mine = [group for group in self.param_groups if group[MATRICES] is is_muon]
+            if mine:
                 self.parts.append(kind(mine))
         self.share()
 
@@ -406,8 +409,11 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
     """Refuse settings that need the whole gradient. `processes` defaults to the running ones."""
     if not releases_gradients(recipe):
         return
-    name, training, steps = recipe.optimizer.name, recipe.training, accumulation(recipe)
-    number, clips = processes or world_size(), training.get("max_grad_norm", 1.0)
+    name = recipe.optimizer.name
+    training = recipe.training
+    steps = accumulation(recipe)
+    number = processes or world_size()
+    clips = training.get("max_grad_norm", 1.0)
     is_budget = recipe.budget.global_batch_tokens is not None
     key = "budget.global_batch_tokens" if is_budget else "training.gradient_accumulation_steps"
     releasing = [other for other, facts in OPTIMIZERS.items() if facts.releases_gradients]

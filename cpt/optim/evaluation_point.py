@@ -25,7 +25,9 @@ def has_evaluation_point(optimizer: torch.optim.Optimizer) -> bool:
 
 def inner(optimizer: Any) -> Any:
     """The optimizer inside accelerate's wrapper, which has both modes for any optimizer."""
-    return optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+    if isinstance(optimizer, AcceleratedOptimizer):
+        return optimizer.optimizer
+    return optimizer
 
 
 def refuse_shards(optimizer: torch.optim.Optimizer, name: str) -> None:

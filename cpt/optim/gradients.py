@@ -34,7 +34,8 @@ class ReleasedGradients:
 
     def begin(self, skip: torch.Tensor | None) -> None:
         """Prepare for a backward pass, whose updates are skipped if `skip`, on the device, is true."""
-        self.skip, self.squares = skip, None
+        self.skip = skip
+        self.squares = None
 
     def step_one(self, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None, "the hook runs after the gradient is computed"
@@ -51,7 +52,9 @@ class ReleasedGradients:
         parameter.grad = None
 
     def norm(self) -> torch.Tensor:
-        return torch.zeros(()) if self.squares is None else self.squares.sqrt()
+        if self.squares is None:
+            return torch.zeros(())
+        return self.squares.sqrt()
 
     def remove(self) -> None:
         for hook in self.hooks:

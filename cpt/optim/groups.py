@@ -13,10 +13,9 @@ from cpt.errors import RecipeError
 from cpt.models.new_rows import UNDECAYED
 
 ParameterGroups = list[dict[str, Any]]
-MATRICES, IS_EMBEDDING = (
-    "is_matrices",
-    "is_embedding",
-)  # keys of a group, for optimizers that treat them separately
+# keys of a group, for optimizers that treat them separately
+MATRICES = "is_matrices"
+IS_EMBEDDING = "is_embedding"
 
 # Parameters that are not weights of a projection, convolution or expert, whatever their shape. Words of their names:
 ROLES = re.compile(

@@ -49,7 +49,8 @@ def check_schedule(
             f"`{key}.warmup_tokens` and `{key}.warmup_share` set the same thing. Remove one of them."
         )
     parts = {part: options[part] for part in PARTS if options.get(part)}
-    if share := options.get("warmup_share"):
+    share = options.get("warmup_share")
+    if share:
         parts["warmup_share"] = share * total_tokens
     if sum(parts.values()) > total_tokens:
         lengths = " and ".join(
@@ -57,10 +58,8 @@ def check_schedule(
         )
         raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Lower them.")
     if factor is continued:
-        planned, inner = (
-            options.get("planned_tokens") or options["trained_tokens"] + total_tokens,
-            options["schedule"],
-        )
+        planned = options.get("planned_tokens") or options["trained_tokens"] + total_tokens
+        inner = options["schedule"]
         inner_options = {name: value for name, value in inner.items() if name != "name"}
         check_schedule(str(inner.get("name", "cosine")), inner_options, planned, f"{key}.schedule")
 
@@ -70,7 +69,8 @@ def phases_in_tokens(recipe: Recipe) -> Data:
 
     It does not depend on the number of processes, only on `budget.tokens` and the schedule.
     """
-    data, total = recipe.data, recipe.budget.tokens
+    data = recipe.data
+    total = recipe.budget.tokens
     if total is None or not any(phase.until_learning_rate for phase in data.phases):
         return data
     phases: list[Phase] = []
@@ -110,7 +110,8 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
         raise RecipeError(
             f"{key} is {share:g}, but {ending}. Set a higher share, another schedule, or `until`."
         )
-    before, after = tokens[above[-1]], tokens[above[-1] + 1]
+    before = tokens[above[-1]]
+    after = tokens[above[-1] + 1]
     return bisect_left(range(after), True, lo=before + 1, key=lambda at: factor(at) <= share)
 
 
@@ -262,7 +263,9 @@ def continued(
 
 
 def warmup(tokens: float, warmup_tokens: float) -> float:
-    return min(1.0, tokens / warmup_tokens) if warmup_tokens else 1.0
+    if warmup_tokens:
+        return min(1.0, tokens / warmup_tokens)
+    return 1.0
 
 
 def progress(tokens: float, total_tokens: float, warmup_tokens: float) -> float:

@@ -96,7 +96,8 @@ def keys_of_class(source: ModuleSource, node: ast.ClassDef) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for base in reversed(node.bases):
         name = last_name(base.value if isinstance(base, ast.Subscript) else base)
-        if above := find_class(source.module, name):
+        above = find_class(source.module, name)
+        if above:
             keys |= keys_of_class(*above)
         elif name not in {"object", "ABC", "Generic", "Protocol"}:
             raise ResourceError(
@@ -122,7 +123,8 @@ def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     )
     if last_name(hint) == "ClassVar" or literal(given.get("init")) is False:
         return None
-    about, metadata = given.get("metadata"), {}
+    about = given.get("metadata")
+    metadata = {}
     if isinstance(about, ast.Dict):
         metadata = {
             literal(key): value for key, value in zip(about.keys, about.values, strict=True)
@@ -172,7 +174,9 @@ def kinds_in(hint: ast.expr, names: set[str]) -> set[type]:
     known = PYTHONS.get(last_name(hint))
     if known is None:
         names.add(last_name(hint))
-    return set(ANYTHING) if known is Any else kinds_of_class(get_origin(known) or known)
+    if known is Any:
+        return set(ANYTHING)
+    return kinds_of_class(get_origin(known) or known)
 
 
 def kinds_of_class(kind: Any) -> set[type]:
@@ -181,7 +185,9 @@ def kinds_of_class(kind: Any) -> set[type]:
     is_class = isinstance(kind, type)
     if is_class and issubclass(kind, Mapping):
         return {dict}
-    return {list} if is_class and issubclass(kind, Sequence) else set()
+    if is_class and issubclass(kind, Sequence):
+        return {list}
+    return set()
 
 
 @lru_cache(maxsize=128)
@@ -218,13 +224,11 @@ def find_class(module: str, name: str) -> tuple[ModuleSource, ast.ClassDef] | No
 
 def last_name(node: ast.expr) -> str:
     """`TrainingArguments` for both `TrainingArguments` and `transformers.TrainingArguments`."""
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    return ""
 
 
 def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:

@@ -73,7 +73,8 @@ def json_schema() -> dict[str, Any]:
             for key, choices in LORA_QUANTIZATION.items()
         },
     }
-    retain, words = sections["Evaluation"]["properties"]["retain"], {"enum": list(RETAIN_PRESETS)}
+    retain = sections["Evaluation"]["properties"]["retain"]
+    words = {"enum": list(RETAIN_PRESETS)}
     limits = {key: retain.pop(key) for key in ("type", "additionalProperties")}
     retain["anyOf"] = [limits, words, {"type": "array", "items": {"anyOf": [words, limits]}}]
     description = "Passed on unchanged to the stage's config class."

@@ -31,7 +31,9 @@ def without_none(annotation: Any) -> Any:
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
     inner = without_none(annotation)
-    return inner if isinstance(inner, type) and issubclass(inner, BaseModel) else None
+    if isinstance(inner, type) and issubclass(inner, BaseModel):
+        return inner
+    return None
 
 
 def is_free_mapping(annotation: Any) -> bool:
@@ -42,7 +44,9 @@ def is_free_mapping(annotation: Any) -> bool:
 def item_in(annotation: Any) -> Any:
     """Return the annotation of a list's items; None if it is not a list."""
     inner = without_none(annotation)
-    return get_args(inner)[0] if get_origin(inner) is list else None
+    if get_origin(inner) is list:
+        return get_args(inner)[0]
+    return None
 
 
 def child_annotation(annotation: Any, step: str | int) -> Any:
@@ -51,10 +55,14 @@ def child_annotation(annotation: Any, step: str | int) -> Any:
         return item_in(annotation)
     if is_free_mapping(annotation):
         value = get_args(without_none(annotation))[1]
-        return None if value is Any else value
+        if value is Any:
+            return None
+        return value
     section = section_in(annotation)
     field = keys_of(section).get(step) if section else None
-    return field.annotation if field else None
+    if field:
+        return field.annotation
+    return None
 
 
 def annotation_at(location: Location) -> Any:
@@ -212,7 +220,9 @@ def key_of_others(name: str, above: Location) -> str | None:
     in_section = dotted((*above, name))
     if in_section in PLACES:
         return in_section
-    return name if name in PLACES else None
+    if name in PLACES:
+        return name
+    return None
 
 
 def format_new_key(key: str) -> str:
@@ -237,7 +247,8 @@ def automatic_keys(training: Mapping[str, Any]) -> list[str]:
 
 def refuse_automatic(recipe: Recipe) -> Recipe:
     """Return the recipe; RecipeError if a key is still `auto`."""
-    if keys := automatic_keys(recipe.training):
+    keys = automatic_keys(recipe.training)
+    if keys:
         names = ", ".join(f"`training.{key}`" for key in keys)
         raise RecipeError(
             f"{names}: auto. Write a value, use `cpt train`, or call `resolve_recipe(recipe)` first."
@@ -247,10 +258,8 @@ def refuse_automatic(recipe: Recipe) -> Recipe:
 
 def accumulation(recipe: Recipe) -> int:
     """Micro-batches per step of one process; 1 if the recipe does not set it."""
-    rows, steps = (
-        recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH),
-        recipe.training.get(ACCUMULATION, 1),
-    )
+    rows = recipe.training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
+    steps = recipe.training.get(ACCUMULATION, 1)
     if not isinstance(rows, int) or not isinstance(steps, int):
         return 1
     if recipe.budget.global_batch_tokens is None:
@@ -264,13 +273,16 @@ def micro_batches_per_step(recipe: Recipe, processes: int) -> int:
     Raises:
         RecipeError: these processes cannot divide the global batch.
     """
-    training, global_batch = recipe.training, recipe.budget.global_batch_tokens
+    training = recipe.training
+    global_batch = recipe.budget.global_batch_tokens
     rows = training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
     rows = 1 if rows == AUTO else int(rows)
     groups = groups_of_rows(training, processes)
     if global_batch is None:
         steps = training.get(ACCUMULATION, 1)
-        return 1 if steps == AUTO else int(steps)
+        if steps == AUTO:
+            return 1
+        return int(steps)
     length = recipe.data.sequence_length
     tokens_at_once = groups * rows * length
     steps, rest = divmod(global_batch, tokens_at_once)

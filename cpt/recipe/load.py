@@ -87,7 +87,8 @@ def load_with_places(
     path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False
 ) -> tuple[Recipe, Node]:
     """Return the recipe, and its tree: `tree.place_of(root, ("data", "sources", 0))` is its file and line."""
-    path, mistakes = Path(path), Mistakes()
+    path = Path(path)
+    mistakes = Mistakes()
     root = read_or_raise(path, mistakes)
     keys = root.value.keys()
     if keys & {
@@ -118,7 +119,8 @@ def load_with_places(
 
 def leave_out_former_keys(root: Node, path: Path) -> None:
     """Warn of keys that are refused today, but had no effect when an earlier version began this run; drop them."""
-    training, saved = node_at(root, ("training",)), recipe_of_run(root, path)
+    training = node_at(root, ("training",))
+    saved = recipe_of_run(root, path)
     if training is None or not isinstance(training.value, dict):
         return
     stage = str(saved.get("stage", "cpt"))
@@ -141,7 +143,8 @@ def recipe_of_run(root: Node, path: Path) -> dict[str, Any]:
     """Return the recipe that the run's folder has, as it was written; empty if there is no run yet."""
     folder = path.parent
     if path.name != RECIPE or not (folder / STATUS).is_file():
-        name, output_dir = node_at(root, ("name",)), node_at(root, ("output_dir",))
+        name = node_at(root, ("name",))
+        output_dir = node_at(root, ("output_dir",))
         default = keys_of(Recipe)["output_dir"].get_default()
         folder = Path(str(output_dir.value if output_dir else default)).expanduser()
         folder = folder / str(name.value if name else "")
@@ -149,7 +152,9 @@ def recipe_of_run(root: Node, path: Path) -> dict[str, Any]:
         content = plain(read_yaml(folder / RECIPE, Mistakes()))
     except (UnreadableError, OSError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def drop_former_keys(
@@ -158,7 +163,8 @@ def drop_former_keys(
     """Drop the keys that have the saved value; return them."""
     dropped = list[str]()
     for name, node in list(section.value.items()):
-        key, value = f"{above}{name}", plain(node)
+        key = f"{above}{name}"
+        value = plain(node)
         before = saved.get(name, ...)
         if key in NESTED and isinstance(value, dict) and isinstance(before, dict):
             dropped += drop_former_keys(node, before, stage, f"{key}.")
@@ -279,7 +285,8 @@ def resolve_references(
 ) -> Node:
     """Replace every reference below `node` by the content of its file. `trail`: the files that led here, to detect
     circular references."""
-    section, value = section_in(annotation), node.value
+    section = section_in(annotation)
+    value = node.value
     is_word = isinstance(value, str) and not value.endswith((".yaml", ".yml"))
     if annotation == Evaluation.model_fields["retain"].annotation and (
         is_word or isinstance(value, list)
@@ -403,7 +410,8 @@ def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) ->
             continue
         with suppress(UnreadableError):
             value = compose(text, place, mistakes) or Node(None, place)
-            if problem := set_value(root, steps_of(key.strip()), value):
+            problem = set_value(root, steps_of(key.strip()), value)
+            if problem:
                 mistakes.add(place, problem)
             root = resolve_references(root, Recipe, mistakes, trail=())
     return root
@@ -413,7 +421,8 @@ def set_value(root: Node, steps: Location, value: Node) -> str | None:
     """Set a value, creating sections as needed; return the reason if that is impossible."""
     here = root
     for number, step in enumerate(steps):
-        is_last, above = number == len(steps) - 1, dotted(steps[:number])
+        is_last = number == len(steps) - 1
+        above = dotted(steps[:number])
         if isinstance(here.value, list):
             if not isinstance(step, int) or step >= len(here.value):
                 entries = f"{len(here.value)} {'entry' if len(here.value) == 1 else 'entries'}, counted from 0"
@@ -503,20 +512,21 @@ def class_of_change(key: str) -> str:
             for one, patterns in CLASSES_IN_TRAINING.items()
             if any(fnmatch(below[0], p) for p in patterns)
         ]
-        return classes[0] if classes else "from_step"
+        if classes:
+            return classes[0]
+        return "from_step"
     field = keys_of(Recipe)[first]
-    found, annotation = own_class_of_change(field), field.annotation
+    found = own_class_of_change(field)
+    annotation = field.annotation
     for step in below:
         section = section_in(item_in(annotation) or annotation)
         if section is not None and (below_it := keys_of(section).get(step)):
             found = own_class_of_change(below_it) or found
         annotation = child_annotation(section, step)
     assert found is not None, "every top-level key has a class"
-    return (
-        "from_step"
-        if first == "optimizer" and below and below[-1].endswith("learning_rate")
-        else found
-    )
+    if first == "optimizer" and below and below[-1].endswith("learning_rate"):
+        return "from_step"
+    return found
 
 
 def own_class_of_change(field: FieldInfo) -> str | None:

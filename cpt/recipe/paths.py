@@ -22,7 +22,8 @@ def expanded(path: str) -> str:
     if "$" not in home or Path(home).exists():
         return home
     result = os.path.expandvars(home)
-    if missing := VARIABLE.search(result):
+    missing = VARIABLE.search(result)
+    if missing:
         name = missing[0].strip("${}")
         raise ValueError(f"the environment variable `{name}` is not set. Run: export {name}=...")
     return result
@@ -47,7 +48,9 @@ def is_local(path: str) -> bool:
 def document_suffix(path: str) -> str:
     """`.jsonl` of `a.jsonl` and of `a.jsonl.gz`; empty if it is not a file of documents."""
     suffix = format_of(path)
-    return suffix if suffix in DOCUMENT_FILES else ""
+    if suffix in DOCUMENT_FILES:
+        return suffix
+    return ""
 
 
 def format_of(path: str) -> str:
@@ -56,11 +59,15 @@ def format_of(path: str) -> str:
     stem, _, suffix = name.rpartition(".")
     if f".{suffix}" in COMPRESSED_FILES:
         stem, _, suffix = stem.rpartition(".")
-    return f".{suffix}" if stem else ""
+    if stem:
+        return f".{suffix}"
+    return ""
 
 
 def without_query(path: str) -> str:
-    return path.partition("?")[0] if path.startswith(("http://", "https://")) else path
+    if path.startswith(("http://", "https://")):
+        return path.partition("?")[0]
+    return path
 
 
 def is_function(path: str) -> bool:
@@ -68,7 +75,9 @@ def is_function(path: str) -> bool:
     return re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", path) is not None
 
 
-RECIPE, STATUS, EXPORT = "recipe.yaml", "status.json", "final"
+RECIPE = "recipe.yaml"
+STATUS = "status.json"
+EXPORT = "final"
 """Files of a run's folder, and the folder of its final model."""
 
 

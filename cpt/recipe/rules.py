@@ -138,10 +138,12 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
 
     The end of a phase at a learning rate follows from the schedule, if the budget is in tokens.
     """
-    begins, lowest = 0, 1.0
+    begins = 0
+    lowest = 1.0
     for index, phase in enumerate(data.phases):
         here = f"data.phases[{index}]"
-        until, rate = f"{here}.until", f"{here}.until_learning_rate"
+        until = f"{here}.until"
+        rate = f"{here}.until_learning_rate"
         if index and budget.tokens is not None and begins >= budget.tokens:
             yield Violation(
                 here, f"never begins: the previous phase ends at {begins:,} tokens", "budget.tokens"
@@ -325,11 +327,9 @@ def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> 
     separator between documents."""
     if TEXT_FILES.issuperset(suffixes):
         return [key for key, is_given in ways_to_make_text(entry).items() if is_given]
-    return (
-        ["text_documents"]
-        if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes)
-        else []
-    )
+    if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes):
+        return ["text_documents"]
+    return []
 
 
 DOMAIN_TEST = "domain_test"  # not an lm-eval task, but listed with them in `evaluation.tasks`
@@ -411,7 +411,8 @@ def check_replay_kl(stage: str, data: Data, model: Model, training: dict[str, An
 
 def check_weights(model: Model) -> Violations:
     """A model is loaded from a path or initialized from a config; `train_only` is for models without LoRA."""
-    from_scratch, train_only = "model.from_scratch", "model.train_only"
+    from_scratch = "model.from_scratch"
+    train_only = "model.train_only"
     if not model.from_scratch and model.path is None:
         yield Violation(
             "model.path", "missing; for new weights write `from_scratch: true` and `config`"
@@ -494,7 +495,8 @@ def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
     """An average needs several full models that are kept."""
     if checkpoints.average is None:
         return
-    here, kept = "checkpoints.average", checkpoints.kept
+    here = "checkpoints.average"
+    kept = checkpoints.kept
     if checkpoints.every_tokens is None and checkpoints.every_steps is None:
         yield Violation(here, "needs `checkpoints.every_tokens` or `every_steps`")
     last = kept.options.get("last", 3) if kept is not None and kept.name == "newest" else None
@@ -510,7 +512,8 @@ def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
 
 def check_evaluation(evaluation: Evaluation) -> Violations:
     """Evaluation needs held-out sets, and early stopping needs evaluations."""
-    every_steps, every_tokens = evaluation.every_steps, evaluation.every_tokens
+    every_steps = evaluation.every_steps
+    every_tokens = evaluation.every_tokens
     if every_steps is not None and every_tokens is not None:
         yield not_both("evaluation.every_steps", "evaluation.every_tokens")
     for key, interval in {"every_tokens": every_tokens, "every_steps": every_steps}.items():
@@ -559,7 +562,8 @@ def check_early_stop(stage: str, data: Data, evaluation: Evaluation) -> Violatio
         return
     if evaluation.every_steps is None and evaluation.every_tokens is None:
         yield Violation("evaluation.stop", "never stops the run without `evaluation.every_tokens`")
-    names, key = held_out_sets(data, evaluation), "evaluation.stop.set"
+    names = held_out_sets(data, evaluation)
+    key = "evaluation.stop.set"
     if stop.set not in names:
         text = f"unknown held-out set `{stop.set}`.{did_you_mean(stop.set, names)}"
         yield Violation(key, f"{text} Sets: {', '.join(names) or 'none'}")
@@ -593,7 +597,8 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
             known = key_of_others(option, (key,))
             if ":" in section.name or known is None:
                 continue
-            written, place = f"{key}.{option}", PLACES[known]
+            written = f"{key}.{option}"
+            place = PLACES[known]
             if place[0] == key and place != (key, option):
                 yield Violation(written, f"write it as {format_new_key(known)}", dotted(place))
 

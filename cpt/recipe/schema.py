@@ -69,7 +69,9 @@ class Component(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def by_its_name(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {"name": value}
+        return value
 
     @property
     def options(self) -> dict[str, Any]:
@@ -227,7 +229,9 @@ RETAIN_PRESETS = ("general", "code", "tasks", "python-prose", "python-code")
 
 def named_lora(value: object) -> object:
     """`lora: cpt` is short for `lora: {preset: cpt}`."""
-    return {"preset": value} if value in LORA_PRESETS else value
+    if value in LORA_PRESETS:
+        return {"preset": value}
+    return value
 
 
 class Rope(Section):
@@ -361,7 +365,9 @@ class Checkpoints(Section):
     @property
     def kept(self) -> Keep | None:
         """`keep` in its long form."""
-        return Keep.model_validate({"last": self.keep}) if isinstance(self.keep, int) else self.keep
+        if isinstance(self.keep, int):
+            return Keep.model_validate({"last": self.keep})
+        return self.keep
 
 
 class Monitoring(Section):

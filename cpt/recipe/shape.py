@@ -161,8 +161,11 @@ def location_of(problem: ErrorDetails, written: Any) -> Location:
             if isinstance(written, dict)
             else isinstance(written, list) and isinstance(step, int)
         ):
-            location, written = (*location, step), written[step]
-    return (*location, problem["loc"][-1]) if problem["type"] == "missing" else location
+            location = (*location, step)
+            written = written[step]
+    if problem["type"] == "missing":
+        return (*location, problem["loc"][-1])
+    return location
 
 
 def sentence(problem: ErrorDetails, location: Location) -> str:
@@ -203,11 +206,15 @@ def suggestion(name: str, beside: Collection[str], above: Location) -> str:
             return f" It is a Hugging Face key: write it as `training.{name}`."
     if near is not None:
         return f" Did you mean `{near}`?{'' if near in beside else f' It is written as {format_new_key(near)}.'}"
-    return f" Known keys: {', '.join(beside)}." if len(beside) <= MOST_LISTED else ""
+    if len(beside) <= MOST_LISTED:
+        return f" Known keys: {', '.join(beside)}."
+    return ""
 
 
 def wrong_value(problem: ErrorDetails) -> str:
-    kind, got, context = problem["type"], problem["input"], problem.get("ctx", {})
+    kind = problem["type"]
+    got = problem["input"]
+    context = problem.get("ctx", {})
     if kind in COMPARISONS:
         limits = {
             name: int(limit) if limit == int(limit) else limit for name, limit in context.items()
@@ -224,17 +231,17 @@ def wrong_value(problem: ErrorDetails) -> str:
 
 def wrong_type(problems: Sequence[ErrorDetails]) -> str:
     """Describe a value that has none of the types that the key allows."""
-    got, kinds = (
-        problems[0]["input"],
-        [KINDS[problem["type"]] for problem in problems if problem["type"] in KINDS],
-    )
+    got = problems[0]["input"]
+    kinds = [KINDS[problem["type"]] for problem in problems if problem["type"] in KINDS]
     listed = ", ".join(
         problem["ctx"]["expected"] for problem in problems if problem["type"] == "literal_error"
     )
     words = listed.replace("'", "").replace(" or ", ", ").split(", ") + ["true", "false"] * (
         bool in kinds
     )
-    return one_of(words, got) if listed else expected(kinds, got)
+    if listed:
+        return one_of(words, got)
+    return expected(kinds, got)
 
 
 def one_of(choices: Iterable[str], got: object) -> str:
@@ -329,7 +336,8 @@ def refuse_key(key: str, node: Node, stage: str, root: Node, mistakes: Mistakes)
     if key in NESTED and isinstance(node.value, str):
         mistakes.add(node.place, f"`training.{key}`: write the file's keys here, not its name")
         return True
-    place, value = place_of_key(key, stage), plain(node)
+    place = place_of_key(key, stage)
+    value = plain(node)
     if place is not None:
         problem: str | None = explain_moved_key(key, place, node, root)
     else:
@@ -374,19 +382,23 @@ def explain_moved_key(key: str, place: Location, node: Node, root: Node) -> str:
     is_named_by_run = len(place) == 1 and place[0] in ("name", "stage")
     if ours is None or is_named_by_run or place[0] == "training":
         return f"`training.{key}` does not belong here: write {format_new_key(key)}"
-    name, there = dotted(place), ours.place.seen_from(node.place)
+    name = dotted(place)
+    there = ours.place.seen_from(node.place)
     return f"`training.{key}` and `{name}` ({there}) set the same thing. Keep `{name}`"
 
 
 def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:
     """Check that the class has the key, and that the value has its type and is within its bounds."""
-    keys, name, value = keys_of_config(config), str(location[-1]), plain(node)
+    keys = keys_of_config(config)
+    name = str(location[-1])
+    value = plain(node)
     if name not in keys:
         usable = keys.keys() - {*MOVED, *NO_EFFECT, *LORA_IS_SET}
         text = f"`{dotted(location)}` is not a key of {config.partition(':')[2]}."
         mistakes.add(node.place, text + suggestion(name, sorted(usable), location[:-1]))
         return
-    key, problem = keys[name], None
+    key = keys[name]
+    problem = None
     if isinstance(value, float) and not math.isfinite(value):
         problem = f"must be a finite number, got {in_yaml(value)}"
     elif not any(fits(value, kind) for kind in key.kinds):

@@ -21,12 +21,15 @@ def fate_of(key: str, stage: str) -> Fate | None:
         return "no effect"
     if key in OURS:
         return "ours"
-    return "passed on" if key in PASSED_ON else None
+    if key in PASSED_ON:
+        return "passed on"
+    return None
 
 
 def why_refused(key: str, stage: str) -> str | None:
     """Return why `training:` cannot have the key and what to do, for recipes that were not read from a file."""
-    place, reason = place_of_key(key, stage), why_no_effect(key, stage)
+    place = place_of_key(key, stage)
+    reason = why_no_effect(key, stage)
     if place is not None:
         return f"`training.{key}` does not belong here: write `{dotted(place)}`"
     return reason and f"`training.{key}` would have no effect: {reason}. Remove it"
@@ -277,7 +280,8 @@ def of_stages(stages: str, table: Mapping[str, str]) -> dict[tuple[str, str], st
     }
 
 
-WITHOUT_TRL, PAIRS = "pretrain cpt sft distill distill_text", "orpo cpo"
+WITHOUT_TRL = "pretrain cpt sft distill distill_text"
+PAIRS = "orpo cpo"
 WITH_TRL = " ".join(STAGE_CONFIGS.keys() - set(WITHOUT_TRL.split()))
 NO_EFFECT_IN_STAGE: Mapping[tuple[str, str], str] = {
     **of_stages(

@@ -24,10 +24,14 @@ class Place:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else self.file
+        if self.line:
+            return f"{self.file}:{self.line}"
+        return self.file
 
     def seen_from(self, here: "Place") -> str:
-        return f"line {self.line}" if self.line and self.file == here.file else str(self)
+        if self.line and self.file == here.file:
+            return f"line {self.line}"
+        return str(self)
 
 
 @dataclass
@@ -102,7 +106,9 @@ def nodes_along(root: Node, location: Location) -> list[Node]:
 def node_at(root: Node, location: Location) -> Node | None:
     """The node at `location`, if it was written."""
     nodes = nodes_along(root, location)
-    return nodes[-1] if len(nodes) == len(location) + 1 else None
+    if len(nodes) == len(location) + 1:
+        return nodes[-1]
+    return None
 
 
 def place_of(root: Node, location: Location) -> Place:
@@ -148,7 +154,9 @@ def steps_of(key: str) -> Location:
     )
 
 
-MAX_DEPTH, MAX_NODES = 40, 50_000  # nested aliases grow exponentially
+# nested aliases grow exponentially
+MAX_DEPTH = 40
+MAX_NODES = 50_000
 NOT_TEXT = re.compile(r"[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 DIGITS = r"[0-9]+(?:_[0-9]+)*"
@@ -241,8 +249,11 @@ def resolve_scalar(text: str) -> Any:
 
 def shown_path(path: Path) -> str:
     """The path for messages: relative if it is inside the current folder."""
-    absolute, here = path.absolute(), Path.cwd()
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(path)
+    absolute = path.absolute()
+    here = Path.cwd()
+    if absolute.is_relative_to(here):
+        return str(absolute.relative_to(here))
+    return str(path)
 
 
 def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
@@ -267,7 +278,8 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
         # Unclosed brackets and quotes are reported where they were opened.
-        lines, marks = text.split("\n"), (problem.problem_mark, problem.context_mark)
+        lines = text.split("\n")
+        marks = (problem.problem_mark, problem.context_mark)
         line = next(
             (mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0
         )
@@ -283,7 +295,9 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         raise mistakes.unreadable(
             builder.place(line), "a second document begins (`---`): one file is one recipe"
         )
-    return builder.node(documents[0]) if documents else None
+    if documents:
+        return builder.node(documents[0])
+    return None
 
 
 class TreeBuilder:
@@ -317,7 +331,8 @@ class TreeBuilder:
         """Return the entries, each with the place of its key; keys are always text."""
         entries: dict[str, Node] = {}
         for key, value in found.value:
-            place, node = self.place(key.start_mark.line), self.node(value, depth + 1)
+            place = self.place(key.start_mark.line)
+            node = self.node(value, depth + 1)
             if not isinstance(key, yaml.ScalarNode):
                 self.mistakes.add(place, "a key must be a single word")
             elif key.value == "<<" and not key.style:

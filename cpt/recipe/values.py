@@ -37,23 +37,29 @@ def in_words(value: object) -> str:
     if isinstance(value, str):
         return f"the text {json.dumps(shortened(value), ensure_ascii=False)}"
     if isinstance(value, dict):
-        return (
-            f"keys and values ({shortened(', '.join(map(str, value)))})"
-            if value
-            else "an empty section"
-        )
+        if value:
+            return f"keys and values ({shortened(', '.join(map(str, value)))})"
+        return "an empty section"
     if isinstance(value, list):
         return f"a list of {len(value)}"
-    return "nothing" if value is None else in_yaml(value)
+    if value is None:
+        return "nothing"
+    return in_yaml(value)
 
 
 def in_yaml(value: object) -> str:
     """Format a value as one line of YAML, with 1e-5 instead of 1e-05."""
     if isinstance(value, float) and math.isfinite(value):
         mantissa, e, exponent = repr(value).partition("e")
-        return f"{mantissa}e{int(exponent)}" if e else mantissa
+        if e:
+            return f"{mantissa}e{int(exponent)}"
+        return mantissa
     if isinstance(value, float):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+        if math.isnan(value):
+            return ".nan"
+        if value > 0:
+            return ".inf"
+        return "-.inf"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {in_yaml(child)}" for key, child in value.items()) + "}"
     if isinstance(value, list):
@@ -64,7 +70,9 @@ def in_yaml(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
 
 
 WITH_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?([a-zA-Z]+)")
@@ -80,7 +88,9 @@ def whole_number(value: object) -> object:
     """Accept 1e9, which Python reads as a float."""
     if isinstance(value, str) and WITH_UNIT.fullmatch(value):
         raise ValueError("expected a whole number without a unit")
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def in_units(value: object, units: dict[str, int], expected: str) -> object:
@@ -96,7 +106,9 @@ def steps_or_share(value: float) -> float:
     """A number of 1 or more counts steps, so it must be whole."""
     if value >= 1 and not value.is_integer():
         raise ValueError("expected a whole number of steps, or a share of the run below 1")
-    return int(value) if value >= 1 else value
+    if value >= 1:
+        return int(value)
+    return value
 
 
 Positive = Annotated[int, Field(gt=0), BeforeValidator(whole_number)]

@@ -51,7 +51,8 @@ class EventHandler(logging.Handler):
         self.folder = folder
 
     def emit(self, record: logging.LogRecord) -> None:
-        if kind := vars(record).get("event"):
+        kind = vars(record).get("event")
+        if kind:
             append_event(self.folder, kind, record.getMessage(), **vars(record).get("details", {}))
 
 
@@ -67,7 +68,9 @@ def logged_events(folder: Path) -> Iterator[None]:
 
 def write_waiting_events(folder: Path) -> int:
     """Retry to write waiting events; returns how many still wait."""
-    return OPENED[folder].write_waiting() if folder in OPENED else 0
+    if folder in OPENED:
+        return OPENED[folder].write_waiting()
+    return 0
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

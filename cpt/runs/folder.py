@@ -31,21 +31,28 @@ from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
 
 log = logging.getLogger("cpt")
 
-ENVIRONMENT, STARTS, INPUTS, PLAN = "environment.json", "starts.jsonl", "inputs.json", "plan.json"
+ENVIRONMENT = "environment.json"
+STARTS = "starts.jsonl"
+INPUTS = "inputs.json"
+PLAN = "plan.json"
 RESOLVED = "resolved.yaml"
 RECORD = "record.json"  # recipe and history, sealed; a checkpoint has a copy, see cpt.runs.history
 LEARNED = "learned.json"
 MANIFEST = "manifest.json"  # of a checkpoint or an export
-METRICS, EVENTS, SAMPLES, HISTORY = (
-    "metrics.jsonl",
-    "events.jsonl",
-    "samples.jsonl",
-    "history.jsonl",
-)
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+SAMPLES = "samples.jsonl"
+HISTORY = "history.jsonl"
 BEGAN = "began_from.json"  # the checkpoint of another run that this run started from
-VERDICT, VERDICT_PAGE = "verdict.json", "verdict.md"
-HEARTBEATS, HELD_OUT, PROFILE, LOCK = "heartbeats", "held_out", "profile", ".lock"
-EVALUATED, BITS_PER_BYTE = "eval_", "_bits_per_byte"  # prefix and suffix of a held-out set's metric
+VERDICT = "verdict.json"
+VERDICT_PAGE = "verdict.md"
+HEARTBEATS = "heartbeats"
+HELD_OUT = "held_out"
+PROFILE = "profile"
+LOCK = ".lock"
+# prefix and suffix of a held-out set's metric
+EVALUATED = "eval_"
+BITS_PER_BYTE = "_bits_per_byte"
 OF_TIME = ("_runtime", "_per_second")  # suffixes of the times of an evaluation
 TASK = "task_"  # prefix of a task's metric; a line of its own, later than lines of later steps
 DIED = "died"
@@ -80,7 +87,8 @@ def read_objects(path: Path, report: Report = log.debug) -> list[Content]:
     except OSError as problem:
         report(f"{path} cannot be read: {problem.strerror}")
         return []
-    if lost := found.count(None):
+    lost = found.count(None)
+    if lost:
         report(f"{path}: {lost:,} damaged line{'s' if lost > 1 else ''}")
     return [content for content in found if content is not None]
 
@@ -109,7 +117,8 @@ def keep_lines_until(path: Path, step: int) -> None:
         return
     lines = path.read_bytes().splitlines(keepends=True)
     kept = [line for line in lines if is_until(line, step)]
-    if damaged := sum(parse_object(line) is None for line in lines if line.endswith(b"\n")):
+    damaged = sum(parse_object(line) is None for line in lines if line.endswith(b"\n"))
+    if damaged:
         log.warning(f"{path}: {damaged:,} damaged line(s) are removed.", extra={"event": DAMAGED})
     if kept == lines[: len(kept)]:  # the usual case: truncating needs no disk space
         os.truncate(path, len(b"".join(kept)))
@@ -138,14 +147,17 @@ class Metrics:
         """Tokens (or another metric) and values, in ascending order; both empty if the metric was never logged."""
         if name not in self.columns or over not in self.columns:
             return np.empty(0), np.empty(0)
-        x, y = self.columns[over], self.columns[name]
+        x = self.columns[over]
+        y = self.columns[name]
         there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
         order = there[np.argsort(x[there], kind="stable")]
         return x[order], y[order]
 
     def last(self, name: str) -> float | None:
         values = self.curve(name)[1]
-        return float(values[-1]) if len(values) else None
+        if len(values):
+            return float(values[-1])
+        return None
 
     def after(self, step: int) -> "Metrics":
         """The lines of later steps."""
@@ -234,7 +246,9 @@ def read_status(folder: Path, report: Report = log.debug) -> Content:
     except (OSError, ValueError, IndexError):
         pid = status.get("pid")
         is_gone = isinstance(pid, int) and not is_alive(pid)
-    return {**status, "state": DIED} if is_gone else status
+    if is_gone:
+        return {**status, "state": DIED}
+    return status
 
 
 def is_alive(pid: int) -> bool:
@@ -281,7 +295,9 @@ class RunRecord:
     def environments(self) -> list[Content]:
         """The environment of each start; empty if that of the first is unknown."""
         first = self.environment
-        return [first, *({**first, **start} for start in self.starts)] if first else []
+        if first:
+            return [first, *({**first, **start} for start in self.starts)]
+        return []
 
     @property
     def changes(self) -> list[Content]:
@@ -295,7 +311,9 @@ class RunRecord:
     @property
     def stage(self) -> str | None:
         stage = self.recipe.get("stage")
-        return stage if isinstance(stage, str) else None
+        if isinstance(stage, str):
+            return stage
+        return None
 
 
 def read_run(folder: Path, names: Collection[str] | None = None) -> RunRecord:
@@ -322,7 +340,9 @@ def read_run(folder: Path, names: Collection[str] | None = None) -> RunRecord:
 def began_from(folder: Path) -> Path | None:
     """The checkpoint of another run that this run started from."""
     checkpoint = read_object(folder / BEGAN).get("checkpoint")
-    return Path(checkpoint) if isinstance(checkpoint, str) else None
+    if isinstance(checkpoint, str):
+        return Path(checkpoint)
+    return None
 
 
 def trunks_of(folder: Path) -> dict[Path, int]:
@@ -346,7 +366,9 @@ def get(content: object, *keys: str) -> Any:
 
 def get_dict(content: object, *keys: str) -> Content:
     found = get(content, *keys)
-    return found if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return found
+    return {}
 
 
 def name_gpus(environment: Content) -> str:
@@ -403,14 +425,14 @@ def list_runs(
 
 
 def values_of(run: Path, folder: Path) -> Values:
-    recipe, status, metrics = read_recipe(run / RECIPE), read_status(run), last_metrics(run)
+    recipe = read_recipe(run / RECIPE)
+    status = read_status(run)
+    metrics = last_metrics(run)
     evaluated = {key: value for key, value in metrics.items() if key.startswith(EVALUATED)}
-    stage, state, steps, tags = (
-        recipe.get("stage"),
-        status.get("state"),
-        status.get("steps"),
-        recipe.get("tags"),
-    )
+    stage = recipe.get("stage")
+    state = status.get("state")
+    steps = status.get("steps")
+    tags = recipe.get("tags")
     try:
         started = datetime.fromisoformat(
             str(read_object(run / ENVIRONMENT).get("started"))

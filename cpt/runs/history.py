@@ -122,7 +122,9 @@ def read_record(folder: Path) -> RecipeRecord | None:
     if copy is None:
         return written
     saved = record_of(copy, folder)
-    return written if written is not None and continues(written, saved) else saved
+    if written is not None and continues(written, saved):
+        return written
+    return saved
 
 
 def intact_content(path: Path) -> Content | None:

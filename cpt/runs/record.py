@@ -188,7 +188,8 @@ class Run:
     @contextmanager
     def reporting(self) -> Iterator[Callable[[BaseException], None]]:
         """Update status.json while the run runs, fails or finishes; yields the function that records an error."""
-        started, before = time.time(), self.status()
+        started = time.time()
+        before = self.status()
         record_end = partial(self.record_end, before)
         self.write_status("running")
         try:
@@ -200,7 +201,8 @@ class Run:
         else:
             self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
         finally:
-            if lost := write_waiting_events(self.folder):
+            lost = write_waiting_events(self.folder)
+            if lost:
                 log.warning(
                     "%d event(s) could not be written to %s; this log has them.", lost, self.folder
                 )
@@ -276,7 +278,8 @@ def start_run(
         if trains and not has_results(folder):  # also after a start that failed early
             write_json(folder / ENVIRONMENT, describe_environment())
         elif trains:  # a later start: record differences from the first
-            first, now = read_object(folder / ENVIRONMENT), describe_environment()
+            first = read_object(folder / ENVIRONMENT)
+            now = describe_environment()
             changes = {
                 key: value
                 for key, value in now.items()
@@ -296,7 +299,8 @@ def start_run(
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
     """Lock the run, so that two processes do not train it at the same time; the kernel releases the lock when this
     process dies. LaunchError if another process still has it after `patience` seconds."""
-    lock, end = (folder / LOCK).open("a+"), time.monotonic() + patience
+    lock = (folder / LOCK).open("a+")
+    end = time.monotonic() + patience
     while True:
         try:
             fcntl.lockf(
@@ -370,7 +374,9 @@ def damage_of_export(folder: Path, hashes: KnownHashes | None = None) -> str | N
         return "config.json is missing"
     if not (folder / MANIFEST).exists():
         is_needed = hashes is not None and any(folder.parent.glob("checkpoint-*"))
-        return f"{MANIFEST} is missing" if is_needed else None
+        if is_needed:
+            return f"{MANIFEST} is missing"
+        return None
     manifest = intact_content(folder / MANIFEST)
     if manifest is None:
         return f"{MANIFEST} is damaged"

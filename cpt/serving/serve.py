@@ -48,7 +48,8 @@ WAIT_SECONDS = 0.05
 SECONDS_TO_FINISH = 20
 EVERY_ADDRESS = ("0.0.0.0", "::")
 DEFAULT_MAX_TOKENS = 1024  # Hugging Face's server's default
-COMPLETIONS, CHATS = "/v1/completions", ("/v1/chat/completions", "/v1/responses")
+COMPLETIONS = "/v1/completions"
+CHATS = ("/v1/chat/completions", "/v1/responses")
 WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -60,7 +61,9 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
 }
 """Parameters that Hugging Face's server ignores although they affect the answer -> their neutral values."""
-HOST, PORT = "127.0.0.1", 7860  # of the page in the browser
+# of the page in the browser
+HOST = "127.0.0.1"
+PORT = 7860
 MAX_TOKENS = 256  # for text completion without a chat template
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 WeightsDtype = Annotated[Dtype, typer.Option(help="Data type of the weights; auto: as stored.")]
@@ -230,10 +233,12 @@ def serve(
     ):
         body: dict[str, object] = {"model": servable.name, "max_tokens": 64}
         if servable.has_chat_template:
-            path, offers = "chat/completions", "chat and completions"
+            path = "chat/completions"
+            offers = "chat and completions"
             body |= {"messages": [{"role": "user", "content": "Hello!"}]}
         else:
-            path, offers = "completions", "completions only: the chat template is missing"
+            path = "completions"
+            offers = "completions only: the chat template is missing"
             body |= {"prompt": "Once upon a time"}
         request = f"{url}/v1/{path} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
         typer.echo(f"Ready: {url}/v1 ({offers}). Ctrl-C stops it. Try:\ncurl {request}")
@@ -293,7 +298,8 @@ def chat(
         raise LaunchError("--host and --port need --browser. Add it.")
     if browser and find_spec("gradio") is None:
         raise ResourceError(f"the page needs Gradio. Install it: {install_line('chat')}")
-    if unknown := next((word for word in flags or () if "=" not in word), None):
+    unknown = next((word for word in flags or () if "=" not in word), None)
+    if unknown:
         raise LaunchError(f"`{unknown}`: expected name=value, such as max_new_tokens=200.")
     if url is not None:
         loading = {
@@ -361,7 +367,8 @@ def chat_with_server(
 
 
 def show_page(model: Servable, url: str, host: str, port: int) -> None:
-    received, page = ReceivedSignals(), build_page(model, url)
+    received = ReceivedSignals()
+    page = build_page(model, url)
     from gradio.themes import Default  # after build_page, which switches Gradio's telemetry off
 
     theme = Default(font="sans-serif", font_mono="monospace")  # no fonts from Google
@@ -467,10 +474,8 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
 def check_architecture(folder: Path, module: str | None = None) -> None:
     """Hugging Face's server only accepts the class that config.json names."""
     config = config_json(folder)
-    architecture, model_type = (
-        (config.get("architectures") or ["(none named)"])[0],
-        config.get("model_type", ""),
-    )
+    architecture = (config.get("architectures") or ["(none named)"])[0]
+    model_type = config.get("model_type", "")
     if module is not None or not can_be_served(architecture, model_type):
         import_own_code(folder, module)
     if not can_be_served(architecture, model_type):

@@ -145,7 +145,8 @@ def stage_trainer(
     arguments: Any,
 ) -> Trainer:
     length = run_length(recipe, data.num_rows, Path(arguments.output_dir))
-    stage, others = find_stage(recipe.stage), dict[str, nn.Module | None]()
+    stage = find_stage(recipe.stage)
+    others = dict[str, nn.Module | None]()
     if stage.build_trainer is not None:
         return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)
     end_answers_at_turns(recipe, model, tokenizer, arguments)
@@ -190,18 +191,18 @@ def end_answers_at_turns(
 @cache
 def trainer_class(stage: str) -> Callable[..., Trainer]:
     bases = tuple(map(resolve_name, TRAINERS[stage]))
-    return bases[0] if len(bases) == 1 else type(bases[1].__name__, bases, {})
+    if len(bases) == 1:
+        return bases[0]
+    return type(bases[1].__name__, bases, {})
 
 
 def watching_callbacks(
     recipe: Recipe, trainer: CPTTrainer, data: PreparedData
 ) -> list[TrainerCallback]:
     """Build callbacks that add metrics, the recipe's, and those that write metrics."""
-    monitoring, folder, tokens = (
-        recipe.monitoring,
-        trainer.run_folder,
-        trainer.length.tokens_per_step,
-    )
+    monitoring = recipe.monitoring
+    folder = trainer.run_folder
+    tokens = trainer.length.tokens_per_step
     check_profiled_steps(monitoring.profile, trainer.length.steps)
     rows = trainer.rows_of_steps
     callbacks: list[TrainerCallback] = [

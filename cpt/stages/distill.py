@@ -70,7 +70,8 @@ class DistillTrainer(CPTTrainer):
         super().__init__(
             recipe, model, arguments, compute_loss_func=self.mean_divergence, **options
         )
-        self.beta, self.temperature = arguments.beta, arguments.temperature
+        self.beta = arguments.beta
+        self.temperature = arguments.temperature
         self.read_by_teacher = ["input_ids", "position_ids", "attention_mask"]
         if wants_bounds(
             teacher_model
@@ -101,7 +102,8 @@ class DistillTrainer(CPTTrainer):
         """Return the mean over the step's labelled tokens, plus the experts' auxiliary loss."""
         assert labels is not None and self.taught is not None
         counts = labels[:, 1:] != IGNORED
-        student, teacher = outputs["logits"][:, :-1][counts], self.taught[:, :-1][counts]
+        student = outputs["logits"][:, :-1][counts]
+        teacher = self.taught[:, :-1][counts]
         number = counts.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = (
             summed_divergence(student, teacher, beta=self.beta, temperature=self.temperature)
@@ -115,7 +117,8 @@ class DistillTrainer(CPTTrainer):
         return loss + weight * auxiliary
 
     def take_cross_entropy(self) -> torch.Tensor | None:
-        divergence, self.divergence = self.divergence, None
+        divergence = self.divergence
+        self.divergence = None
         return divergence
 
 
@@ -190,7 +193,8 @@ class WholeConversations(ExampleTrainer):
 
         TRL 1.16 divides both by the labels of the data on all processes, and DDP averages over processes once more.
         """
-        is_sampled, self.is_sampled = self.is_sampled, False
+        is_sampled = self.is_sampled
+        self.is_sampled = False
         number = None if is_sampled else num_items_in_batch
         loss, outputs = super().compute_loss(model, inputs, True, number)
         if number is not None and self.args.average_tokens_across_devices:
@@ -198,7 +202,9 @@ class WholeConversations(ExampleTrainer):
         elif is_sampled and num_items_in_batch is not None:
             # other micro-batches are not sampled yet, so each one weighs the same
             loss = loss / self.current_gradient_accumulation_steps
-        return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            return (loss, outputs)
+        return loss
 
     def collate_examples(self) -> Callable[[list[Any]], Any] | None:
         """Collate conversations, and the prompts before the first answer, from which the student samples."""
@@ -215,10 +221,8 @@ class WholeConversations(ExampleTrainer):
             first = (labels != IGNORED).long().argmax(dim=1)
             ids = torch.stack([row["input_ids"] for row in rows])
             width = int(first.max())
-            prompts, mask = (
-                torch.full((len(rows), width), pad),
-                torch.zeros((len(rows), width), dtype=torch.long),
-            )
+            prompts = torch.full((len(rows), width), pad)
+            mask = torch.zeros((len(rows), width), dtype=torch.long)
             # Padding is on the left, since generation continues on the right.
             for line, (row, end) in enumerate(zip(ids, first.tolist(), strict=True)):
                 prompts[line, width - end :] = row[:end]

@@ -112,7 +112,8 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
         A metric is averaged over the batches that have it: batches without unwanted answers lack their reward.
         """
-        sums, seen = dict[str, float](), dict[str, int]()
+        sums = dict[str, float]()
+        seen = dict[str, int]()
         own = self.trl_metrics[self.metrics_of_evaluation]
         for numbers, count in self.batches_of(len(held_out.rows)):
             own.clear()
@@ -150,11 +151,9 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
         All processes have equally many; if too few rows remain, all have the same ones.
         """
-        size, world, rank = (
-            self.args.per_device_eval_batch_size,
-            self.args.world_size,
-            self.args.process_index,
-        )
+        size = self.args.per_device_eval_batch_size
+        world = self.args.world_size
+        rank = self.args.process_index
         whole = num_rows // (size * world)
         for number in range(whole):
             first = (number * world + rank) * size
@@ -168,7 +167,8 @@ class WholeDialogues(ExampleTrainer):
     """For reward models."""
 
     def collate_examples(self) -> Collate:
-        collate, most = self.data_collator, self.recipe.data.sequence_length
+        collate = self.data_collator
+        most = self.recipe.data.sequence_length
         sides = ("chosen_ids", "rejected_ids")
         return lambda rows: collate(
             [{side: (row["prompt_ids"] + row[side])[:most] for side in sides} for row in rows]
@@ -205,7 +205,8 @@ class WithoutReference(ExampleTrainer):
         return ShownRows.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
 
     def collate_examples(self) -> Collate:
-        collate, most = self.data_collator, self.recipe.data.sequence_length
+        collate = self.data_collator
+        most = self.recipe.data.sequence_length
         return lambda rows: collate([renamed(row, most) for row in rows])
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
@@ -268,7 +269,8 @@ def fit_fused_head(model: nn.Module) -> None:
         finally:
             handle.remove()
         if output.aux_loss is not None:
-            mask, rows = options.get("attention_mask"), len(options["input_ids"])
+            mask = options.get("attention_mask")
+            rows = len(options["input_ids"])
             output.aux_loss = balance_of_tokens(bare, noted[-1], mask, rows)
         return output
 

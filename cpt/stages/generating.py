@@ -41,8 +41,10 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
         raise NotImplementedError
 
     def get_train_dataloader(self) -> CPTDataLoader:
-        arguments, plan = self.args, self.generations
-        workers, world = arguments.dataloader_num_workers, arguments.world_size
+        arguments = self.args
+        plan = self.generations
+        workers = arguments.dataloader_num_workers
+        world = arguments.world_size
         items_of_step = plan.accumulation * world
         return CPTDataLoader(
             PromptRows(self.rows, plan, world, self.rows_of_steps.left_out),  # type: ignore[arg-type]
@@ -145,7 +147,8 @@ class GenerationBatches(PromptTrainer):
             arguments.steps_per_generation *= parts
             arguments.generation_batch_size *= parts
         # With `beta` TRL would load a reference by the model's name, which may not exist.
-        beta, arguments.beta = arguments.beta, 0.0
+        beta = arguments.beta
+        arguments.beta = 0.0
         try:
             super().__init__(recipe, model, arguments, reward_funcs=rewards, **options)
         finally:
@@ -199,11 +202,13 @@ class GenerationBatches(PromptTrainer):
         Completions are sampled again if the number of processes differs or micro-batches were larger.
         """
         if resume_from_checkpoint is not None:
-            checkpoint, arguments = Path(resume_from_checkpoint), self.args
+            checkpoint = Path(resume_from_checkpoint)
+            arguments = self.args
             path = checkpoint / self.generation_file
             same = path.exists() and written_for(checkpoint) in (None, arguments.world_size)
             kept: dict[str, Any] = load_data(path) if same else {}
-            self.sampled_batches, buffered = None, kept.pop("buffered", None)
+            self.sampled_batches = None
+            buffered = kept.pop("buffered", None)
             if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:
                 parts = arguments.steps_per_generation // len(buffered)
                 batches = [to_device(batch, arguments.device) for batch in buffered]
@@ -233,11 +238,9 @@ class GenerationBatches(PromptTrainer):
 
     @property
     def generation_file(self) -> str:
-        return (
-            "generation.pt"
-            if self.args.world_size <= 1
-            else f"generation_{self.args.process_index}.pt"
-        )
+        if self.args.world_size <= 1:
+            return "generation.pt"
+        return f"generation_{self.args.process_index}.pt"
 
     def on_rollback(self) -> None:
         """Sample again: stored completions may answer prompts that are now skipped."""
@@ -291,11 +294,9 @@ class Groups(GenerationBatches):
     _last_world_entropy: float
 
     def own_state(self) -> dict[str, Any]:
-        return (
-            {"entropy": [self.entropy_coef, self._last_world_entropy]}
-            if self.use_adaptive_entropy
-            else {}
-        )
+        if self.use_adaptive_entropy:
+            return {"entropy": [self.entropy_coef, self._last_world_entropy]}
+        return {}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
         self.entropy_coef, self._last_world_entropy = state["entropy"]
@@ -333,7 +334,9 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         self.rewards_of_all[rewards.isnan().all(dim=1)] = torch.nan
 
     def scored(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
-        return made | self.advantages_of(inputs, made) if self.model.training else made
+        if self.model.training:
+            return made | self.advantages_of(inputs, made)
+        return made
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """`advantages` ([B], or [B, T] for each token), and further inputs of the loss."""

@@ -168,10 +168,8 @@ def build_teacher(
     Its weights are in bfloat16 if the run computes in bfloat16, else in fp32.
     """
     values = vars(arguments)
-    path, revision = (
-        result_of_run(values["teacher_model_name_or_path"]),
-        values.get("teacher_model_revision"),
-    )
+    path = result_of_run(values["teacher_model_name_or_path"])
+    revision = values.get("teacher_model_revision")
     if path is None:
         raise RecipeError(
             f"`{KEY}` is missing. Set the teacher: a Hub id, a folder or a run (runs/NAME)."
@@ -193,7 +191,8 @@ def build_teacher(
 
 def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: Model) -> None:
     """Refuse a teacher with another vocabulary: another number of rows, or other ids of tokens."""
-    rows, others = vocabulary_size(student.config), vocabulary_size(load_config(teacher))
+    rows = vocabulary_size(student.config)
+    others = vocabulary_size(load_config(teacher))
     if rows != others:
         raise RecipeError(
             f"{teacher.path} has {others} tokens and the model {rows}: the vocabularies must be equal."
@@ -203,11 +202,10 @@ def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: 
         folder.exists() and not (folder / "tokenizer.json").is_file()
     ):  # a Hub repository always has a tokenizer
         return
-    own, known = (
-        tokenizer.get_vocab(),
-        from_folder_or_hub(str(teacher.path), teacher.revision, False).get_vocab(),
-    )
-    if differing := sorted(word for word, number in own.items() if known.get(word) != number):
+    own = tokenizer.get_vocab()
+    known = from_folder_or_hub(str(teacher.path), teacher.revision, False).get_vocab()
+    differing = sorted(word for word, number in own.items() if known.get(word) != number)
+    if differing:
         word = differing[0]
         raise RecipeError(
             f"{len(differing)} tokens have other ids in {teacher.path}, such as {word!r}: {own[word]} here,"

@@ -70,7 +70,8 @@ class ReplayTrainer(CPTTrainer):
         num_items_in_batch: Any = None,
     ) -> Any:
         inputs = dict(inputs)
-        ids, labelled = inputs["input_ids"], inputs["labels"][:, 1:] != IGNORED
+        ids = inputs["input_ids"]
+        labelled = inputs["labels"][:, 1:] != IGNORED
         sources = inputs.pop(SOURCE).expand(len(ids))  # a row of `packing: token_budget` is a batch
         chosen = torch.isin(sources, self.replayed)
         chosen[0] |= self.all_or_none
@@ -86,11 +87,14 @@ class ReplayTrainer(CPTTrainer):
             )  # gradients are averaged over them
             for source, weight in self.weights.items():
                 tokens = labelled & (sources == source).unsqueeze(1)
-                student, teacher = outputs["logits"][:, :-1][tokens], taught[:, :-1][tokens[chosen]]
+                student = outputs["logits"][:, :-1][tokens]
+                teacher = taught[:, :-1][tokens[chosen]]
                 divergence = summed_divergence(student, teacher, beta=0.0)
                 self.totals += torch.stack([divergence.detach(), tokens.sum()])
                 loss = loss + weight * processes * divergence / number
-        return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            return (loss, outputs)
+        return loss
 
     @torch.no_grad()
     def predict_by_base(

@@ -82,7 +82,9 @@ class NamedReward:
     def __init__(
         self, name: str, key: str, function: Callable[..., Any], options: Mapping[str, Any]
     ) -> None:
-        self.__name__, self.function, self.options = name, function, dict(options)
+        self.__name__ = name
+        self.function = function
+        self.options = dict(options)
         self.unscored = UnscoredBatches([self])
         self.where = f"the reward {name} (`{key}`)"
         self.parameters = inspect.signature(function).parameters
@@ -218,7 +220,9 @@ def exact_match(
     """
 
     def plain(text: str) -> str:
-        return text.strip() if case_sensitive else text.strip().casefold()
+        if case_sensitive:
+            return text.strip()
+        return text.strip().casefold()
 
     return [
         float(plain(text_of(said)) == plain(str(answer)))
@@ -317,7 +321,9 @@ def marked(text: str) -> str:
     r"""Extract the marked answer of a text, in `\boxed{}` (to the end if unclosed) or after `####`."""
     start = text.rfind("\\boxed{")
     if start < 0:
-        return text.rpartition("####")[2].strip().split("\n")[0] if "####" in text else ""
+        if "####" in text:
+            return text.rpartition("####")[2].strip().split("\n")[0]
+        return ""
     inside = text[start + len("\\boxed{") :]
     depth = 1
     for place, letter in enumerate(inside):
@@ -329,7 +335,8 @@ def marked(text: str) -> str:
 
 def is_same(said: str, answer: str, tolerance: float) -> bool:
     """Whether two answers are equal, as numbers where they are numbers."""
-    number, wanted = as_number(said), as_number(answer)
+    number = as_number(said)
+    wanted = as_number(answer)
     if number is None or wanted is None:
         return bool(plain(said)) and plain(said) == plain(answer)
     close = Fraction(tolerance) * max(Fraction(1), abs(wanted))
@@ -348,7 +355,8 @@ def as_number(text: str) -> Fraction | None:
     mixed = re.fullmatch(r"([-+]?\d+)\((\d+)/(\d+)\)", bare)
     try:
         if mixed:
-            whole, part = int(mixed[1]), Fraction(int(mixed[2]), int(mixed[3]))
+            whole = int(mixed[1])
+            part = Fraction(int(mixed[2]), int(mixed[3]))
             return share * (whole - part if mixed[1].startswith("-") else whole + part)
         above, _, below = bare.replace("(", "").replace(")", "").partition("/")
         return (
@@ -362,11 +370,9 @@ def as_number(text: str) -> Fraction | None:
 
 def without_commas(number: str) -> str:
     """Remove the commas of `1,000,000`, but no others."""
-    return (
-        number.replace(",", "")
-        if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", number)
-        else number
-    )
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", number):
+        return number.replace(",", "")
+    return number
 
 
 def plain(text: str) -> str:
@@ -407,7 +413,8 @@ def reward_model(
         batch = tokenizer(
             some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
         )
-        ids, mask = batch["input_ids"].to(model.device), batch["attention_mask"].to(model.device)
+        ids = batch["input_ids"].to(model.device)
+        mask = batch["attention_mask"].to(model.device)
         with torch.no_grad():
             scores += model(input_ids=ids, attention_mask=mask).logits[:, 0].float().tolist()
     return scores

@@ -136,7 +136,8 @@ def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
     if model["type"] != "BPE":
         only = "Only byte-pair encodings (GPT-2, Llama, Qwen, Mistral, ...) can be extended."
         raise RecipeError(f"{whose} is {model['type']}. {only}")
-    if dropout := model.get("dropout"):
+    dropout = model.get("dropout")
+    if dropout:
         raise RecipeError(
             f"{whose} drops merges at random (dropout {dropout}). Set it to null in tokenizer.json."
         )
@@ -160,7 +161,9 @@ def learn_reachable(
     whole = {
         number for number, token in tokens.items() if not BYTE.fullmatch(token) and token != unknown
     }
-    encoded, counts, origins = [], [], []
+    encoded = []
+    counts = []
+    origins = []
     for word in sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS):
         # SentencePiece's bytes and its unknown token are not merged.
         pieces = [token.id for token in bpe.backend.model.tokenize(word)]
@@ -225,7 +228,9 @@ def learn_merges(
     """The next merges, always of the most frequent pair; fewer if the words (as ids, each with its count in the text)
     run out of pairs. New tokens are never strings in `forbidden`, which has the existing tokens."""
     pairs = Pairs(words, counts)
-    strings, taken, pieces = dict(tokens), set(forbidden), dict[int, tuple[int, ...]]()
+    strings = dict(tokens)
+    taken = set(forbidden)
+    pieces = dict[int, tuple[int, ...]]()
     merges: list[Merge] = []
     while len(merges) < num_merges and (found := pairs.most_frequent()) is not None:
         (left, right), count = found
@@ -279,7 +284,8 @@ class Pairs:
         """Replace the pair by `number` in every word, from the left, as tokenizers do."""
         risen: set[Pair] = set()
         for place in self.where.pop(pair):
-            word, count = self.words[place], self.counts[place]
+            word = self.words[place]
+            count = self.counts[place]
             joined = join_in(word, pair, number)
             for old in pairwise(word):
                 self.num[old] -= count

@@ -54,11 +54,13 @@ def from_folder_or_hub(
 ) -> PreTrainedTokenizerBase:
     """Call AutoTokenizer, with errors that name the recipe's key."""
     local = Path(path).expanduser()
-    if complaint := unfinished_run(path):
+    complaint = unfinished_run(path)
+    if complaint:
         raise RecipeError(f"`tokenizer.path`: {complaint}")
     if local.exists():
         check_folder(local)
-        where, path = "local folder", str(local)
+        where = "local folder"
+        path = str(local)
     elif is_local(path):
         raise RecipeError(f"no tokenizer folder `{path}` in {Path.cwd()}. Check `tokenizer.path`.")
     else:

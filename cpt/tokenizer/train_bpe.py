@@ -66,7 +66,8 @@ def train_bpe(
         show_progress=False,
     )
     tokenizer.train_from_iterator(non_empty(documents), trainer)
-    if (reached := tokenizer.get_vocab_size()) < vocabulary_size:
+    reached = tokenizer.get_vocab_size()
+    if reached < vocabulary_size:
         what = f"too little text for {vocabulary_size:,} tokens: it yields at most {reached:,}"
         raise DataError(f"{what}. Add text, or set at most {reached:,} tokens.")
     pad, begin, end = special_tokens[:3]

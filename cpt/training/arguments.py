@@ -58,7 +58,9 @@ class RunLength:
         if every_tokens is not None:
             return max(1, round(every_tokens / self.tokens_per_step))
         if every_steps is None or every_steps >= 1:
-            return None if every_steps is None else int(every_steps)
+            if every_steps is None:
+                return None
+            return int(every_steps)
         return math.ceil(every_steps * self.steps)
 
 
@@ -80,11 +82,9 @@ def training_arguments(
             raise RecipeError(problem)
     length = run_length(recipe, data.num_rows, folder)
     warn_of_rounding(recipe, length)
-    config_class, checkpoints, evaluation = (
-        find_stage(recipe.stage).CONFIG,
-        recipe.checkpoints,
-        recipe.evaluation,
-    )
+    config_class = find_stage(recipe.stage).CONFIG
+    checkpoints = recipe.checkpoints
+    evaluation = recipe.evaluation
     ours = {
         "output_dir": str(folder),
         "run_name": folder.name,

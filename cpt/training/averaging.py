@@ -30,7 +30,8 @@ class GradientBucket:
 
     def take(self, weight: torch.Tensor) -> None:
         """Move a weight's gradient into the bucket."""
-        gradient, weight.grad = weight.grad, None
+        gradient = weight.grad
+        weight.grad = None
         assert gradient is not None
         if weight in self.gradients:
             self.gradients[weight] += gradient
@@ -66,7 +67,8 @@ class AverageInBackward:
     """
 
     def __init__(self, weights: Sequence[torch.Tensor], *, may_lack: bool) -> None:
-        self.weights, self.may_lack = list(weights), may_lack
+        self.weights = list(weights)
+        self.may_lack = may_lack
         self.bucket_of: dict[torch.Tensor, GradientBucket] = {}
         self.buckets: list[GradientBucket] = []
         for weight in reversed(self.weights):
@@ -81,7 +83,8 @@ class AverageInBackward:
     @contextmanager
     def during_backward(self) -> Iterator[None]:
         """Average the gradients of a step: its last backward pass runs within."""
-        self.is_active, self.num_sent = True, 0
+        self.is_active = True
+        self.num_sent = 0
         try:
             yield
             self.finish()
@@ -126,7 +129,8 @@ class AverageInBackward:
         for weight, is_present, needs_second in zip(
             self.weights, has_gradient, is_late, strict=True
         ):
-            late, part = weight.grad, self.bucket_of[weight].part_of(weight)
+            late = weight.grad
+            part = self.bucket_of[weight].part_of(weight)
             if needs_second:
                 late = torch.zeros_like(part) if late is None else late
                 dist.all_reduce(late.div_(dist.get_world_size()))

@@ -33,7 +33,9 @@ from cpt.training.metrics import Cost
 
 # Callbacks run by their class's `order`; among equal ones, as they were added. Those without it, also of users and of
 # Hugging Face, are at 0.
-FIRST, TRACKERS, LAST = -1, 1, 2
+FIRST = -1
+TRACKERS = 1
+LAST = 2
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 LOGGED = (int, float, str)  # types that a callback may add to a log
 
@@ -83,7 +85,10 @@ class Alert(TrainerCallback):
     ) -> None:
         if above is None and below is None:
             raise RecipeError(f"an alert on `{metric}` needs `above` or `below`.")
-        self.run, self.metric, self.above, self.below = run, metric, above, below
+        self.run = run
+        self.metric = metric
+        self.above = above
+        self.below = below
         self.was_beyond = False
         self.known: set[str] = set()
 
@@ -233,12 +238,10 @@ class Watch(TrainerCallback):
     def __init__(
         self, watch: Callable[..., Any], options: Mapping[str, Any], run: Path, tokens_per_step: int
     ) -> None:
-        self.watch, self.options, self.run, self.tokens_per_step = (
-            watch,
-            options,
-            run,
-            tokens_per_step,
-        )
+        self.watch = watch
+        self.options = options
+        self.run = run
+        self.tokens_per_step = tokens_per_step
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -269,8 +272,11 @@ class GuardedCallback(TrainerCallback):
     pause_seconds = math.inf
 
     def __init__(self, callback: TrainerCallback, name: str, run: Path) -> None:
-        self.callback, self.name, self.run = callback, name, run
-        self.has_failed, self.paused_until = False, -math.inf
+        self.callback = callback
+        self.name = name
+        self.run = run
+        self.has_failed = False
+        self.paused_until = -math.inf
         for event in EVENTS:
             if getattr(type(callback), event) is not getattr(TrainerCallback, event):
                 setattr(self, event, partial(self.pass_on, event))
@@ -478,10 +484,8 @@ class ConsoleProgress(TrainerCallback):
                 TextColumn("ETA"),
                 TimeRemainingColumn(),
             )
-            description, metrics = (
-                TextColumn("{task.description}"),
-                TextColumn("{task.fields[metrics]}"),
-            )
+            description = TextColumn("{task.description}")
+            metrics = TextColumn("{task.fields[metrics]}")
             self.progress = Progress(description, *columns, metrics, console=self.console)
             self.task = self.progress.add_task(
                 self.name, total=state.max_steps, completed=state.global_step, metrics=""
@@ -502,7 +506,8 @@ class ConsoleProgress(TrainerCallback):
             self.progress.update(self.task, metrics=describe_logs(kwargs["logs"], ON_A_BAR))
         elif state.is_world_process_zero and line:
             step = f"step {state.global_step}/{state.max_steps}"
-            if seconds := kwargs["logs"].get("seconds_to_go"):
+            seconds = kwargs["logs"].get("seconds_to_go")
+            if seconds:
                 step += f"  {format_duration(seconds)} to go"
             with suppress(OSError):  # output to a full disk, or a closed terminal
                 self.console.print(f"{self.name}  {step}  {line}", highlight=False, soft_wrap=True)
@@ -534,14 +539,18 @@ def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
                 if f"{name}_{one}" in keys
             ]
             sets.append(f"{name} {' '.join(metrics)}")
-    return f"held out: {', '.join(sets)}" if sets else ""
+    if sets:
+        return f"held out: {', '.join(sets)}"
+    return ""
 
 
 class StepProfile(TrainerCallback):
     """Profiles three steps of the main process from `at_step` on, counted from 1; the step before is a warm-up."""
 
     def __init__(self, run: Path, at_step: int) -> None:
-        self.run, self.first, self.last = run, at_step, at_step + PROFILED_STEPS - 1
+        self.run = run
+        self.first = at_step
+        self.last = at_step + PROFILED_STEPS - 1
         self.file = run / PROFILE / f"steps-{self.first}-{self.last}.txt"
         self.profiler: profile | None = None
 
@@ -572,7 +581,8 @@ class StepProfile(TrainerCallback):
         if state.global_step < self.last:
             self.profiler.step()
             return
-        profiler, self.profiler = self.profiler, None
+        profiler = self.profiler
+        self.profiler = None
         profiler.stop()
         trace = self.file.with_suffix(".json.gz")
         order = f"self_{args.device.type}_time_total"

@@ -145,10 +145,13 @@ class Proposal:
             or all(one.key not in BATCH for one in self.changes)
         ):
             return
-        tokens, after = self.manifest.tokens // self.manifest.step, self.after
-        wanted, length = after.budget.global_batch_tokens, after.data.sequence_length
+        tokens = self.manifest.tokens // self.manifest.step
+        after = self.after
+        wanted = after.budget.global_batch_tokens
+        length = after.data.sequence_length
         if wanted is None:
-            rows, readers = rows_at_once(after), {world_size(), self.manifest.world_size}
+            rows = rows_at_once(after)
+            readers = {world_size(), self.manifest.world_size}
             if self.before.budget.global_batch_tokens is None and rows == rows_at_once(self.before):
                 return
             found = [rows * groups_of_rows(after.training, number) * length for number in readers]
@@ -160,7 +163,8 @@ class Proposal:
             )
 
     def problems_of_budget(self) -> Iterator[str]:
-        trained, (old, new) = self.trained_tokens, self.totals
+        trained = self.trained_tokens
+        (old, new) = self.totals
         if old is None or new is None or not self.from_this_step:
             return
         if new <= trained:
@@ -173,7 +177,8 @@ class Proposal:
             return
         section = self.after.schedule
         check_schedule(section.name, section.options, new)
-        before, after = factor_at(self.before, trained, old), factor_at(self.after, trained, new)
+        before = factor_at(self.before, trained, old)
+        after = factor_at(self.after, trained, new)
         is_of_one_shape = (
             section.name in WITH_A_STABLE_PART and section.name == self.before.schedule.name
         )
@@ -186,12 +191,15 @@ class Proposal:
 
     @property
     def trained_tokens(self) -> int:
-        return 0 if self.manifest is None else self.manifest.tokens
+        if self.manifest is None:
+            return 0
+        return self.manifest.tokens
 
     @property
     def totals(self) -> tuple[float | None, float | None]:
         """Tokens of the whole run before and after the change; None if unknown."""
-        old, new = self.before.budget, self.after.budget
+        old = self.before.budget
+        new = self.after.budget
         steps = read_object(self.source / STATUS).get("steps")
         planned: float | None = old.tokens
         if (
@@ -222,7 +230,8 @@ class Proposal:
         return "\n".join(lines)
 
     def plot(self) -> Iterator[str]:
-        (old, new), keys = self.totals, ("budget.", "schedule.", "optimizer.")
+        (old, new) = self.totals
+        keys = ("budget.", "schedule.", "optimizer.")
         if (
             old is None
             or new is None
@@ -283,7 +292,8 @@ def propose(
     differences = changes_between(record.recipe, recipe)
     if not is_branch and not goes_back and not differences:
         return None
-    step, lines = steps_in(checkpoint), record.history
+    step = steps_in(checkpoint)
+    lines = record.history
     has_later = any(line["step"] > step for line in lines)
     before = part_after(lines, step, record.recipe).recipe
     after = recipe
@@ -302,7 +312,9 @@ def propose(
         source=source,
         drops_later=is_other,
     )
-    return found if found.changes or is_other else None
+    if found.changes or is_other:
+        return found
+    return None
 
 
 def are_free(changes: Sequence[Change]) -> bool:
@@ -312,7 +324,9 @@ def are_free(changes: Sequence[Change]) -> bool:
 
 def manifest_of(checkpoint: Path) -> Manifest | None:
     """None for a checkpoint from another program."""
-    return read_manifest(checkpoint) if (checkpoint / MANIFEST).exists() else None
+    if (checkpoint / MANIFEST).exists():
+        return read_manifest(checkpoint)
+    return None
 
 
 def newest_usable(folder: Path) -> Path | None:
@@ -324,7 +338,9 @@ def newest_usable(folder: Path) -> Path | None:
 
 
 def steps_in(checkpoint: Path | None) -> int:
-    return 0 if checkpoint is None else int(read_object(checkpoint / STATE).get("global_step", 0))
+    if checkpoint is None:
+        return 0
+    return int(read_object(checkpoint / STATE).get("global_step", 0))
 
 
 @dataclass
@@ -343,7 +359,8 @@ class RecipeChanges:
 
     def check(self, folder: Path) -> bool:
         """Whether the run changes from this step on. RecipeError if it may not, or not without `--change`."""
-        checkpoint, began = self.branch_of, began_from(folder)
+        checkpoint = self.branch_of
+        began = began_from(folder)
         if checkpoint is not None:
             if not checkpoint.is_dir():
                 raise CheckpointError(
@@ -355,7 +372,8 @@ class RecipeChanges:
                 )
             if began is None:
                 refuse_damaged(checkpoint, "--from-checkpoint")
-                if (found := propose(self.recipe, folder, checkpoint, is_branch=True)) is not None:
+                found = propose(self.recipe, folder, checkpoint, is_branch=True)
+                if found is not None:
                     found.check()
                     print_once(str(found))
                 return True
@@ -421,12 +439,14 @@ class RecipeChanges:
         Raises:
             CheckpointError: the mixture changes, but the checkpoint lacks the position of its data.
         """
-        checkpoint, is_branch = point.checkpoint, self.branch_of is not None
+        checkpoint = point.checkpoint
+        is_branch = self.branch_of is not None
         goes_back = isinstance(self.resume, Path)
         if self.resume == "none":
             self.lines = []
             return Part(self.recipe)
-        step, record = steps_in(checkpoint), read_record(run.folder)
+        step = steps_in(checkpoint)
+        record = read_record(run.folder)
         lines = [] if record is None else record.history
         found = propose(
             self.recipe, run.folder, checkpoint, is_branch=is_branch, goes_back=goes_back
@@ -496,7 +516,9 @@ class EndOfPart(TrainerCallback):
     """Saves and stops at the step of the run's next change."""
 
     def __init__(self, end: int | None) -> None:
-        self.end, self.is_reached = end, False  # not reached if the run stops early
+        # not reached if the run stops early
+        self.end = end
+        self.is_reached = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

@@ -154,7 +154,9 @@ def exactness(point: ResumePoint, *, deterministic: bool) -> str:
 
 
 def count_processes(number: int) -> str:
-    return "1 process" if number == 1 else f"{number} processes"
+    if number == 1:
+        return "1 process"
+    return f"{number} processes"
 
 
 # --- the model -------------------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ def fate_of_key(key: str) -> Fate | None:
         return "replaced"
     if key in OURS:
         return "ours"
-    return "passed on" if key in PASSED_ON else None
+    if key in PASSED_ON:
+        return "passed on"
+    return None
 
 
 def refused_keys(profile: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, str]]:

@@ -80,7 +80,9 @@ class Engine:
     def sharding(self) -> str:
         if self.zero_section is not None:
             return f"{ZERO}{self.zero_section.get('stage', 0)}"
-        return FSDP if self.trainer.is_fsdp_enabled else PLAIN
+        if self.trainer.is_fsdp_enabled:
+            return FSDP
+        return PLAIN
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -92,7 +94,9 @@ class Engine:
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer inside accelerate's wrapper and DeepSpeed's ZeRO optimizer."""
         inside = self.trainer.optimizer.optimizer
-        return inside.optimizer if self.trainer.is_deepspeed_enabled else inside
+        if self.trainer.is_deepspeed_enabled:
+            return inside.optimizer
+        return inside
 
     @property
     def updates_at_any_time(self) -> bool:
@@ -116,7 +120,8 @@ class Engine:
 
     def set_up_fsdp(self) -> None:
         """FSDP2 with gradients reduced in fp32, on a CPU too."""
-        trainer, accelerator = self.trainer, self.trainer.accelerator
+        trainer = self.trainer
+        accelerator = self.trainer.accelerator
         if trainer.args.fsdp_plugin_args is None:
             return
         if not trainer.is_fsdp_enabled:
@@ -175,13 +180,17 @@ class SharedRows:
     def parts(self) -> int:
         """Number of parts of each row, each on another process."""
         config = self.trainer.args.parallelism_config
-        return 1 if config is None else int(config.sp_size)
+        if config is None:
+            return 1
+        return int(config.sp_size)
 
     @property
     def part(self) -> PartOfRows | None:
         """Cuts this process's part out of a micro-batch; None if rows are not cut."""
         parts = self.parts
-        return PartOfRows(self.trainer.args.process_index % parts, parts) if parts > 1 else None
+        if parts > 1:
+            return PartOfRows(self.trainer.args.process_index % parts, parts)
+        return None
 
     def choose_attention(self) -> None:
         if self.parts > 1:
@@ -256,7 +265,8 @@ def check_parallelism(
     if processes > 1:
         groups_of_rows(recipe.training, processes)
     key = f"`training.{KEY}.sp_size`"
-    data, problem = recipe.data, ""
+    data = recipe.data
+    problem = ""
     if profile is None or not zero_section(profile).get("stage"):
         problem = "shared rows need DeepSpeed. Write `training.deepspeed` with a profile of ZeRO-1, 2 or 3."
     elif recipe.stage not in OWN_LOSS:
@@ -306,7 +316,8 @@ class Gradients:
 
     def begin_step(self) -> None:
         """Set the gradients' dtype, while none exist; our optimizers accept fp32 gradients of bf16 weights."""
-        arguments, wrapper = self.trainer.args, self.trainer.optimizer
+        arguments = self.trainer.args
+        wrapper = self.trainer.optimizer
         if self.are_fp32 or arguments.gradient_accumulation_steps == 1:
             return
         # DDP only broadcasts buffers in steps that it reduces

@@ -43,7 +43,8 @@ GATHERS = "stage3_gather_16bit_weights_on_model_save"
 OLD_GATHERS = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 OLD_OFFLOAD = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
 DEFAULT_MAX_GRAD_NORM = 1.0  # of TrainingArguments
-KEY, CONFIG = "`training.fsdp`", "`training.fsdp_config`"
+KEY = "`training.fsdp`"
+CONFIG = "`training.fsdp_config`"
 FSDP_KEYS = (
     "version",
     "reshard_after_forward",
@@ -86,8 +87,11 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
 def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     """Warn of settings that DeepSpeed accepts, but that make gradients wrong or less precise."""
     profile = read_profile(given)
-    section, found = zero_section(profile), list[tuple[str, str]]()
-    steps, stage, written = accumulation(recipe), section.get("stage"), profile.get("data_types")
+    section = zero_section(profile)
+    found = list[tuple[str, str]]()
+    steps = accumulation(recipe)
+    stage = section.get("stage")
+    written = profile.get("data_types")
     # DeepSpeed 0.19 uses another optimizer for ZeRO-1 with fp32 gradients, and keeps ZeRO-2's gradients on the GPU
     # even if the optimizer is offloaded.
     has_room = stage == 3 or stage == 2 and not offloads(profile, "optimizer")
@@ -141,7 +145,9 @@ def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
     def place(key: str) -> str:
         last = key.rpartition(".")[2]
         number = next((number for number, line in enumerate(lines, 1) if f'"{last}"' in line), None)
-        return f"{given}:{number}" if number else str(given)
+        if number:
+            return f"{given}:{number}"
+        return str(given)
 
     return [f"{place(key)}: {text}" for some in complaints for key, text in some]
 
@@ -172,7 +178,9 @@ def yaml_mapping(path: str | Path) -> Profile:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def refuse_accelerates(content: Profile, key: str) -> None:
@@ -318,7 +326,8 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
             text = f"`{key}` is {profile[key]}, but the recipe's `{name}` means {value}"
             yield key, f'{text}. Write "auto"'
     for precision in ("bf16", "fp16"):
-        block, wanted = profile.get(precision, "auto"), bool(training.get(precision))
+        block = profile.get(precision, "auto")
+        wanted = bool(training.get(precision))
         enabled = block.get("enabled", False) if isinstance(block, Mapping) else block
         if enabled not in ("auto", wanted):
             ours_is = f"`training.{precision}` is {json.dumps(wanted)}"
@@ -336,7 +345,8 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
 
 def optimizer_contradictions(profile: Profile, recipe: Recipe) -> Complaints:
     """`optimizer` is replaced by the recipe's: its numbers must be `auto`, or equal to the recipe's."""
-    section, ours = profile.get("optimizer"), recipe.optimizer
+    section = profile.get("optimizer")
+    ours = recipe.optimizer
     if not isinstance(section, Mapping):
         return
     kind = str(section.get("type", ours.name))
@@ -384,7 +394,9 @@ def offloads(profile: Profile, part: str) -> bool:
 
 def zero_section(profile: Profile) -> Mapping[str, Any]:
     section = profile.get("zero_optimization")
-    return section if isinstance(section, Mapping) else {}
+    if isinstance(section, Mapping):
+        return section
+    return {}
 
 
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
@@ -437,7 +449,8 @@ def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
 
 
 def wrong_company(recipe: Recipe) -> Iterator[str]:
-    training, name = recipe.training, recipe.optimizer.name
+    training = recipe.training
+    name = recipe.optimizer.name
     if facts_of(name).needs_whole_parameters:
         yield f"`optimizer.name`: `{name}` needs whole parameters. Use adamw, or remove {KEY}."
     elif recipe.model.dtype in ("bfloat16", "float16"):

@@ -48,9 +48,12 @@ from cpt.runs.record import hash_of_code, installed_version
 from cpt.training.restart import remember
 
 MOST_TOKENS = 512
-MOST_UPDATED, UPDATES = 8192, 3  # weights of the copy that the optimizer's kernel updates
+# weights of the copy that the optimizer's kernel updates
+MOST_UPDATED = 8192
+UPDATES = 3
 MOST_OF_UPDATE = 0.02  # difference of updates, relative to their norm
-WEIGHTS_DTYPE, OPTIMIZER = "model.dtype", "optimizer.name"
+WEIGHTS_DTYPE = "model.dtype"
+OPTIMIZER = "optimizer.name"
 PLAIN_VALUES = {
     LOSS: False,
     COMPILING: False,
@@ -58,7 +61,9 @@ PLAIN_VALUES = {
     WEIGHTS_DTYPE: "float32",  # torch's own kernel updates them
     OPTIMIZER: "adamw",
 }
-FALLBACKS, PROVEN = "fallbacks", "first_batch"  # in learned.json
+# in learned.json
+FALLBACKS = "fallbacks"
+PROVEN = "first_batch"
 LIBRARIES = ("torch", "triton", "transformers", "accelerate", "flash-attn")
 
 
@@ -153,7 +158,8 @@ def compare_first_row(
 
 def compare_large_logits(model: nn.Module, row: dict[str, Any]) -> list[PartDifference]:
     """Compare what the model does with large logits: new weights have small ones, which a cap leaves as they are."""
-    fused, batch = installed_loss(model), dict(row)
+    fused = installed_loss(model)
+    batch = dict(row)
     if fused is None:
         return []
     labels = batch.pop("labels")
@@ -161,7 +167,9 @@ def compare_large_logits(model: nn.Module, row: dict[str, Any]) -> list[PartDiff
     with evaluation_mode(model):
         scores = fused.score(inner, batch, labels)
     reason = "the model changes its logits after the head"
-    return [] if scores is not None else [PartDifference(LOSS, error=reason)]
+    if scores is not None:
+        return []
+    return [PartDifference(LOSS, error=reason)]
 
 
 def start_of_row(example: Any, longest: int, *, packed: bool) -> dict[str, Any] | None:
@@ -191,7 +199,9 @@ def start_of_row(example: Any, longest: int, *, packed: bool) -> dict[str, Any] 
     elif packed and bool((row["position_ids"].diff() == 1).all()):
         second = row["position_ids"][:, longest // 2 :]
         second -= second[:, :1].clone()
-    return add_document_bounds(row) if packed else row
+    if packed:
+        return add_document_bounds(row)
+    return row
 
 
 def largest_of_processes(difference: PartDifference) -> PartDifference:
@@ -209,7 +219,9 @@ def compare_optimizer(optimizer: OneKernelAdamW, *, begins: bool) -> list[PartDi
     # a checkpoint's states fit only its own dtype
     key = WEIGHTS_DTYPE if optimizer.has_master and begins else OPTIMIZER
     updates = largest_of_processes(PartDifference(key, gradient=distance))
-    return [updates] if updates.gradient > MOST_OF_UPDATE else []
+    if updates.gradient > MOST_OF_UPDATE:
+        return [updates]
+    return []
 
 
 def difference_of_updates(optimizer: OneKernelAdamW) -> float:
@@ -235,7 +247,9 @@ def difference_of_updates(optimizer: OneKernelAdamW) -> float:
             updated.step()
         changes.append((copy.detach() - weights.to(device)).cpu().float())
     distance = float((changes[0] - changes[1]).norm() / changes[1].norm())
-    return distance if math.isfinite(distance) else math.inf
+    if math.isfinite(distance):
+        return distance
+    return math.inf
 
 
 # --- fall back -------------------------------------------------------------------------------------------------------
@@ -252,7 +266,8 @@ def fall_back(folder: Path, differing: list[PartDifference], model: Any) -> None
     fallbacks = read_learned(folder).get(FALLBACKS, {})
     # Keys that the recipe requires come first: they end the run.
     for difference in sorted(differing, key=lambda other: is_automatic(written, other.key)):
-        key, reason = difference.key, f"on this machine {difference}"
+        key = difference.key
+        reason = f"on this machine {difference}"
         value = PLAIN_VALUES[key]
         if key == ATTENTION and attention_of(model.config) == "sdpa":
             value = "eager"

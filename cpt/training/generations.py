@@ -42,13 +42,15 @@ def check_generations(recipe: Recipe, processes: int) -> None:
     times as long as the other.
     """
     training = recipe.training
-    answers, times = answers_of(recipe), times_used(recipe)
+    answers = answers_of(recipe)
+    times = times_used(recipe)
     accumulation = micro_batches_per_step(recipe, processes)
     micro_batch = training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH)
     at_once = processes * (1 if micro_batch == AUTO else int(micro_batch))
     if answers < 2 and recipe.stage in ("grpo", "rloo"):
         raise RecipeError("`training.num_generations`: answers are compared: write at least 2.")
-    completions, group = at_once * accumulation, answers * times
+    completions = at_once * accumulation
+    group = answers * times
     if completions % group:
         steps = next(n for n in count(accumulation) if at_once * n % group == 0)
         remedy = f"`training.gradient_accumulation_steps: {steps}`"
@@ -80,7 +82,8 @@ def check_generations(recipe: Recipe, processes: int) -> None:
 def check_length_of_generation(
     training: Mapping[str, Any], answers: int, times: int, at_once: int, accumulation: int
 ) -> None:
-    size, lasts = training.get("generation_batch_size"), training.get("steps_per_generation")
+    size = training.get("generation_batch_size")
+    lasts = training.get("steps_per_generation")
     if size is None and lasts is None:
         return
     if size is not None and lasts is not None:
@@ -97,9 +100,11 @@ def check_length_of_generation(
     if not rest and steps and fits(steps):
         return
     fitting = next(number for number in count(max(steps, 1)) if fits(number))
-    key, value = "steps_per_generation", fitting
+    key = "steps_per_generation"
+    value = fitting
     if size is not None:
-        key, value = "generation_batch_size", fitting * at_once
+        key = "generation_batch_size"
+        value = fitting * at_once
     raise RecipeError(
         f"`training.{key}`: {training[key]}: a generation is whole groups of {answers} answers, {at_once} at once, and"
         f" lasts for whole steps of {accumulation} micro-batches, or divides one. Write `training.{key}: {value}`."
@@ -129,7 +134,10 @@ class PromptRows(Dataset[list[Prompt]]):
     def __init__(
         self, rows: Dataset[Prompt], plan: Generations, world_size: int, left_out: list[RowRange]
     ) -> None:
-        self.rows, self.plan, self.world_size, self.left_out = rows, plan, world_size, left_out
+        self.rows = rows
+        self.plan = plan
+        self.world_size = world_size
+        self.left_out = left_out
         self.last: tuple[int, list[Prompt]] = (-1, [])
 
     def __getitem__(self, number: int) -> list[Prompt]:

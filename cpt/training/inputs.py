@@ -77,7 +77,8 @@ class NamedModel:
 
 def origins_of(recipe: Recipe) -> list[NamedModel]:
     origins = []
-    model, tokenizer = recipe.model, recipe.tokenizer
+    model = recipe.model
+    tokenizer = recipe.tokenizer
     if model.path is not None:
         origin = NamedModel("model.path", model.path, model.revision)
         origins.append(replace(origin, patterns=MODEL_FILES) if model.from_scratch else origin)
@@ -86,7 +87,8 @@ def origins_of(recipe: Recipe) -> list[NamedModel]:
             "tokenizer.path", str(tokenizer.path), tokenizer.revision, TOKENIZER_FILES
         )
         origins.append(origin)
-    if (teacher := result_of_run(recipe.training.get("teacher_model_name_or_path"))) is not None:
+    teacher = result_of_run(recipe.training.get("teacher_model_name_or_path"))
+    if teacher is not None:
         origins.append(NamedModel(TEACHER, teacher, recipe.training.get("teacher_model_revision")))
     for number, reward in enumerate(recipe.rewards):
         if reward.name == REWARD_MODEL:
@@ -154,7 +156,9 @@ class RunInputs:
     def recorded_entry(self, origin: NamedModel) -> Content:
         entry = get_dict(self.recorded, "files", origin.key)
         is_same = (entry.get("path"), entry.get("revision")) == (origin.path, origin.revision)
-        return entry if is_same else {}
+        if is_same:
+            return entry
+        return {}
 
     # --- compare -----------------------------------------------------------------------------------------------------
 
@@ -253,7 +257,8 @@ def commits_of_datasets(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def read_inputs_again(run: Path) -> int:
     """Read all files of a run's models and tokenizers, and return their number; CheckpointError if one differs."""
-    record, recorded = read_record(run), recorded_inputs(run, None)
+    record = read_record(run)
+    recorded = recorded_inputs(run, None)
     if record is None or "files" not in recorded:
         raise CheckpointError(
             f"{run} has no record of its inputs. --deep needs the folder of a run."
@@ -268,7 +273,9 @@ def read_inputs_again(run: Path) -> int:
 def how_changed(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
     if name not in then:
         return f"{name} is new"
-    return f"{name} differs" if name in now else f"{name} is missing"
+    if name in now:
+        return f"{name} differs"
+    return f"{name} is missing"
 
 
 def sha256(path: Path) -> str:

@@ -68,7 +68,8 @@ class Heartbeat(TrainerCallback):
         self.beats = self.pulse = 0
         self.ended: str | None = None
         self.seconds: deque[float] = deque(maxlen=STEPS_LOOKED_AT)
-        self.step_began, self.written = 0.0, -math.inf
+        self.step_began = 0.0
+        self.written = -math.inf
         stacks = folder / STACKS / f"rank-{rank()}.txt"
         stacks.parent.mkdir(parents=True, exist_ok=True)
         self.stacks = stacks.open("w")  # stays open: the signal may come at any time
@@ -92,7 +93,8 @@ class Heartbeat(TrainerCallback):
 
     def watch(self) -> None:
         """Outside of training, count processor time as progress; waiting for others uses almost none."""
-        looked, worked = time.perf_counter(), seconds_worked()
+        looked = time.perf_counter()
+        worked = seconds_worked()
         while not self.is_over.wait(SECONDS_BETWEEN_PULSES):
             now = time.perf_counter()
             with self.lock:
@@ -100,7 +102,8 @@ class Heartbeat(TrainerCallback):
                     self.write()
             if self.phase not in OUTSIDE_OF_TRAINING or now - looked < SECONDS_BETWEEN_CPU_LOOKS:
                 continue
-            worked_before, worked = worked, seconds_worked()
+            worked_before = worked
+            worked = seconds_worked()
             is_busy = worked - worked_before >= LEAST_WORK * (now - looked)
             looked = now
             with self.lock:
@@ -148,7 +151,8 @@ class Heartbeat(TrainerCallback):
                 self.write()
 
     def write(self) -> None:
-        self.written, self.pulse = time.perf_counter(), self.pulse + 1
+        self.written = time.perf_counter()
+        self.pulse = self.pulse + 1
         median = statistics.median(self.seconds) if len(self.seconds) >= 3 else None
         # Sum over all devices, since the current device of another thread is always 0. This process uses one.
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -165,7 +169,8 @@ class Heartbeat(TrainerCallback):
 
 def seconds_worked() -> float:
     """Return the processor time of this process and its children, without the calling thread's."""
-    this, total = psutil.Process(), -time.thread_time()
+    this = psutil.Process()
+    total = -time.thread_time()
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             total += sum(process.cpu_times()[:4])  # user and system time, including ended children
@@ -189,11 +194,9 @@ def own_words(problem: BaseException | None) -> str:
 
 def resumes_from(folder: Path) -> str:
     checkpoints = published_checkpoints(folder)
-    return (
-        f"{same_command()} resumes from {checkpoints[-1].name}."
-        if checkpoints
-        else "Nothing was saved yet."
-    )
+    if checkpoints:
+        return f"{same_command()} resumes from {checkpoints[-1].name}."
+    return "Nothing was saved yet."
 
 
 @contextmanager

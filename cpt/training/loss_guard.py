@@ -26,7 +26,9 @@ SIGMA_OF_MAD = 1.4826  # for normally distributed values
 SMALL = (1.0, 1e-6)  # smaller values are treated as equal
 HARMLESS = (0.08, 0.7)  # of the logarithm; gradients are clipped, so only much larger ones do harm
 
-WINDOW, SKIPS, ROLLBACKS = 128, 4, 3
+WINDOW = 128
+SKIPS = 4
+ROLLBACKS = 3
 FOR_ALL: dict[str, Any] = {"window": int, "skips": int, "rollbacks": int}  # options of every guard
 
 
@@ -230,7 +232,8 @@ class SkipBudget:
 
     def roll_back(self) -> list[Skipped]:
         """Count a roll-back, and return the steps that led to it."""
-        bad, self.recent = self.recent, []
+        bad = self.recent
+        self.recent = []
         self.rollbacks += 1
         return bad
 
@@ -240,7 +243,8 @@ class SkipBudget:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.recent = [Skipped(step, (first, end)) for step, first, end in state["recent"]]
-        self.total, self.rollbacks = state["total"], state["rollbacks"]
+        self.total = state["total"]
+        self.rollbacks = state["rollbacks"]
 
 
 def check_loss_guard(section: Component | None) -> None:

@@ -62,7 +62,8 @@ class TrainingClock(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self.since, self.steps_in_all = time.perf_counter(), 0
+        self.since = time.perf_counter()
+        self.steps_in_all = 0
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
@@ -91,10 +92,12 @@ class TrainingClock(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        logs, now = kwargs["logs"], time.perf_counter()
+        logs = kwargs["logs"]
+        now = time.perf_counter()
         if "loss" in logs and self.steps:
             seconds = self.seconds + now - self.since
-            before, self.waited = self.waited, waited_by(kwargs["train_dataloader"])
+            before = self.waited
+            self.waited = waited_by(kwargs["train_dataloader"])
             logs["tokens_per_second"] = round(self.steps * self.tokens_per_step / seconds, 1)
             logs["data_wait"] = round((self.waited - before) / seconds, 5)
             logs["tokens"] = state.global_step * self.tokens_per_step
@@ -108,7 +111,8 @@ class TrainingClock(TrainerCallback):
                 round(twentieths[9], 6),
                 round(twentieths[18], 6),
             )
-            self.seconds, self.steps = 0.0, 0
+            self.seconds = 0.0
+            self.steps = 0
             if self.steps_in_all > 1:
                 of_one = (now - self.first_step_ended) / (self.steps_in_all - 1)
                 logs["seconds_to_go"] = round(of_one * (state.max_steps - state.global_step), 1)
@@ -125,7 +129,9 @@ class TrainingClock(TrainerCallback):
 
 def waited_by(loader: object) -> float:
     """Seconds waited since the loader started; 0 for custom loaders, which do not count them."""
-    return loader.waited_seconds if isinstance(loader, CPTDataLoader) else 0.0
+    if isinstance(loader, CPTDataLoader):
+        return loader.waited_seconds
+    return 0.0
 
 
 class SmoothedLoss(TrainerCallback):
@@ -135,12 +141,14 @@ class SmoothedLoss(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self.total, self.weight = 0.0, 0.0
+        self.total = 0.0
+        self.weight = 0.0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self.total, self.weight = 0.0, 0.0
+        self.total = 0.0
+        self.weight = 0.0
         self.add(float(line["loss"]) for line in state.log_history if "loss" in line)
 
     def on_log(
@@ -156,7 +164,8 @@ class SmoothedLoss(TrainerCallback):
         """Ignores non-finite losses."""
         for loss in losses:
             if math.isfinite(loss):
-                self.total, self.weight = DECAY * self.total + loss, DECAY * self.weight + 1
+                self.total = DECAY * self.total + loss
+                self.weight = DECAY * self.weight + 1
 
 
 class RealisedShares(TrainerCallback):
@@ -166,7 +175,8 @@ class RealisedShares(TrainerCallback):
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps) -> None:
-        self.data, self.rows = data, rows
+        self.data = data
+        self.rows = rows
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -194,8 +204,10 @@ class Cost(TrainerCallback):
 
     # It must run after TrainingClock, which adds `seconds_to_go`, and before MetricsFile, which cuts metrics.jsonl.
     def __init__(self, run: Path, *, dollars_per_gpu_hour: float) -> None:
-        self.run, self.price = run, dollars_per_gpu_hour
-        self.before, self.began = 0.0, 0.0
+        self.run = run
+        self.price = dollars_per_gpu_hour
+        self.before = 0.0
+        self.began = 0.0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -229,7 +241,10 @@ class ModelFlopsUtilization(TrainerCallback):
     def __init__(
         self, data: PreparedData, rows: RowsOfSteps, gpu: str | None, section: Model
     ) -> None:
-        self.data, self.rows, self.gpu, self.section = data, rows, gpu, section
+        self.data = data
+        self.rows = rows
+        self.gpu = gpu
+        self.section = section
         self.peak: float | None = None
         self.since = 0
 
@@ -284,7 +299,9 @@ def peak_flops(gpu: str | None, precision: str) -> float | None:
     """Operations per second on dense matrices, from the data sheet; None if unknown."""
     kind = known_gpu(gpu) if gpu is not None else None
     tflops = kind.tflops(precision) if kind is not None else None
-    return None if tflops is None else 1e12 * tflops
+    if tflops is None:
+        return None
+    return 1e12 * tflops
 
 
 class MachineUse(TrainerCallback):
@@ -300,14 +317,17 @@ class MachineUse(TrainerCallback):
         self.run = run
         self.next_look = -math.inf
         self.largest_peak = 0.0
-        self.traffic, self.counted_at = dict[str, int](), 0.0  # bytes since the machine's start
+        # bytes since the machine's start
+        self.traffic = dict[str, int]()
+        self.counted_at = 0.0
         self.has_nvml = importlib.util.find_spec("pynvml") is not None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         psutil.cpu_percent()  # the next call returns the mean since this one
-        self.traffic, self.counted_at = count_traffic(), time.monotonic()
+        self.traffic = count_traffic()
+        self.counted_at = time.monotonic()
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -346,8 +366,10 @@ class MachineUse(TrainerCallback):
 
     def traffic_per_second(self) -> dict[str, float]:
         """MiB per second of the machine's disks and network since the last call."""
-        before, seconds = self.traffic, time.monotonic() - self.counted_at
-        self.traffic, self.counted_at = count_traffic(), time.monotonic()
+        before = self.traffic
+        seconds = time.monotonic() - self.counted_at
+        self.traffic = count_traffic()
+        self.counted_at = time.monotonic()
         return {
             f"{name}_mib_per_second": round((number - before[name]) / MIB / seconds, 3)
             for name, number in self.traffic.items()

@@ -56,7 +56,8 @@ class Preemption(TrainerCallback):
         self.is_training = False
         self.interrupted_at: float | None = None
         self.group: dist.ProcessGroup | None = None
-        self.steps, self.batches = Pace(), Pace()
+        self.steps = Pace()
+        self.batches = Pace()
         self.previous: dict[int, Any] = {}
 
     # --- the context -------------------------------------------------------------------------------------------------
@@ -142,7 +143,8 @@ class Preemption(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self.is_building, self.is_training = False, True
+        self.is_building = False
+        self.is_training = True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
             dist.barrier(group=self.group)  # connects the processes while the launcher exists
@@ -183,7 +185,9 @@ class Preemption(TrainerCallback):
             largest, seconds = slowest.tolist()
             calls = int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))
             pace.calls_between = max(1, min(MOST_CALLS_BETWEEN, calls))
-            pace.asked_at, pace.calls, number = now, 0, int(largest)
+            pace.asked_at = now
+            pace.calls = 0
+            number = int(largest)
         if number:
             self.stopped_by = signal.Signals(number).name
         return bool(number)

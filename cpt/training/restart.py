@@ -37,7 +37,8 @@ from cpt.training.guards import Decision, StepGuard
 from cpt.training.loss_guard import handler_of
 
 log = logging.getLogger("cpt")
-MICRO_BATCH, ROLLBACK = "micro_batch", "rollback"
+MICRO_BATCH = "micro_batch"
+ROLLBACK = "rollback"
 RESTARTS = "CPT_RESTARTS"  # in the environment: number of consecutive restarts with the same reason, and the reason
 MOST_WITHOUT_PROGRESS = (
     3  # without progress: a step, a smaller micro-batch or another roll-back changes the reason
@@ -153,7 +154,9 @@ class OutOfMemory:
 
 
 def peak_memory_gib(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / GIB if device.type == "cuda" else None
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / GIB
+    return None
 
 
 def find_oom_handler(section: Component) -> Callable[[OutOfMemory], str | None]:

@@ -43,7 +43,8 @@ def train_from(trainer: CPTTrainer, point: ResumePoint) -> None:
     """Train from this point of the run; raises CheckpointError if the checkpoint is of another engine."""
     trainer.point = point
     folder = trainer.run_folder
-    checkpoint, manifest = point.checkpoint, point.manifest
+    checkpoint = point.checkpoint
+    manifest = point.manifest
     if is_main_process():
         remove_universal(folder)
     if checkpoint is None:
@@ -74,7 +75,8 @@ def saved_on_errors(trainer: CPTTrainer) -> Iterator[None]:
     except Exception as problem:
         if lost_others(problem):
             raise
-        step, folder = trainer.state.global_step, trainer.run_folder
+        step = trainer.state.global_step
+        folder = trainer.run_folder
         unsaved = trainer.save_after_error()
         for callback in trainer.callback_handler.callbacks:
             if isinstance(callback, StatusFile):

@@ -30,7 +30,9 @@ class SourceLosses(TrainerCallback):
     """
 
     def __init__(self, data: PreparedData, rows: RowsOfSteps, *, sharing_rows: int = 1) -> None:
-        self.data, self.rows, self.sharing_rows = data, rows, sharing_rows
+        self.data = data
+        self.rows = rows
+        self.sharing_rows = sharing_rows
         self.micro_batch = self.measured = 0
         self.is_measuring = self.is_off = False
         self.totals = torch.zeros(2, len(data.sources))  # summed losses, tokens
@@ -43,20 +45,21 @@ class SourceLosses(TrainerCallback):
         self.totals = torch.zeros(2, len(self.data.sources), device=args.device)
         self.is_off = args.n_gpu > 1 or args.logging_strategy != IntervalStrategy.STEPS
         if not self.is_off and self.hook is None:
-            self.args, self.state = args, state
+            self.args = args
+            self.state = state
             self.hook = kwargs["model"].register_forward_hook(self.look, with_kwargs=True)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        step, every = state.global_step + 1, int(state.logging_steps)
-        self.state, self.micro_batch = state, 0
+        step = state.global_step + 1
+        every = int(state.logging_steps)
+        self.state = state
+        self.micro_batch = 0
         log = (step - 1) // every
         # equal in every process and after a resume
-        drawn, self.measured = (
-            Random(log).randrange(every),
-            Random(step).randrange(args.gradient_accumulation_steps),
-        )
+        drawn = Random(log).randrange(every)
+        self.measured = Random(step).randrange(args.gradient_accumulation_steps)
         self.is_measuring = step == log * every + 1 + drawn or (
             args.logging_first_step and step == 1
         )
@@ -87,7 +90,8 @@ class SourceLosses(TrainerCallback):
         if not (model.training and torch.is_grad_enabled()):
             return
         if self.is_measuring and isinstance(output, dict):
-            targets, labels = inputs.get("shift_labels"), inputs.get("labels")
+            targets = inputs.get("shift_labels")
+            labels = inputs.get("labels")
             if targets is None and isinstance(labels, torch.Tensor):
                 targets = F.pad(labels, (0, 1), value=IGNORED)[..., 1:]
             if targets is not None:
@@ -125,11 +129,10 @@ class SourceLosses(TrainerCallback):
 
     def rows_under_way(self) -> range:
         """Global indices of the rows in the current micro-batch, see `CPTDataLoader`."""
-        args, size = self.args, self.args.per_device_train_batch_size
-        groups, group = (
-            args.world_size // self.sharing_rows,
-            args.process_index // self.sharing_rows,
-        )
+        args = self.args
+        size = self.args.per_device_train_batch_size
+        groups = args.world_size // self.sharing_rows
+        group = args.process_index // self.sharing_rows
         first = self.rows.first(self.state.global_step) + (self.micro_batch * groups + group) * size
         return range(first, first + size)
 
@@ -141,7 +144,9 @@ def mean_cross_entropy(model: nn.Module, output: dict[str, Any]) -> torch.Tensor
         return None
     if isinstance(own, OwnLoss | FusedLoss) and own.memory.last is not None:
         return own.memory.last
-    return output.get("loss") if output.get("aux_loss") is None else None
+    if output.get("aux_loss") is None:
+        return output.get("loss")
+    return None
 
 
 def loss_of_rows(
@@ -153,7 +158,9 @@ def loss_of_rows(
     fused = without_adapter(model).loss_function
     if isinstance(fused, FusedLoss):
         losses = fused.token_losses
-        return None if losses is None else lambda row: losses[row].sum()
+        if losses is None:
+            return None
+        return lambda row: losses[row].sum()
 
     def summed(row: int) -> torch.Tensor:
         """Cross entropy in fp32, in chunks of tokens."""

@@ -278,7 +278,8 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
         super().__init__(engine)
-        self.check, self.scales_loss = check, scales_loss
+        self.check = check
+        self.scales_loss = scales_loss
         self.loss: torch.Tensor | None = None  # sum over the step's micro-batches so far
         self.has_checked = False
         self.knows_norms = True
@@ -303,7 +304,8 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         if sync_gradients and self.knows_norms:
             if not self.has_checked:  # DeepSpeed skipped the step before it computed the norm
                 self.skips(torch.full((), math.inf, device=self.loss.device))
-            self.has_checked, self.loss = False, None
+            self.has_checked = False
+            self.loss = None
             if not self.scales_loss:  # the schedule advances
                 self.engine.optimizer.overflow = False
 

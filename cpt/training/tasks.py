@@ -200,7 +200,8 @@ class TaskEvaluations(TrainerCallback):
 
     def read_result(self) -> None:
         assert self.child is not None, "the caller checked it"
-        child, self.child = self.child, None
+        child = self.child
+        self.child = None
         late = f"killed after {LONGEST_SECONDS:,} s, " if child.poll() is None else ""
         child.kill_family()
         lines = (self.folder / OUTPUT).read_text(errors="replace").strip().splitlines() or [""]
@@ -226,7 +227,8 @@ class TaskEvaluations(TrainerCallback):
         """End the evaluation; its weights remain for the next start."""
         if self.child is not None:
             self.child.kill_family()
-        self.child, self.waiting = None, []
+        self.child = None
+        self.waiting = []
 
 
 def step_of(weights: Path) -> int:

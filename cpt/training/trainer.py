@@ -177,7 +177,8 @@ class CPTTrainer(Trainer):
             compile_layers(model, compiling)
 
     def build_parts(self) -> None:
-        recipe, device = self.recipe, self.args.device
+        recipe = self.recipe
+        device = self.args.device
         self.guard = StepGuard(
             recipe,
             self.rows_of_steps,
@@ -427,7 +428,8 @@ class CPTTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         arguments = self.args
-        workers, parts = arguments.dataloader_num_workers, self.shared_rows.parts
+        workers = arguments.dataloader_num_workers
+        parts = self.shared_rows.parts
         collate = self.collate_examples()
         # torch's DataParallel, without a launcher, splits each tensor by rows, but bounds are not per row.
         has_bounds = collate is None and wants_bounds(self.model) and arguments.n_gpu <= 1
@@ -580,11 +582,15 @@ class CPTTrainer(Trainer):
             added = self.args.world_size if self.args.average_tokens_across_devices else 1
             penalty = loss / added - alone
             loss = loss - penalty * (added - 1 / self.current_gradient_accumulation_steps)
-        return (loss, outputs) if return_outputs else loss
+        if return_outputs:
+            return (loss, outputs)
+        return loss
 
     def take_cross_entropy(self) -> torch.Tensor | None:
         """Return the micro-batch's loss without the model's penalties; None if it has none."""
-        return None if self.own_loss is None else self.own_loss.memory.take()
+        if self.own_loss is None:
+            return None
+        return self.own_loss.memory.take()
 
     # --- after a step ------------------------------------------------------------------------------------------------
 
@@ -638,10 +644,13 @@ class CPTTrainer(Trainer):
     @property
     def weights_due(self) -> Kind | None:
         """The kind to save after this step, unless a full checkpoint is saved."""
-        every, step = self.recipe.checkpoints.weights_every_steps, self.state.global_step
+        every = self.recipe.checkpoints.weights_every_steps
+        step = self.state.global_step
         if every is not None and step % every == 0:
             return "weights"
-        return "tasks" if self.tasks.is_due(step) else None
+        if self.tasks.is_due(step):
+            return "tasks"
+        return None
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Publish `checkpoint-N`. The last save of a run must succeed; so must one that follows
@@ -719,7 +728,9 @@ class CPTTrainer(Trainer):
         except Exception as problem:  # a full disk, or a GPU after an error: report the first one
             return str(problem)
         failure = self.checkpointer.save_failure
-        return "" if failure is None else str(failure)
+        if failure is None:
+            return ""
+        return str(failure)
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 

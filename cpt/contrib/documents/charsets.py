@@ -140,7 +140,9 @@ def declaration(head: bytes, kind: str) -> str | None:
         return next((as_declared(codec) for codec in codecs_named if codec is not None), None)
     xml = XML_DECLARATION.match(head.lstrip())
     in_xml = as_declared(codec_of(xml[1].decode())) if xml else None
-    return in_xml if kind == "xml" else (meta_charset(head) or in_xml)
+    if kind == "xml":
+        return in_xml
+    return meta_charset(head) or in_xml
 
 
 def as_declared(codec: str | None) -> str | None:

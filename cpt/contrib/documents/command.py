@@ -16,7 +16,8 @@ from cpt.formatting import open_console
 if TYPE_CHECKING:
     from cpt.contrib.documents.ingest import Ingested
 
-FAILED_SHOWN, KINDS_SHOWN = 20, 8
+FAILED_SHOWN = 20
+KINDS_SHOWN = 8
 COUNTS = ("files", "documents", "pages", "characters", "duplicates", "failed")
 
 
@@ -63,7 +64,8 @@ def command(
     require_libraries()
     from cpt.contrib.documents.ingest import ingest
 
-    console, beside = open_console(), open_console(stderr=True)
+    console = open_console()
+    beside = open_console(stderr=True)
     with Progress(console=beside, transient=True, disable=not beside.is_interactive) as progress:
         bar = progress.add_task("converting", total=None)
         done = ingest(
@@ -128,7 +130,8 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         for reason, count in Counter(entry.reason for entry in done.failed).most_common(
             FAILED_SHOWN
         ):
-            path, detail = first[reason].path, first[reason].detail
+            path = first[reason].path
+            detail = first[reason].detail
             table.add_row(
                 f"{count:,}", reason, escape(path), escape("" if detail == reason else detail or "")
             )

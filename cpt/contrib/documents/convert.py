@@ -35,7 +35,8 @@ SUFFIXES = {
     ".markdown": "md",
 }
 SUFFIXES |= dict.fromkeys((".html", ".htm", ".xhtml"), "html")
-OLD_OFFICE, ZIP = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", b"PK\x03\x04"
+OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+ZIP = b"PK\x03\x04"
 # Atomic groups avoid exponential backtracking over a thousand comments.
 HTML = re.compile(
     r"(?>\s+|<\?xml[^>]*>|<!--.*?-->)*+<(!doctype\s+html|html|head|body)\b",
@@ -57,7 +58,9 @@ class Converted:
 
 def kind_of(raw: bytes, name: str) -> str:
     """A key of `CONVERTERS`. Raises NotConverted for an empty file or an unsupported format."""
-    head, suffix, marked = raw[:4096], format_of(name), None
+    head = raw[:4096]
+    suffix = format_of(name)
+    marked = None
     if not head:
         raise NotConverted("empty file")
     if b"%PDF-" in head[:1024]:  # PDF readers accept this much before the header
@@ -136,14 +139,12 @@ NOT_KEPT = {
     "drawings with text": re.compile(r"<svg\b(?:(?!</svg).)*?<text\b", re.IGNORECASE | re.DOTALL),
     "input fields with text": re.compile(r"<select\b|<textarea\b[^>]*>(?!\s*</)", re.IGNORECASE),
 }
-RAISED, LOWERED = (
-    "\ue001",
-    "\ue002",
-)  # mark superscripts and subscripts until they become 2^10 and H_2O
-BACKSLASH, BAR = (
-    "\ue004",
-    "\ue005",
-)  # mark the page's own backslashes, and the escaped bars of tables
+# mark superscripts and subscripts until they become 2^10 and H_2O
+RAISED = "\ue001"
+LOWERED = "\ue002"
+# mark the page's own backslashes, and the escaped bars of tables
+BACKSLASH = "\ue004"
+BAR = "\ue005"
 CAPTION = "\ue006"  # marks the ends of a caption, which would become emphasis
 CAPTION_TAG = re.compile(r"<(/?)(?:fig)?caption\b[^>]*>", re.IGNORECASE)
 SCRIPT = re.compile(f"([{RAISED}{LOWERED}])([^{RAISED}{LOWERED}]*)\\1")
@@ -313,7 +314,8 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
             ]
             if any(one.flag_bits & 1 for one in members):
                 raise NotConverted("encrypted", "the zip file has a password")
-            if (size := sum(one.file_size for one in members)) > MAX_UNPACKED_BYTES:
+            size = sum(one.file_size for one in members)
+            if size > MAX_UNPACKED_BYTES:
                 detail = f"{size:,} bytes, the limit is {MAX_UNPACKED_BYTES // 2**20} MiB. Is it a zip bomb?"
                 raise NotConverted("too large when unpacked", detail)
             yield archive
@@ -346,14 +348,18 @@ LEADERS = re.compile(
 WORD = re.compile(r"[^\W\d_]+")
 PAIR = re.compile(r"(?=\b([^\W\d_]+-[^\W\d_]+)\b)")
 HYPHENATED = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*$")
-MARGIN, MIN_PAGES, SHORT_LINE, BLANK = 0.08, 3, 0.7, 0.15
+MARGIN = 0.08
+MIN_PAGES = 3
+SHORT_LINE = 0.7
+BLANK = 0.15
 
 
 def outline_of(document: Any) -> dict[int, dict[str, int]]:
     """The levels of a PDF's bookmarks: page -> title -> level."""
     outline: dict[int, dict[str, int]] = defaultdict(dict)
     for bookmark in document.get_toc():
-        target, key = bookmark.get_dest(), key_of(bookmark.get_title())
+        target = bookmark.get_dest()
+        key = key_of(bookmark.get_title())
         if target is not None and key:
             outline[target.get_index()].setdefault(key, min(bookmark.level + 1, 6))
     return outline
@@ -365,7 +371,8 @@ def convert_pdf(raw: bytes) -> Converted:
     try:
         document = pypdfium2.PdfDocument(raw)
         num_printed = draw_form_values(document)
-        pages, margins = list[list[str]](), list[set[str]]()
+        pages = list[list[str]]()
+        margins = list[set[str]]()
         for number, page in enumerate(document):
             textpage = page.get_textpage()
             in_margins = [textpage.get_text_bounded(*box) for box in margins_of(page)]
@@ -422,7 +429,8 @@ def draw_form_values(document: Any) -> dict[int, int]:
 def margins_of(page: Any) -> list[tuple[float, float, float, float]]:
     """The left, bottom, right and top of both margins, before the page is rotated."""
     left, bottom, right, top = page.get_cropbox()
-    width, height = MARGIN * (right - left), MARGIN * (top - bottom)
+    width = MARGIN * (right - left)
+    height = MARGIN * (top - bottom)
     if page.get_rotation() in (90, 270):
         return [(left, bottom, left + width, top), (right - width, bottom, right, top)]
     return [(left, top - height, right, top), (left, bottom, right, bottom + height)]
@@ -447,9 +455,12 @@ def text_of_page(page: Any, num_printed: int | None = None) -> str:
     # Keep a blank that pdfium guessed only between separate glyphs: it guesses too many in wide fonts.
     from pypdfium2 import raw
 
-    box, right, characters = raw.FS_RECTF(), 0.0, list[str]()
+    box = raw.FS_RECTF()
+    right = 0.0
+    characters = list[str]()
     guessed = False
-    printed, values = list[Glyphs](), list[Glyphs]()
+    printed = list[Glyphs]()
+    values = list[Glyphs]()
     for index in range(page.count_chars()):
         character = chr(raw.FPDFText_GetUnicode(page, index))
         if character == " " and raw.FPDFText_IsGenerated(page, index) == 1:
@@ -462,7 +473,8 @@ def text_of_page(page: Any, num_printed: int | None = None) -> str:
         if num_printed is not None:
             glyph = Glyphs(character, box.left, box.bottom, box.right, box.top)
             (printed if index < num_printed else values).append(glyph)
-        guessed, right = False, box.right
+        guessed = False
+        right = box.right
     if values:
         return with_values(printed, values)
     return "".join(characters)
@@ -541,7 +553,8 @@ def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, i
             count, level = heading_at(page, position, outline.get(number, {}))
             if count:
                 blocks.append(f"{'#' * level} {' '.join(page[position : position + count])}")
-                position, is_open = position + count, False
+                position = position + count
+                is_open = False
                 continue
             line = page[position]
             if is_open and not ITEM.match(line):
@@ -612,10 +625,12 @@ def joined(text: str, line: str, words: Counter[str]) -> str:
         return text + line
     if not text.endswith(LINE_END_HYPHEN):
         return text + ("" if re.search(f"[{CJK}]$", text) else " ") + line
-    before, after = HYPHENATED.search(text[:-1]), WORD.match(line)
+    before = HYPHENATED.search(text[:-1])
+    after = WORD.match(line)
     if before is None or after is None:
         return f"{text[:-1]}-{line}"
-    first, last = before[0].casefold(), after[0].casefold()
+    first = before[0].casefold()
+    last = after[0].casefold()
     if words[first + last]:
         return text[:-1] + line
     if last in CONJUNCTIONS:  # pre- and post-war
@@ -681,7 +696,8 @@ def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
 
 def require_libraries() -> None:
     modules = {module for _, needed in CONVERTERS.values() for module in needed}
-    if missing := sorted(module for module in modules if find_spec(module) is None):
+    missing = sorted(module for module in modules if find_spec(module) is None)
+    if missing:
         raise ResourceError(
             f"not installed: {', '.join(missing)}. Run: {install_line('documents')}"
         )

@@ -6,4 +6,5 @@ class NotConverted(Exception):  # noqa: N818 -- always caught and written to fai
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail or reason
+        self.reason = reason
+        self.detail = detail or reason

@@ -36,10 +36,8 @@ class Formulas:
         tex = " ".join(tex.split())
         for before, after in DELIMITERS:
             if tex.startswith(before) and tex.endswith(after) and len(tex) >= len(before + after):
-                tex, display = (
-                    tex[len(before) : -len(after)].strip(),
-                    display or before in ("\\[", "$$"),
-                )
+                tex = tex[len(before) : -len(after)].strip()
+                display = display or before in ("\\[", "$$")
                 break
         styled = STYLE.fullmatch(tex)
         if styled and is_balanced(styled[1]):
@@ -136,7 +134,8 @@ def follows_source(element: Any, sources: set[str]) -> bool:
 
 
 def keep_script(script: Any, formulas: Formulas) -> None:
-    kind, content = script.get("type").lower(), (script.text or "").strip()
+    kind = script.get("type").lower()
+    content = (script.text or "").strip()
     content = re.sub(r"^(?:%\s*)?<!\[CDATA\[|(?:%\s*)?\]\]>$", "", content).strip()
     display = "mode=display" in kind.replace(" ", "")
     if kind.startswith("math/mml"):
@@ -192,7 +191,9 @@ def tex_inside(element: Any) -> str | None:
             return str(part.get("alt"))
     math = next((part for part in parts if local(part) == "math"), None)
     try:
-        return None if math is None else of_mathml(math)
+        if math is None:
+            return None
+        return of_mathml(math)
     except Untranslatable:
         return None
 
@@ -200,7 +201,8 @@ def tex_inside(element: Any) -> str | None:
 def put(element: Any, text: str) -> None:
     """Put text in the place of an element."""
     tail = element.tail or ""
-    parent, previous = element.getparent(), element.getprevious()
+    parent = element.getparent()
+    previous = element.getprevious()
     if previous is not None:
         previous.tail = (previous.tail or "") + text + tail
     else:

@@ -114,7 +114,8 @@ def ingest(
         known = {
             path: folder.entries[name] for path, name in names.items() if name in folder.entries
         }
-        changed, renewed = set[Path](), list[JournalEntry]()
+        changed = set[Path]()
+        renewed = list[JournalEntry]()
         for path, entry in known.items():
             current = with_current_status(entry, path)
             if current is None:
@@ -137,7 +138,8 @@ def ingest(
             str(one.sha256): one.path for one in folder.entries.values() if one.shard is not None
         }
         for start in range(0, len(todo), BATCH_FILES):
-            entries, rows = [], []
+            entries = []
+            rows = []
             batch = todo[start : start + BATCH_FILES]
             prepare = partial(
                 partial, convert_file, max_seconds, frozenset(holders), encoding=codec
@@ -183,7 +185,8 @@ def record(
     """Count a file, and record the shard of its document or the reason for its failure."""
     counts = done.new.setdefault(entry.kind or "unknown", Counter())
     counts["files"] += 1
-    if (sha256 := str(entry.sha256)) in holders:
+    sha256 = str(entry.sha256)
+    if sha256 in holders:
         counts["duplicates"] += 1
         return replace(entry, reason=DUPLICATE, detail=holders[sha256])
     if row is None:
@@ -198,7 +201,9 @@ def record(
 
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
     """The given files and the documents below folders, sorted, and the number of other files by suffix."""
-    files, others, ours = list[Path](), Counter[str](), output.resolve()
+    files = list[Path]()
+    others = Counter[str]()
+    ours = output.resolve()
     for path in inputs:
         if path.is_dir() and path.resolve().is_relative_to(ours):
             raise DataError(
@@ -227,12 +232,16 @@ def with_current_status(entry: JournalEntry, path: Path) -> JournalEntry | None:
         return entry
     if entry.sha256 is None:  # could not be read
         is_same = (current.size, current.mtime_ns) == (entry.size, entry.mtime_ns)
-        return current if is_same else None
+        if is_same:
+            return current
+        return None
     try:
         is_same = hashlib.sha256(content_of(path)).hexdigest() == entry.sha256
     except (NotConverted, *DAMAGE):
         is_same = False
-    return current if is_same else None
+    if is_same:
+        return current
+    return None
 
 
 def status_of(path: Path) -> dict[str, Any]:
@@ -355,7 +364,8 @@ SHARED = "characters of shared lines"
 
 class OutputFolder:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.own = folder, folder / ".ingest"
+        self.folder = folder
+        self.own = folder / ".ingest"
         self.failed_file = self.own / "failed.jsonl"
         parts = sorted(self.own.glob("journal-*.jsonl"))
         self.number = int(parts[-1].stem[-5:]) + 1 if parts else 0

@@ -90,29 +90,34 @@ def symbol(character: str) -> str:
 def identifier(text: str) -> str:
     if text in FUNCTIONS:
         return f"\\{text}"
-    return (
-        f"\\mathrm{{{text}}}"
-        if len(text) > 1 and text.isalpha() and text.isascii()
-        else symbols(text)
-    )
+    if len(text) > 1 and text.isalpha() and text.isascii():
+        return f"\\mathrm{{{text}}}"
+    return symbols(text)
 
 
 def operator(text: str) -> str:
-    return f"\\{text}" if text in FUNCTIONS else symbols(text)
+    if text in FUNCTIONS:
+        return f"\\{text}"
+    return symbols(text)
 
 
 def in_text(text: str) -> str:
     escaped = re.sub(r"([#$%&_{}])", r"\\\1", text)
-    return f"\\text{{{escaped}}}" if text.strip() else " "
+    if text.strip():
+        return f"\\text{{{escaped}}}"
+    return " "
 
 
 def base(tex: str) -> str:
     """An argument of ^ and _, or what they are attached to."""
-    return tex if re.fullmatch(r"[^\\{}\s]|\\[A-Za-z]+|\\text\{\w*\}", tex) else f"{{{tex}}}"
+    if re.fullmatch(r"[^\\{}\s]|\\[A-Za-z]+|\\text\{\w*\}", tex):
+        return tex
+    return f"{{{tex}}}"
 
 
 def attached(tex: str, sub: str = "", sup: str = "") -> str:
-    sub, sup = sub and f"_{base(sub)}", sup and f"^{base(sup)}"
+    sub = sub and f"_{base(sub)}"
+    sup = sup and f"^{base(sup)}"
     return (base(tex) if tex else "{}") + sub + sup
 
 
@@ -123,7 +128,9 @@ def matrix(rows: Sequence[Sequence[str]], name: str = "matrix") -> str:
 
 
 def root(tex: str, degree: str = "") -> str:
-    return f"\\sqrt[{degree}]{{{tex}}}" if degree else f"\\sqrt{{{tex}}}"
+    if degree:
+        return f"\\sqrt[{degree}]{{{tex}}}"
+    return f"\\sqrt{{{tex}}}"
 
 
 def fraction(top: str, bottom: str) -> str:
@@ -132,7 +139,9 @@ def fraction(top: str, bottom: str) -> str:
 
 def local(element: Any) -> str:
     """The name of an element without its namespace."""
-    return re.sub(r"^(\{.*\}|\w+:)", "", element.tag) if isinstance(element.tag, str) else ""
+    if isinstance(element.tag, str):
+        return re.sub(r"^(\{.*\}|\w+:)", "", element.tag)
+    return ""
 
 
 # --- MathML ---
@@ -157,7 +166,9 @@ def of_mathml(element: Any) -> str:
         return STRUCTURES[name][1](*children)
     if name == "mfrac" and len(children) == 2:
         has_line = element.get("linethickness", "1").rstrip("pxtem.") not in ("0", "")
-        return fraction(*children) if has_line else f"{{{children[0]} \\atop {children[1]}}}"
+        if has_line:
+            return fraction(*children)
+        return f"{{{children[0]} \\atop {children[1]}}}"
     if name == "mfenced":
         separator = element.get("separators", ",").strip()[:1]
         inner = separator.join(children)
@@ -201,7 +212,9 @@ def has_limits(tex: str) -> bool:
 
 
 def under_over(tex: str, low: str, high: str) -> str:
-    return attached(tex, low, high) if tex in LARGE else over(under(tex, low), high)
+    if tex in LARGE:
+        return attached(tex, low, high)
+    return over(under(tex, low), high)
 
 
 ACCENTS_IN_TEX = {symbols(mark): command for mark, command in ACCENTS.items()}
@@ -268,11 +281,14 @@ def setting(element: Any, name: str, default: str) -> str:
 
 
 def word_fraction(element: Any) -> str:
-    top, bottom = part(element, "num"), part(element, "den")
+    top = part(element, "num")
+    bottom = part(element, "den")
     kind = setting(element, "type", "bar")
     if kind == "noBar":
         return f"{{{top} \\atop {bottom}}}"
-    return f"{top}/{bottom}" if kind == "lin" else fraction(top, bottom)
+    if kind == "lin":
+        return f"{top}/{bottom}"
+    return fraction(top, bottom)
 
 
 def word_root(element: Any) -> str:
@@ -292,7 +308,8 @@ def word_scripts(element: Any, tex: str | None = None) -> str:
 
 
 def word_brackets(element: Any) -> str:
-    begin, end = setting(element, "begChr", "("), setting(element, "endChr", ")")
+    begin = setting(element, "begChr", "(")
+    end = setting(element, "endChr", ")")
     inner = f" {symbols(setting(element, 'sepChr', '|'))} ".join(parts(element, "e"))
     return glue([f"\\left{symbols(begin) or '.'}", inner, f"\\right{symbols(end) or '.'}"])
 

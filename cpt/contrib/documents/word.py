@@ -50,7 +50,9 @@ def styles_of(archive: zipfile.ZipFile) -> dict[str, Element]:
 def hidden_in(element: Element) -> bool | None:
     """Whether the properties of a run or a style hide text; None if they leave it open."""
     mark = element.find("{*}rPr/{*}vanish")
-    return None if mark is None else value_of(mark, "val") not in OFF
+    if mark is None:
+        return None
+    return value_of(mark, "val") not in OFF
 
 
 def value_of(element: Element | None, name: str) -> str:
@@ -103,7 +105,8 @@ class WordPart:
         if name in DELETED:
             return [element]
         if name == "p":
-            outer_style, inside = self.paragraph_style, list[Element]()
+            outer_style = self.paragraph_style
+            inside = list[Element]()
             self.paragraph_style = value_of(element.find("{*}pPr/{*}pStyle"), "val")
             self.rewrite(element, inside)
             self.mark_number(element)
@@ -174,7 +177,9 @@ class WordPart:
             return None
         mark = hidden_in(style)
         base = value_of(style.find("{*}basedOn"), "val")
-        return self.hidden_by(base) if mark is None and base != name else mark
+        if mark is None and base != name:
+            return self.hidden_by(base)
+        return mark
 
     def enter_field(self, kind: str) -> None:
         if kind == "begin":

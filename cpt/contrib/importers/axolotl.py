@@ -77,10 +77,8 @@ def translate(config: Translation) -> None:
 
 
 def translate_stage(config: Translation) -> str:
-    rl, learns_inputs = (
-        str(config.take("rl", "")).lower(),
-        is_on(config.values.get("train_on_inputs")),
-    )
+    rl = str(config.take("rl", "")).lower()
+    learns_inputs = is_on(config.values.get("train_on_inputs"))
     families = {family(dataset.get("type")) for dataset in datasets(config, "datasets")}
     stage = "cpt" if families <= {*TEXT} or learns_inputs and families <= {*CHATS} else "sft"
     stage = "reward" if config.take_switch("reward_model") else stage
@@ -103,7 +101,9 @@ def translate_stage(config: Translation) -> str:
 
 def family(kind: Any) -> str:
     """Return `chat_template` for `chat_template.default`; None for a custom type."""
-    return "own" if isinstance(kind, dict) else re.split(r"[.:]", str(kind or ""))[0]
+    if isinstance(kind, dict):
+        return "own"
+    return re.split(r"[.:]", str(kind or ""))[0]
 
 
 def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
@@ -145,7 +145,8 @@ def translate_data(config: Translation, stage: str) -> None:
 
 def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
     """Return a dataset's sources; keys that remain in it are not translated."""
-    path, kind = str(dataset.pop("path", None) or ""), dataset.pop("type", None)
+    path = str(dataset.pop("path", None) or "")
+    kind = dataset.pop("type", None)
     for key in ("ds_type", "ds_tool"):  # the format of the files, which cpt reads from their names
         dataset.pop(key, None)
     files = dataset.pop("data_files", None) or []
@@ -182,13 +183,19 @@ def chat_of(dataset: dict[str, Any], kind: Any, stage: str) -> dict[str, str] | 
         sides = {
             side: str(dataset.pop(f"field_{side}", None) or side) for side in ("chosen", "rejected")
         }
-        return sides if str(kind).endswith("argilla") else {"prompt": messages, **sides}
+        if str(kind).endswith("argilla"):
+            return sides
+        return {"prompt": messages, **sides}
     if stage in ("sft", "cpt"):
-        return {"prompt": INSTRUCTION, "completion": "output"} if kind == "alpaca" else None
+        if kind == "alpaca":
+            return {"prompt": INSTRUCTION, "completion": "output"}
+        return None
     question = QUESTIONS.get(str(kind).partition(".")[2])
     answers = (
         {"assistant": "completion", "label": "label"}
         if stage == "kto"
         else {"chosen": "chosen", "rejected": "rejected"}
     )
-    return {"user": question, "system": "system", **answers} if question else None
+    if question:
+        return {"user": question, "system": "system", **answers}
+    return None

@@ -61,7 +61,8 @@ def translated(path: Path, gpus: int = 1) -> Translation:
         mistakes = Mistakes()
         root = read_or_raise(path, mistakes)
         mistakes.raise_if_any()
-        values, lines = plain(root), {key: node.place.line for key, node in root.value.items()}
+        values = plain(root)
+        lines = {key: node.place.line for key, node in root.value.items()}
     if {"model", "data", "budget"} <= values.keys():
         raise RecipeError(f"{path} is a recipe already. Check it: cpt check {path}")
     tool = next((tool for tool, (keys, _) in TRANSLATORS.items() if values.keys() & {*keys}), "")

@@ -91,7 +91,8 @@ def flatten_v1(config: Translation) -> Info:
     config.values["use_liger_kernel"] = config.take("kernel_config.name") == "liger_kernel"
     config.values["save_strategy"] = "steps" if config.values.get("save_steps") else "no"
     config.add_defaults(V1_DEFAULTS)
-    if rows := config.take_number("global_batch_size"):
+    rows = config.take_number("global_batch_size")
+    if rows:
         at_once = config.values["per_device_train_batch_size"] * config.gpus
         config.values["gradient_accumulation_steps"] = max(1, int(rows // at_once))
         config.names["gradient_accumulation_steps"] = "global_batch_size"
@@ -109,7 +110,8 @@ def read_v1_datasets(config: Translation) -> Info:
     config.values["dataset"] = [*entries] if named else []
     if any(entry.get("converter") == "pair" for entry in entries.values()):
         config.values["stage"] = "dpo"  # in v1 the command names it: `llamafactory-cli dpo`
-    if held_out := config.take("eval_dataset"):
+    held_out = config.take("eval_dataset")
+    if held_out:
         config.drop("eval_dataset", held_out, "see evaluation.perplexity")
     for name, entry in entries.items():
         if entry.get("weight"):
@@ -157,11 +159,9 @@ def translate_data(config: Translation, stage: str, v1: Info | None) -> None:
             found.append(source | ({"max_documents": limit} if limit else {}))
         return found
 
-    trained, held_out, streams = (
-        sources("dataset"),
-        sources("eval_dataset"),
-        config.take_switch("streaming"),
-    )
+    trained = sources("dataset")
+    held_out = sources("eval_dataset")
+    streams = config.take_switch("streaming")
     config.put_data("dataset", trained, held_out, "interleave_probs", "val_size", streams)
     packs = is_on(config.take("packing", stage == "cpt")) | config.take_switch("neat_packing")
     config.put(
@@ -186,7 +186,8 @@ def read_datasets(config: Translation, name: str) -> Info:
 def source_of(
     config: Translation, name: str, entry: dict[str, Any], place: Path, stage: str
 ) -> dict[str, Any]:
-    hub, file = entry.get("hf_hub_url"), entry.get("file_name")
+    hub = entry.get("hf_hub_url")
+    file = entry.get("file_name")
     if not hub and not file:
         raise config.error(
             "dataset", f"`{name}` has neither `file_name` nor `hf_hub_url` in {place / INFO}"
@@ -212,7 +213,8 @@ def chat_of(entry: dict[str, Any], columns: dict[str, str], stage: str) -> dict[
     form = entry.get("formatting", "alpaca")
     if form == "alpaca":
         columns = columns or {"query": "input"}
-        question, query = columns.get("prompt", "instruction"), columns.get("query")
+        question = columns.get("prompt", "instruction")
+        query = columns.get("query")
         chat = {"user": f"{{{question}}}\n{{{query}}}" if query else question}
         chat |= {"assistant": columns.get("response", "output")} if answers else {}
     elif form == "pair":  # of v1: both sides are whole chats

@@ -71,7 +71,8 @@ def translate(config: Translation) -> None:
     config.gpus = max(
         config.gpus, math.prod(int(number) for number in processes if number.isdigit())
     )
-    if (kind := config.take("task_type", "causal_lm")) != "causal_lm":
+    kind = config.take("task_type", "causal_lm")
+    if kind != "causal_lm":
         raise config.error("task_type", f"cpt trains causal language models, not {kind}")
     translate_stage(config)
     config.rename(RENAMED)
@@ -101,7 +102,8 @@ def translate(config: Translation) -> None:
 
 def translate_stage(config: Translation) -> None:
     """Translate the command, or in a YAML config the keys that only one command has."""
-    given, kind = config.take("command"), str(config.take("rlhf_type", "")).lower()
+    given = config.take("command")
+    kind = str(config.take("rlhf_type", "")).lower()
     is_text = (
         not is_on(config.values.get("use_chat_template", True))
         or config.values.get("loss_scale") == "all"
@@ -131,11 +133,9 @@ def translate_data(config: Translation) -> None:
     def sources(key: str) -> Sources:
         return [source_of(name) for name in words_in(config.take(key, []))]
 
-    trained, held_out, streams = (
-        sources("dataset"),
-        sources("val_dataset"),
-        config.take_switch("streaming"),
-    )
+    trained = sources("dataset")
+    held_out = sources("val_dataset")
+    streams = config.take_switch("streaming")
     config.put_data("dataset", trained, held_out, "interleave_prob", "split_dataset_ratio", streams)
     config.put("data.packing", "best_fit" if config.take_switch("packing") else "none", "packing")
 
@@ -204,7 +204,8 @@ def expanded(shell: dict[str, str], found: re.Match[str]) -> str:
 
 
 def calculated(found: re.Match[str]) -> str:
-    one, other = int(found[1]), int(found[3])
+    one = int(found[1])
+    other = int(found[3])
     return str(one * other if found[2] == "*" else one // max(other, 1))
 
 

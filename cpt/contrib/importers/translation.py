@@ -132,7 +132,9 @@ class Translation:
     def take(self, key: str, default: Any = None) -> Any:
         """Remove a key and return its value; the default if it is missing or null."""
         found = self.values.pop(key, None)
-        return default if found is None else found
+        if found is None:
+            return default
+        return found
 
     def take_switch(self, key: str) -> bool:
         return is_on(self.take(key))
@@ -144,7 +146,9 @@ class Translation:
             number = float(found)
         except (TypeError, ValueError) as problem:
             raise self.error(key, f"expected a number, got {in_yaml(found)}") from problem
-        return int(number) if number.is_integer() else number
+        if number.is_integer():
+            return int(number)
+        return number
 
     def error(self, key: str, problem: str) -> RecipeError:
         name = self.names.get(key, key)
@@ -191,7 +195,8 @@ class Translation:
         """Write the sources; `key`, `weights`, `share`: the tool's keys of datasets, mixture and held-out share."""
         if not trained:
             raise RecipeError(f"{self.path}: `{key}` is missing. Set the data to train on")
-        if asked := words_in(self.take(weights, [])):
+        asked = words_in(self.take(weights, []))
+        if asked:
             trained = [
                 {**source, "weight": float(word)}
                 for source, word in zip(trained, asked, strict=True)
@@ -260,11 +265,9 @@ class Translation:
 
 def is_on(value: Any) -> bool:
     """Both tools also accept texts such as "true"."""
-    return (
-        value.lower() in ("true", "yes", "on", "1", "auto")
-        if isinstance(value, str)
-        else bool(value)
-    )
+    if isinstance(value, str):
+        return value.lower() in ("true", "yes", "on", "1", "auto")
+    return bool(value)
 
 
 def with_names(sources: Sources) -> Sources:
@@ -347,7 +350,8 @@ def translate_shared_keys(config: Translation) -> None:
         config.move({"wandb_project": "training.project"})
     if trackers not in ([], ["none"]):
         config.put("monitoring.trackers", list(dict.fromkeys(trackers)))
-    bf16, fp16 = config.take("bf16"), config.take_switch("fp16")
+    bf16 = config.take("bf16")
+    fp16 = config.take_switch("fp16")
     is_pure = bf16 == "full" or config.take_switch("pure_bf16") or config.take_switch("bfloat16")
     if fp16 and (bf16 == "auto" or not is_on(bf16)):
         config.put("training.fp16", True)
@@ -355,10 +359,8 @@ def translate_shared_keys(config: Translation) -> None:
         config.put("training.bf16", True, f"bf16: {bf16}" if isinstance(bf16, str) else "")
     if is_pure:
         config.put("model.dtype", "bfloat16", "weights in bfloat16")
-    asked, disabled = (
-        config.take("gradient_checkpointing"),
-        config.take_switch("disable_gradient_checkpointing"),
-    )
+    asked = config.take("gradient_checkpointing")
+    disabled = config.take_switch("disable_gradient_checkpointing")
     config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
     liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]
     if liger and config.recipe["stage"] in (
@@ -389,7 +391,8 @@ def translate_budget_and_optimizer(config: Translation) -> float:
         number = config.take_number(key)
         step_tokens *= int(number)
         config.put(f"{'data' if key == 'sequence_length' else 'training'}.{key}", number, key)
-    steps, epochs = max(0, config.take_number("max_steps")), config.take_number("num_train_epochs")
+    steps = max(0, config.take_number("max_steps"))
+    epochs = config.take_number("num_train_epochs")
     if steps:
         how = f"max_steps: {steps} x {step_tokens:,} tokens per step on {config.gpus} GPU(s), see --gpus"
         config.put("budget.tokens", int(steps * step_tokens), how)
@@ -443,9 +446,11 @@ def translate_budget_and_optimizer(config: Translation) -> float:
 def translate_interval(config: Translation, section: str, verb: str, epochs: float) -> None:
     """Translate to `every_steps`: a number of steps, or a share of the run for a number of times per epoch."""
     strategy = str(config.take(f"{verb}_strategy", "steps")).lower()
-    steps, times = config.take_number(f"{verb}_steps"), config.take_number(f"{verb}s_per_epoch")
+    steps = config.take_number(f"{verb}_steps")
+    times = config.take_number(f"{verb}s_per_epoch")
     if strategy == "epoch":
-        steps, times = 0, times or 1
+        steps = 0
+        times = times or 1
     if strategy in ("no", "false"):
         return
     if steps > 0:

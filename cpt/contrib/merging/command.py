@@ -94,7 +94,8 @@ def command(
     Example: cpt merge --method lora base-model runs/my-run/final/adapter --output merged
     """
     disable_progress_bar()
-    folders, chosen = models or [], None if dtype == "stored" else DTYPES[dtype]
+    folders = models or []
+    chosen = None if dtype == "stored" else DTYPES[dtype]
     arithmetic = (after, base, chat)
     if method != "task_arithmetic" and (any(arithmetic) or scale != 1.0):
         raise RecipeError("--after, --base, --chat and --scale need --method task_arithmetic.")
@@ -169,10 +170,8 @@ def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
             "NOT LOADED BACK: a tokenizer is missing. Copy one into the folder, then: cpt serve"
         ]
         if any((unfinished / name).is_file() for name in TOKENIZER_FILES):
-            tokenizer, loaded = (
-                AutoTokenizer.from_pretrained(unfinished),
-                AutoConfig.from_pretrained(unfinished),
-            )
+            tokenizer = AutoTokenizer.from_pretrained(unfinished)
+            loaded = AutoConfig.from_pretrained(unfinished)
             vocabulary = check_vocabulary(loaded.vocab_size, tokenizer)
             logits = logits_in_another_process(unfinished, proof_text(tokenizer, loaded), dtype)
             if not logits.isfinite().all():
@@ -270,7 +269,8 @@ def save_points(folder: Path, points: Sequence[LinePoint]) -> str:
         {**asdict(one), "helps": one.helps, "is_on_frontier": one.is_on_frontier(points)}
         for one in points
     ]
-    best, content = best_point(points), {"conclusion": conclusion(points), "points": rows}
+    best = best_point(points)
+    content = {"conclusion": conclusion(points), "points": rows}
     write_atomic(folder / "interpolation.json", json.dumps(content, indent=2) + "\n")
     some = {
         "points": points,

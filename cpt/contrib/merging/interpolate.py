@@ -55,7 +55,8 @@ class Line:
         dtypes = [
             stored_dtype(weights_folder(str(end.path), end.revision)) for end in (base, trained)
         ]
-        self.trained, self.dtype = trained, torch.promote_types(*dtypes)
+        self.trained = trained
+        self.dtype = torch.promote_types(*dtypes)
         self.tokenizer = load_tokenizer(Tokenizer(), trained)
         refuse_unlike(base, trained)
         self.ends = [self.load(end, self.dtype).state_dict() for end in (base, trained)]
@@ -97,7 +98,8 @@ class Line:
                 f"all held-out sets ({', '.join(rows)}) are general text. Add one of the domain."
             )
         on_gpu = torch.cuda.is_available()
-        measured, found = None, dict[float, dict[str, DocumentLosses]]()
+        measured = None
+        found = dict[float, dict[str, DocumentLosses]]()
         if folder is not None:
             measured = folder / self.key(rows, on_gpu=on_gpu)
             found = losses_in(measured, shares)
@@ -233,16 +235,15 @@ def best_point(points: Sequence[LinePoint]) -> LinePoint | None:
         for one in points[1:-1]
         if one.helps and one.domain["base"].difference <= KEPT_GAIN * gain
     ]
-    return (
-        min(kept, key=lambda one: one.place[1], default=None)
-        if gain < 0 and points[-1].general
-        else None
-    )
+    if gain < 0 and points[-1].general:
+        return min(kept, key=lambda one: one.place[1], default=None)
+    return None
 
 
 def conclusion(points: Sequence[LinePoint]) -> str:
     """One sentence: what the best point keeps, or that no point helps."""
-    best, trained = best_point(points), points[-1]
+    best = best_point(points)
+    trained = points[-1]
     if trained.general is None:
         return "General text was not evaluated: add it to `evaluation.retain`, or with --text general=FILE."
     if not any(one.helps for one in points[1:-1]):

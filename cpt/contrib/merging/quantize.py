@@ -123,8 +123,10 @@ def write_quantised(
     method: QuantizedTo,
     max_rise: float,
 ) -> Iterator[str]:
-    dtype, device = options.dtype, "cuda" if method == "int4" else None
-    tokenizer, config = AutoTokenizer.from_pretrained(whole), AutoConfig.from_pretrained(whole)
+    dtype = options.dtype
+    device = "cuda" if method == "int4" else None
+    tokenizer = AutoTokenizer.from_pretrained(whole)
+    config = AutoConfig.from_pretrained(whole)
     text = evaluation_text(trained, tokenizer, config, options.text)
     proof = proof_text(tokenizer, config, options.text)
     plain = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device)
@@ -153,7 +155,8 @@ def quantisation(
     widths = sorted({layer.in_features for layer in layers})
     if method == "nf4":
         # On the CPU, bitsandbytes 0.50 returns wrong numbers if a row ends inside a block.
-        if odd := [str(width) for width in widths if width % NF4_BLOCK]:
+        odd = [str(width) for width in widths if width % NF4_BLOCK]
+        if odd:
             wide = f"layers are {', '.join(odd)} wide"
             raise CheckpointError(
                 f"nf4 needs widths divisible by {NF4_BLOCK}, but {wide}. Use --quantize int8."

@@ -38,7 +38,9 @@ def write_chat_vector(
     Raises:
         CheckpointError: the three models differ in architecture or tokenizer.
     """
-    trained, origin, speaker = open_source(after), open_source(base), open_source(chat)
+    trained = open_source(after)
+    origin = open_source(base)
+    speaker = open_source(chat)
     names = vocabulary_tensors(trained.config, trained.tensors.files)
     for other in (origin, speaker):
         refuse_other_shapes(trained.tensors, other.tensors, apart_from=sorted(names))
@@ -139,7 +141,8 @@ def match_rows(
         chat.get_vocab(),
     )
     for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
-        if (needed := max(ids.values()) + 1) > count:
+        needed = max(ids.values()) + 1
+        if needed > count:
             raise CheckpointError(
                 f"{what} has {needed:,} tokens, but {count:,} rows. Copy its tokenizer there."
             )
@@ -149,14 +152,16 @@ def match_rows(
     # Each must have every token of the base, and only added tokens can be added to a tokenizer.
     learned = base_ids.keys() - base.added_tokens_encoder.keys()
     for ids, what in ((after_ids, "--after"), (chat_ids, "--chat")):
-        if lacking := learned - ids.keys():
+        lacking = learned - ids.keys()
+        if lacking:
             missing = (
                 f"{len(lacking):,} of the {len(learned):,} tokens of --base ({shown(lacking)})"
             )
             raise CheckpointError(
                 f"the tokenizer of {what} lacks {missing}. All three models must share one base."
             )
-    if own := chat_ids.keys() - after_ids.keys() - chat.added_tokens_encoder.keys():
+    own = chat_ids.keys() - after_ids.keys() - chat.added_tokens_encoder.keys()
+    if own:
         pieces = f"{len(own):,} vocabulary entries ({shown(own)}) that --after lacks"
         raise CheckpointError(
             f"the tokenizer of --chat has {pieces}. Use a chat model with the base's tokenizer."
@@ -200,15 +205,17 @@ def add_tokens(
     by_name = {str(token): token for token in chat.added_tokens_decoder.values()}
     after.add_tokens([by_name[token] for token in rows.added])
     ids = after.get_vocab()
-    if misplaced := [
+    misplaced = [
         token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number
-    ]:
+    ]
+    if misplaced:
         raise CheckpointError(
             f"--after's tokenizer has gaps in its ids, at {shown(misplaced)}. Use another."
         )
     after.chat_template = chat.chat_template
     for name in ("bos_token", "eos_token", "pad_token"):
-        if (token := getattr(chat, name)) is not None:
+        token = getattr(chat, name)
+        if token is not None:
             setattr(after, name, token)
     return after
 

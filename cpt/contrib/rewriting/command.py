@@ -25,7 +25,9 @@ from cpt.errors import DataError, RecipeError
 from cpt.formatting import open_console
 from cpt.recipe.schema import DocumentSource, Model
 
-TOP_P, SEED, SECONDS_OF_PROGRESS = 0.95, 42, 10
+TOP_P = 0.95
+SEED = 42
+SECONDS_OF_PROGRESS = 10
 
 
 def command(
@@ -190,7 +192,8 @@ def progress_of(most_calls: int) -> Callable[[Rewritten], None]:
         now = monotonic()
         if now - last < SECONDS_OF_PROGRESS or not done.calls:
             return
-        last, speed = now, done.calls / (now - begin)
+        last = now
+        speed = done.calls / (now - begin)
         left = timedelta(seconds=round((most_calls - done.calls_settled) / speed))
         calls = (
             f"{done.calls_settled:,} of {most_calls:,} calls, {speed:,.1f} per second, {left} left"
@@ -201,7 +204,8 @@ def progress_of(most_calls: int) -> Callable[[Rewritten], None]:
 
 
 def show_rewritten(done: Rewritten, output: Path) -> None:
-    console, table = open_console(), Table(Column("texts", justify="right"), "became")
+    console = open_console()
+    table = Table(Column("texts", justify="right"), "became")
     table.add_row(f"{done.texts:,}", "kept")
     for reason, count in done.dropped.most_common():
         table.add_row(f"{count:,}", f"dropped: {reason}", style="yellow")

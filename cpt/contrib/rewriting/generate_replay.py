@@ -67,10 +67,8 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
             f"{task.model.path}: its window of {window:,} tokens has {max(0, room):,} for new ones"
         )
         raise RecipeError(f"{what}. Lower --max-new-tokens, or shorten the --prompts.")
-    sampling, hash_of_prompts = (
-        Sampling(new, task.temperature, task.top_p),
-        rewrite.sha256("\n".join(task.prompts)),
-    )
+    sampling = Sampling(new, task.temperature, task.top_p)
+    hash_of_prompts = rewrite.sha256("\n".join(task.prompts))
     writer = Answerer(model, tokenizer, sampling, task.batch_size)
     writer.continues = True
     provenance = {
@@ -85,7 +83,8 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
 
     def write(numbers: range, wanted: int) -> tuple[list[Mapping[str, object]], Counter[str]]:
         """Write texts until they have the wanted tokens."""
-        rows, counts = list[Mapping[str, object]](), Counter[str](texts=0)
+        rows = list[Mapping[str, object]]()
+        counts = Counter[str](texts=0)
         for first in range(0, len(numbers), task.batch_size):
             batch = numbers[first : first + task.batch_size]
             # a text's seed: 64 bits of a hash
@@ -100,7 +99,8 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
                 text = answer.text.rstrip("\ufffd")  # the last character may be cut off
                 counts["written"] += 1
                 filters = (partial(length, min_characters=task.min_characters), rewrite.REPETITION)
-                if reason := reason_to_drop(rewrite.view(text), filters):
+                reason = reason_to_drop(rewrite.view(text), filters)
+                if reason:
                     counts[f"dropped: {reason}"] += 1
                     continue
                 cut = {"cut_off": True} if answer.is_cut_off else {}
@@ -110,7 +110,8 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
                     return rows, counts
         return rows, counts
 
-    done, group = Counter[str](), 0
+    done = Counter[str]()
+    group = 0
     with output_locked(output, output / rewrite.OWN_FOLDER / "lock", "cpt data generate-replay"):
         rewrite.refuse_another_task(output, {**provenance, "min_characters": task.min_characters})
         while (wanted := tokens - done["tokens"]) > 0:

@@ -35,7 +35,9 @@ SEPARATORS = ("\n\n", "\n", ". ", " ")
 KEYS = ("CPT_API_KEY", "OPENAI_API_KEY")  # of the environment
 # Calls that fail for the moment are repeated until nothing was answered for `PATIENCE_SECONDS`. The pause of a call
 # doubles up to the longest one.
-PATIENCE_SECONDS, PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 600.0, 1.0, 60.0
+PATIENCE_SECONDS = 600.0
+PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
 TRANSIENT = (408, 409, 429)
 UNREADABLE_IN_A_ROW = (
     5  # answers that cannot be read; so many end the run, because the server is paid for each
@@ -46,7 +48,8 @@ NOT_ACCEPTED = re.compile(
     r"|cannot both be",
     re.IGNORECASE,
 )
-CONCURRENCY, TIMEOUT = 32, 600.0
+CONCURRENCY = 32
+TIMEOUT = 600.0
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,10 @@ class Answerer:
         sampling: Sampling,
         batch_size: int,
     ) -> None:
-        self.model, self.tokenizer, self.sampling, self.batch_size = (
-            model.eval(),
-            tokenizer,
-            sampling,
-            batch_size,
-        )
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.sampling = sampling
+        self.batch_size = batch_size
         # An answer ends with the tokenizer's EOS, or with those of the model's generation config (end of turn).
         own = None if model.generation_config is None else model.generation_config.eos_token_id
         listed = own if isinstance(own, list) else [] if own is None else [own]
@@ -214,7 +215,8 @@ class Connection:
         self.endpoint = endpoint
         self.client = client
         self.slots = asyncio.Semaphore(endpoint.concurrency)
-        self.calls, self.most_calls = 0, most_calls
+        self.calls = 0
+        self.most_calls = most_calls
         self.parameters: dict[str, Any] = {
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
@@ -466,7 +468,9 @@ def join_parts(parts: Sequence[Any]) -> str | None:
             text = part.get("text") if part.get("type") in ("text", "output_text") else None
         if isinstance(text, str):
             texts.append(text)
-    return "".join(texts) if texts else None
+    if texts:
+        return "".join(texts)
+    return None
 
 
 class RewriteQuestion:
@@ -476,7 +480,8 @@ class RewriteQuestion:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.is_chat = tokenizer.chat_template is not None
-        self.head, self.tail = list[int](), list[int]()
+        self.head = list[int]()
+        self.tail = list[int]()
         if self.is_chat:
             # Thinking is disabled, an option of Qwen3.
             message = [{"role": "user", "content": PLACE}]
@@ -524,7 +529,8 @@ def cut(
     separator, *finer = separators
     parts = [part + separator for part in text.split(separator)]
     parts[-1] = parts[-1].removesuffix(separator)
-    pieces, room = [""], max_tokens
+    pieces = [""]
+    room = max_tokens
     for part in parts:
         length = count(part)
         if length > room and pieces[-1]:

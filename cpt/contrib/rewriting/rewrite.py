@@ -170,15 +170,17 @@ class Estimate(NamedTuple):
 
 def estimate(task: Task) -> Estimate:
     """Read the source, and count what its rewriting will cost."""
-    count, documents, texts, tokens = token_counter(task), 0, 0, 0
+    count = token_counter(task)
+    documents = 0
+    texts = 0
+    tokens = 0
     for piece in cut_all(open_source(task.source, KEY), task.max_input_tokens, count):
-        documents, texts, tokens = (
-            documents + (piece.number == 0),
-            texts + 1,
-            tokens + count(piece.text),
-        )
+        documents = documents + (piece.number == 0)
+        texts = texts + 1
+        tokens = tokens + count(piece.text)
     longest = max(count(prompt) for style in task.styles for prompt in (style.prompt, style.then))
-    calls, calls_times_text = task.most_calls(texts), task.most_calls(tokens)
+    calls = task.most_calls(texts)
+    calls_times_text = task.most_calls(tokens)
     return Estimate(
         documents,
         texts,
@@ -236,7 +238,8 @@ def rewrite(
 def describe_model(model: Model | Endpoint) -> dict[str, object]:
     if isinstance(model, Endpoint):
         return {"model": model.model, "model_revision": None, "model_sha256": None}
-    path, revision = str(model.path), model.revision
+    path = str(model.path)
+    revision = model.revision
     hashes = hash_weights(path, revision).items()
     return {
         "model": path,
@@ -288,7 +291,8 @@ class Rewriting:
 
     async def rewrite_group(self, number: int, pieces: Sequence[TextPiece], ask: Ask) -> None:
         texts, counted, journal = files_of_group(self.output, number)
-        asked, done = sha256("".join(piece.text_hash for piece in pieces)), self.done
+        asked = sha256("".join(piece.text_hash for piece in pieces))
+        done = self.done
         counts = read_counts(texts, counted, asked)
         if counts is not None:
             done.groups_done_before += 1
@@ -299,7 +303,8 @@ class Rewriting:
             write_group(texts, counted, rows, counts)
         journal.unlink(missing_ok=True)
         done.documents += sum(piece.number == 0 for piece in pieces)
-        done.pieces, done.texts = done.pieces + len(pieces), done.texts + counts["texts"]
+        done.pieces = done.pieces + len(pieces)
+        done.texts = done.texts + counts["texts"]
         done.dropped.update(counts["dropped"])
         self.report(done)
 
@@ -307,9 +312,12 @@ class Rewriting:
         self, pieces: Sequence[TextPiece], journal: Path, ask: Ask
     ) -> tuple[list[dict[str, object]], Counter[str]]:
         """The output's rows, and reason -> how many texts and answers were dropped."""
-        task, dropped, calls = self.task, Counter[str](), list[Call]()
+        task = self.task
+        dropped = Counter[str]()
+        calls = list[Call]()
         for piece in pieces:
-            if reason := decontaminate(view(piece.text), against=task.against):
+            reason = decontaminate(view(piece.text), against=task.against)
+            if reason:
                 dropped[f"the text itself is {reason}"] += 1
                 self.done.calls_settled += task.most_calls()
                 continue
@@ -334,12 +342,14 @@ class Rewriting:
             dropped["no list in the first answer"] += not foci
             asked += [replace(call, focus=focus) for focus in foci]
         await self.ask_missing([call for call in asked if call.focus], answers, journal, ask)
-        rows, kept = list[dict[str, object]](), defaultdict[TextPiece, list[str]](list)
+        rows = list[dict[str, object]]()
+        kept = defaultdict[TextPiece, list[str]](list)
         for call in asked:
             piece = call.piece
             answer = clean(answers[call.key], piece.text)
             self.done.removed.update(answer.removed)
-            if (reason := why_dropped(answer, piece.text, kept[piece], task)) is not None:
+            reason = why_dropped(answer, piece.text, kept[piece], task)
+            if reason is not None:
                 dropped[reason] += 1
                 continue
             kept[piece].append(answer.text)
@@ -359,10 +369,8 @@ class Rewriting:
             answers[key] = answer
             if not self.is_useful:
                 self.count_first(missing[number], answer)
-            self.done.calls, self.done.calls_settled = (
-                self.done.calls + 1,
-                self.done.calls_settled + 1,
-            )
+            self.done.calls = self.done.calls + 1
+            self.done.calls_settled = self.done.calls_settled + 1
             self.report(self.done)
 
         await ask([(call.prompt, call.seed) for call in missing], take)
@@ -541,7 +549,8 @@ def is_near_copy(text: str, other: str) -> bool:
     """Whether the other text contains this one, or `LIKENESS` of its runs of words."""
     if " ".join(text.casefold().split()) in " ".join(other.casefold().split()):
         return True
-    words, known = words_of(text), words_of(other)
+    words = words_of(text)
+    known = words_of(other)
     return (
         min(len(words), len(known)) >= WORDS
         and np.isin(runs_of(words), runs_of(known)).mean() >= LIKENESS
@@ -562,9 +571,8 @@ def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
     now = orjson.loads(orjson.dumps(task))
     has_answers = any(file.parent.glob("[0-9]*"))  # not if the server refused the first call
     before = orjson.loads(file.read_bytes()) if has_answers and file.exists() else now
-    if differing := sorted(
-        key for key in now.keys() | before.keys() if now.get(key) != before.get(key)
-    ):
+    differing = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
+    if differing:
         names = ", ".join(differing)
         raise RecipeError(
             f"{folder} has texts of another task ({names} differ). Choose another --output."
@@ -588,9 +596,9 @@ def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = orjson.loads(counts.read_bytes())
     # An empty group has no file, because sources refuse empty files.
-    return (
-        found if found["asked_sha256"] == asked and texts.exists() == (found["texts"] > 0) else None
-    )
+    if found["asked_sha256"] == asked and texts.exists() == (found["texts"] > 0):
+        return found
+    return None
 
 
 def write_group(

@@ -16,7 +16,8 @@ from cpt.plugins import did_you_mean
 
 FOCUS = "{focus}"  # in the prompt of further calls: what this one is about
 BULLET = re.compile(r"^\s*(?:[-*•–]|\(?\d+[.):])\s+")
-MOST_ITEMS, ITEM_CHARACTERS = 32, 200
+MOST_ITEMS = 32
+ITEM_CHARACTERS = 200
 
 
 @dataclass(frozen=True)

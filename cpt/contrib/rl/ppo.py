@@ -62,7 +62,8 @@ class PPOTrainer(RewardedTrainer):
         """Compute advantages by the values before the first step on these completions; rewards are at the end."""
         config = self.args
         self.log_probabilities(made)
-        values, mask = self.values.float(), made["completion_mask"].float()
+        values = self.values.float()
+        mask = made["completion_mask"].float()
         rewards = self.part_of_process(self.rewards_of_all)
         applies = ~rewards.isnan()
         advantages = estimate_advantages(
@@ -113,7 +114,9 @@ class PPOTrainer(RewardedTrainer):
 
     def own_state(self) -> dict[str, Any]:
         """Return the head; DeepSpeed's engine saves it with the model."""
-        return {} if self.is_deepspeed_enabled else {"value_head": self.head.state_dict()}
+        if self.is_deepspeed_enabled:
+            return {}
+        return {"value_head": self.head.state_dict()}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
         self.head.load_state_dict(state["value_head"])
@@ -193,7 +196,8 @@ def estimate_advantages(
         delta = reward + gamma * value_later - values[:, place]
         later = (delta + gamma * lam * later) * is_token
         advantages[:, place] = later
-        value_later, is_later = values[:, place] * is_token, is_token
+        value_later = values[:, place] * is_token
+        is_later = is_token
     return advantages
 
 

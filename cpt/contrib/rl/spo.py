@@ -126,7 +126,9 @@ class ValueTracker:
     """
 
     def __init__(self, *, half_life: float, rho_min: float, rho_max: float) -> None:
-        self.half_life, self.rho_min, self.rho_max = half_life, rho_min, rho_max
+        self.half_life = half_life
+        self.rho_min = rho_min
+        self.rho_max = rho_max
         self.prompts: dict[int, Tracked] = {}
         self.drift = 0.0
 
@@ -138,15 +140,14 @@ class ValueTracker:
         ]
 
     def prior(self) -> float:
-        return (
-            float(np.mean([known.value for known in self.prompts.values()]))
-            if self.prompts
-            else NOTHING_KNOWN
-        )
+        if self.prompts:
+            return float(np.mean([known.value for known in self.prompts.values()]))
+        return NOTHING_KNOWN
 
     def learn(self, prompts: Sequence[Any], rewards: Sequence[float]) -> float:
         """Update values with rewards, NaN if no reward applied; return the mean of rho."""
-        prior, rhos = self.prior(), []
+        prior = self.prior()
+        rhos = []
         for key, reward in zip(map(key_of, prompts), rewards, strict=True):
             if np.isnan(reward):
                 continue
@@ -159,7 +160,9 @@ class ValueTracker:
             known.value += (reward - known.value) / known.count
             known.seen_at = self.drift
             rhos.append(rho)
-        return float(np.mean(rhos)) if rhos else 1.0
+        if rhos:
+            return float(np.mean(rhos))
+        return 1.0
 
     def state(self) -> dict[str, Any]:
         known = [

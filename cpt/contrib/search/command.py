@@ -74,7 +74,8 @@ def command(
     if space is None or learning_rates is not None:
         raise RecipeError("use either --space SPACE.yaml, or --learning-rates LOW HIGH.")
     refuse_ignored({"--steps": steps != STEPS}, "without --learning-rates")
-    loaded, wanted = load_recipe(recipe, overrides or ()), load_space(space)
+    loaded = load_recipe(recipe, overrides or ())
+    wanted = load_space(space)
     refuse_unlogged_metric(wanted, loaded)
     recipes_at_ends(wanted, recipe, overrides or ())
     if dry_run:
@@ -107,7 +108,8 @@ def command(
 
 def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
     """RecipeError if no run of the recipe logs the metric. Stages of examples log TRL's metrics."""
-    metric, evaluation = space.settings.metric, recipe.evaluation
+    metric = space.settings.metric
+    evaluation = recipe.evaluation
     sets = [*(recipe.data.sources if evaluation.held_out_share else ()), *evaluation.perplexity]
     known = [f"eval_{reported_name(one)}_{metric}" for one in sets for metric in OF_SETS] + list(
         OF_TRAINING

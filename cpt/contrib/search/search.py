@@ -25,7 +25,10 @@ from cpt.recipe.values import in_yaml, shortened
 from cpt.runs.folder import METRICS, read_objects
 from cpt.runs.record import EXPORT, Run, hold, write_json
 
-SEARCHED, BEST, RESULTS, LOGS = "searched.yaml", "best.yaml", "results.json", "logs"
+SEARCHED = "searched.yaml"
+BEST = "best.yaml"
+RESULTS = "results.json"
+LOGS = "logs"
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_END = 120.0  # time to save before a pruned trial is killed
 MOST_FAILURES = 3  # in a row; a diverging loss is a result and does not count
@@ -72,7 +75,8 @@ class Search:
 
     def __call__(self) -> None:
         """Run all unfinished trials; after a signal, return when they have saved."""
-        waiting, received = deque(unfinished(self.study)), ReceivedSignals()
+        waiting = deque(unfinished(self.study))
+        received = ReceivedSignals()
         with received.noted():
             try:
                 while self.fill(waiting, is_stopping=bool(received.first)):
@@ -107,10 +111,8 @@ class Search:
         print_once(
             f"{name_of(drawn.number)} of {self.space.settings.trials}: {', '.join(overrides)}"
         )
-        run, log = (
-            Run(self.folder / name_of(drawn.number)),
-            self.folder / LOGS / f"{name_of(drawn.number)}.log",
-        )
+        run = Run(self.folder / name_of(drawn.number))
+        log = self.folder / LOGS / f"{name_of(drawn.number)}.log"
         if run.folder.is_dir() and (lock := hold(run.folder, SECONDS_TO_END)) is not None:
             lock.close()  # it was held while a process of an earlier search was saving
         # Tasks would evaluate the base in each trial again; only the run of the best recipe has them.
@@ -129,7 +131,8 @@ class Search:
 
     def is_over(self, trial: Trial) -> bool:
         """Report a trial's new values to Optuna, prune it, or record how it ended."""
-        has_ended, metric = trial.child.poll() is not None, self.space.settings.metric
+        has_ended = trial.child.poll() is not None
+        metric = self.space.settings.metric
         lines = read_objects(trial.run.folder / METRICS)  # a resumed run may repeat lines
         points = [(int(line["tokens"]), float(line[metric])) for line in lines if metric in line]
         reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
@@ -159,8 +162,11 @@ class Search:
 
     def end(self, trial: Trial, last: float | None) -> None:
         """Record how a trial ended; TrainingError if too many trials in a row failed."""
-        states, status = import_optuna().trial.TrialState, trial.run.status()
-        name, number, is_finished = trial.run.folder.name, trial.drawn.number, trial.run.is_finished
+        states = import_optuna().trial.TrialState
+        status = trial.run.status()
+        name = trial.run.folder.name
+        number = trial.drawn.number
+        is_finished = trial.run.is_finished
         self.failures, before = 0, self.failures
         if is_finished and last is not None and math.isfinite(last):
             self.study.tell(number, last)
@@ -217,7 +223,8 @@ class Search:
 
     def write_results(self) -> Path | None:
         """Write results.json and the best recipe; return the recipe's path, or None if no trial is complete."""
-        settings, results = self.space.settings, self.results()
+        settings = self.space.settings
+        results = self.results()
         best = next((one for one in results if one["state"] == "complete"), None)
         content = {
             "metric": settings.metric,
@@ -239,7 +246,8 @@ class Search:
         return self.folder / BEST
 
     def show_results(self) -> None:
-        results, best = self.results(), self.write_results()
+        results = self.results()
+        best = self.write_results()
         table = Table(
             "trial", "state", self.space.settings.metric, *self.space.distributions, "reason"
         )
@@ -337,7 +345,9 @@ def range_test(
         )
     remove_weights(run.folder)  # of a diverged model
     rates = [rate * exponential(tokens, steps * batch, **ends) for tokens, _ in points]
-    decay, mean, losses = 1 - 1 / max(2.0, WINDOW * steps), 0.0, []
+    decay = 1 - 1 / max(2.0, WINDOW * steps)
+    mean = 0.0
+    losses = []
     for number, (_, loss) in enumerate(
         points, start=1
     ):  # an exponential moving average with bias correction

@@ -20,7 +20,8 @@ from cpt.recipe.schema import Component, Recipe, Section
 from cpt.recipe.tree import Mistakes, Node, Place, place_of, plain, read_or_raise, steps_of
 from cpt.recipe.values import Positive, in_words, in_yaml, whole_number
 
-SEARCH, GRID = "search", "grid"
+SEARCH = "search"
+GRID = "grid"
 SET_BY_SEARCH = ("name", "output_dir")
 OF_A_RANGE = ("low", "high", "log", "step")
 EXAMPLE = "{low: 1e-6, high: 1e-3, log: true}"
@@ -62,11 +63,9 @@ class Axis:
     @property
     def ends(self) -> tuple[Any, ...]:
         """The values to check before the search: if both ends of a range are valid, so are those between."""
-        return (
-            tuple(self.distribution.choices)
-            if self.is_list
-            else (self.distribution.low, self.distribution.high)
-        )
+        if self.is_list:
+            return tuple(self.distribution.choices)
+        return (self.distribution.low, self.distribution.high)
 
     @property
     def is_list(self) -> bool:
@@ -186,7 +185,8 @@ def overrides_of(values: Mapping[str, Any]) -> list[str]:
 
 def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Recipe]:
     """Load the recipe with each value of a list and each end of a range; RecipeError lists all invalid ones."""
-    found, wrong = {}, []
+    found = {}
+    wrong = []
     for axis in space.axes:
         for value in axis.ends:
             (override,) = overrides_of({axis.key: value})
@@ -200,12 +200,15 @@ def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -
     return found
 
 
-HOST, REASON = "host", "reason"  # attributes of a trial: its machine; reason of failure
+# attributes of a trial: its machine; reason of failure
+HOST = "host"
+REASON = "reason"
 
 
 def open_study(url: str, name: str, space: Space) -> Any:
     """Open the study with its trials; a new grid's trials are enqueued. ResourceError if the storage is unusable."""
-    optuna, settings = import_optuna(), space.settings
+    optuna = import_optuna()
+    settings = space.settings
     build_sampler(space, 0)
     kinds = optuna.pruners
     pruners = {
