@@ -82,13 +82,13 @@ def damages(folder: Path) -> list[CheckpointDamage]:
 
 
 def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDamage]:
-    found = []
+    damages_found = []
     for name, entry in manifest.files.items():
         path = folder / name
         if not path.is_file():
-            found.append(CheckpointDamage(name, "missing"))
+            damages_found.append(CheckpointDamage(name, "missing"))
         elif (size := path.stat().st_size) != entry.size:
-            found.append(
+            damages_found.append(
                 CheckpointDamage(name, "size", f"{size:,} bytes instead of {entry.size:,}")
             )
     for path in sorted(folder.rglob("*")):  # an extra weight file may change what is loaded
@@ -98,8 +98,10 @@ def wrong_names_and_sizes(folder: Path, manifest: Manifest) -> list[CheckpointDa
             and name.endswith(READ_WHEN_LOADING)
             and not path.name.startswith(".")
         ):
-            found.append(CheckpointDamage(name, "unknown file", "it is not in the manifest"))
-    return found
+            damages_found.append(
+                CheckpointDamage(name, "unknown file", "it is not in the manifest")
+            )
+    return damages_found
 
 
 def wrong_contents(folder: Path, files: Mapping[str, FileEntry]) -> list[CheckpointDamage]:
@@ -107,12 +109,12 @@ def wrong_contents(folder: Path, files: Mapping[str, FileEntry]) -> list[Checkpo
 
     def damage_of(name: str) -> CheckpointDamage | None:
         try:
-            found = hash_file(folder / name)
+            entry_now = hash_file(folder / name)
             entry = files[name]
         except OSError as problem:
             return CheckpointDamage(name, "unreadable", str(problem.strerror))
-        details = f"{found.xxh3_128} instead of {entry.xxh3_128}"
-        if found == entry:
+        details = f"{entry_now.xxh3_128} instead of {entry.xxh3_128}"
+        if entry_now == entry:
             return None
         return CheckpointDamage(name, "hash", details)
 
@@ -159,9 +161,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 def defects(checkpoint: Path) -> list[CheckpointDamage]:
     """The reasons why a run cannot resume from this checkpoint; empty if it can."""
-    found = damages(checkpoint)
-    if found:
-        return found
+    damages_found = damages(checkpoint)
+    if damages_found:
+        return damages_found
     manifest = read_manifest(checkpoint)
     if manifest.kind != "full":
         return [
@@ -170,10 +172,15 @@ def defects(checkpoint: Path) -> list[CheckpointDamage]:
             )
         ]
     lacking = lacking_state(manifest.files, manifest.world_size)
-    found = [CheckpointDamage(name, "missing", "it was never written") for name in lacking]
-    if not found and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step:
-        found = [CheckpointDamage(STATE, "another step", f"the manifest says {manifest.step}")]
-    return found
+    damages_found = [CheckpointDamage(name, "missing", "it was never written") for name in lacking]
+    if (
+        not damages_found
+        and json.loads((checkpoint / STATE).read_text())["global_step"] != manifest.step
+    ):
+        damages_found = [
+            CheckpointDamage(STATE, "another step", f"the manifest says {manifest.step}")
+        ]
+    return damages_found
 
 
 def lacking_state(names: Collection[str], world_size: int | None = None) -> list[str]:
@@ -208,9 +215,9 @@ def refuse_changed_weights(checkpoint: Path) -> None:
     read = {
         name: entry for name, entry in manifest.files.items() if not name.startswith(OF_THE_RUN)
     }
-    found = wrong_contents(checkpoint, read)
-    if found:
-        listing = "\n".join(f"  {damage}" for damage in found)
+    damages_found = wrong_contents(checkpoint, read)
+    if damages_found:
+        listing = "\n".join(f"  {damage}" for damage in damages_found)
         raise CheckpointError(
             f"{checkpoint} differs from what was written:\n{listing}\nChoose another checkpoint; `cpt verify`"
             " lists the intact ones."
@@ -247,7 +254,7 @@ def verify_path(path: Path) -> list[Verified]:
         )
     verified = [verify_folder(folder) for *_, folder in sorted(published)]
     return [
-        one for one in verified if one.folder.is_dir()
+        checkpoint for checkpoint in verified if checkpoint.folder.is_dir()
     ]  # a run in progress may have removed some
 
 

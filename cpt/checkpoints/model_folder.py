@@ -58,7 +58,7 @@ def config_json(folder: Path) -> dict[str, Any]:
 
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a model, safetensors before pickles; CheckpointError if some are missing."""
-    for whole, index in zip(WHOLE, INDEXES, strict=True):
+    for file, index in zip(WHOLE, INDEXES, strict=True):
         if (folder / index).is_file():
             names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
             missing = [name for name in names if not (folder / name).is_file()]
@@ -68,8 +68,8 @@ def weight_files(folder: Path) -> list[Path]:
                     " again, or choose another checkpoint."
                 )
             return [folder / name for name in names]
-        if (folder / whole).is_file():
-            return [folder / whole]
+        if (folder / file).is_file():
+            return [folder / file]
     raise CheckpointError(
         f"{folder} has no weights, expected one of {', '.join((*WHOLE, *INDEXES))}. Give the folder of a model."
     )

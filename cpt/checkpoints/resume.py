@@ -66,9 +66,9 @@ def wanted_checkpoint(option: str) -> Wanted:
 
 def refuse_missing(checkpoint: Path) -> None:
     if not checkpoint.is_dir():
-        words = "latest, none, or a checkpoint's folder"
+        expected = "latest, none, or a checkpoint's folder"
         raise CheckpointError(
-            f"--resume {checkpoint}: no such folder in {Path.cwd()}. Give {words}."
+            f"--resume {checkpoint}: no such folder in {Path.cwd()}. Give {expected}."
         )
 
 
@@ -143,10 +143,10 @@ def newest_intact(folder: Path, *, up_to: int | None = None) -> Path | None:
         step = step_of(checkpoint)
         if up_to is not None and step > up_to:
             continue
-        found = defects(checkpoint)
-        if not found:
+        damages = defects(checkpoint)
+        if not damages:
             return checkpoint
-        reason = "; ".join(map(str, found[:5]))
+        reason = "; ".join(map(str, damages[:5]))
         target = free_name(folder / f"{BAD}{checkpoint.name}")
         try:
             checkpoint.rename(target)
@@ -202,9 +202,9 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
 
 def refuse_damaged(checkpoint: Path, option: str) -> None:
     """Raise CheckpointError for a named checkpoint that differs from its manifest."""
-    if not (checkpoint / MANIFEST).exists() or not (found := defects(checkpoint)):
+    if not (checkpoint / MANIFEST).exists() or not (damages := defects(checkpoint)):
         return
-    listing = "\n".join(f"  {damage}" for damage in found)
+    listing = "\n".join(f"  {damage}" for damage in damages)
     raise CheckpointError(f"{option} {checkpoint}: damaged:\n{listing}\nUse another one.")
 
 

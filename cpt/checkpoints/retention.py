@@ -100,17 +100,17 @@ def rotate(
 
 def published_in(folder: Path, prefix: str = "checkpoint-") -> list[Published]:
     """The checkpoints whose files have the correct names and sizes, by step."""
-    found = []
+    published = []
     for path in folder.glob(f"{prefix}*"):
         try:
             manifest = read_manifest(path)
         except CheckpointError:
             continue
         if not wrong_names_and_sizes(path, manifest):
-            found.append(
+            published.append(
                 Published(manifest.step, manifest.tokens, path, metrics_of(path, manifest.step))
             )
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    return sorted(published, key=lambda checkpoint: checkpoint.step)
 
 
 def metrics_of(folder: Path, step: int) -> dict[str, float]:

@@ -289,12 +289,12 @@ class Checkpointer:
 
         If the archive is a URL, on one machine, its files are written to the folder for temporary files first.
         """
-        place = self.settings.archive
-        if place is None or (local_archive(place) is None and num_nodes() > 1):
+        archive = self.settings.archive
+        if archive is None or (local_archive(archive) is None and num_nodes() > 1):
             return ""
         step = contents.manifest.step
         name = f"{PREFIXES['full']}{step}"
-        root = local_archive(place)
+        root = local_archive(archive)
         try:
             if root is not None:
                 publish(root / self.folder.name, name, contents, self.agreement)
@@ -302,13 +302,15 @@ class Checkpointer:
                 with temporary_folder(self.agreement) as folder:
                     publish(folder, name, contents, self.agreement)
                     self.agreement.on_main(
-                        lambda: copy_to_archive(folder / name, self.folder, place)
+                        lambda: copy_to_archive(folder / name, self.folder, archive)
                     )
         except SaveFailed as failure:
-            self.record("archive_failed", f"{name} was not saved in {place}: {failure}.", step=step)
+            self.record(
+                "archive_failed", f"{name} was not saved in {archive}: {failure}.", step=step
+            )
             return ""
-        archive_record(self.folder, place)
-        archived = f"{place.rstrip('/')}/{self.folder.name}/{name}"
+        archive_record(self.folder, archive)
+        archived = f"{archive.rstrip('/')}/{self.folder.name}/{name}"
         return f"It is saved in the archive: copy {archived} to {self.folder}."
 
     # --- in the background -------------------------------------------------------------------------------------------

@@ -135,18 +135,19 @@ def load_parts(
 
 
 def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
-    found = {
+    matches = {
         int(match[1]): match
         for path in (checkpoint / FSDP_FOLDER).glob("*.pt")
         if (match := FSDP_PART.fullmatch(f"{FSDP_FOLDER}/{path.name}"))
     }
-    processes = int(found[0][2]) if 0 in found else 0
-    if not processes or sorted(found) != list(range(processes)):
+    processes = int(matches[0][2]) if 0 in matches else 0
+    if not processes or sorted(matches) != list(range(processes)):
         raise CheckpointError(
             f"{checkpoint} lacks parts in {FSDP_FOLDER}/, one per process. Copy them all."
         )
     return [
-        load_data(checkpoint / found[rank][0], mmap=True, trust=trust) for rank in range(processes)
+        load_data(checkpoint / matches[rank][0], mmap=True, trust=trust)
+        for rank in range(processes)
     ]
 
 
@@ -325,10 +326,10 @@ def make_universal(checkpoint: Path, folder: Path, *, trust: bool = False) -> Pa
         strict=True,
         inject_missing_state=True,
     )
-    what = "cannot be converted; resume with as many processes as wrote it"
+    failure = "cannot be converted; resume with as many processes as wrote it"
     try:
         with (
-            reading(checkpoint, what, trust=trust),
+            reading(checkpoint, failure, trust=trust),
             redirect_stdout(output),
             redirect_stderr(output),
         ):

@@ -91,12 +91,12 @@ class HostCopies:
 
         Tensors that share memory also share it in the copy, so that its file is not larger.
         """
-        own = {memory_of(buffer) for buffer in self.in_use.values()}
+        memory_of_copies = {memory_of(buffer) for buffer in self.in_use.values()}
         copied: dict[int, torch.Tensor] = {}
         for tensor in tensors_in(state):
             copied[id(tensor)] = (
                 self._copy_of(tensor)
-                if memory_of(tensor) not in own and changing(tensor)
+                if memory_of(tensor) not in memory_of_copies and changing(tensor)
                 else tensor
             )
         if any(tensor.device.type != "cpu" for tensor in tensors_in(state)):

@@ -101,8 +101,10 @@ def publish(
     needed = sum(agreement.gather(contents.num_bytes()))
     try:
         agreement.on_main(lambda: prepare(staging, needed))
-        written = agreement.together(lambda: write(contents, staging))
-        files = {path: entry for entries in written for path, entry in sorted(entries.items())}
+        entries_by_process = agreement.together(lambda: write(contents, staging))
+        files = {
+            path: entry for entries in entries_by_process for path, entry in sorted(entries.items())
+        }
         manifest = replace(contents.manifest, files=files)
         return agreement.on_main(lambda: finish(staging, folder / name, manifest, read_back))
     except SaveFailed:
@@ -335,9 +337,11 @@ class Agreement:
         except dist.DistNetworkError:
             return "process 0 is gone"  # it has the store, if no launcher has it
         except dist.DistStoreError:
-            others = [str(number) for number, key in enumerate(keys) if not store.check([key])]
+            missing_ranks = [
+                str(number) for number, key in enumerate(keys) if not store.check([key])
+            ]
             seconds = f"{SECONDS_FOR_THE_SAME_ERROR:.0f} s"
-            return f"process {', '.join(others)} did not fail within {seconds}, and may wait for it"
+            return f"process {', '.join(missing_ranks)} did not fail within {seconds}, and may wait for it"
         if len({store.get(key) for key in keys}) > 1:
             return "the processes failed at different points of a step"
         return ""
@@ -350,9 +354,9 @@ class Agreement:
         try:
             result = work()
         except Exception as problem:  # the other processes wait for a result
-            whose = f"process {rank()}: " if world_size() > 1 else ""
+            prefix = f"process {rank()}: " if world_size() > 1 else ""
             cause = problem
-            failure = (reason_of(problem), f"{whose}{in_words(problem)}")
+            failure = (reason_of(problem), f"{prefix}{in_words(problem)}")
         answers = self.gather((result, failure))
         for _, failure in answers:
             if failure is not None:

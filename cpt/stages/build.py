@@ -146,23 +146,23 @@ def stage_trainer(
 ) -> Trainer:
     length = run_length(recipe, data.num_rows, Path(arguments.output_dir))
     stage = find_stage(recipe.stage)
-    others = dict[str, nn.Module | None]()
+    other_models = dict[str, nn.Module | None]()
     if stage.build_trainer is not None:
         return stage.build_trainer(recipe, model, tokenizer, data, arguments, length)
     end_answers_at_turns(recipe, model, tokenizer, arguments)
     if recipe.stage in REFERENCED:
-        others["ref_model"] = reference_model(recipe, tokenizer, arguments)
+        other_models["ref_model"] = reference_model(recipe, tokenizer, arguments)
     elif recipe.stage in REWARDED:
-        others["reference"] = (
+        other_models["reference"] = (
             reference_model(recipe, tokenizer, arguments) if arguments.beta else None
         )
     elif recipe.stage in TAUGHT:
-        others["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
+        other_models["teacher_model"] = build_teacher(recipe, model, tokenizer, arguments)
     if recipe.stage in SAMPLING:
-        for read in (model, *others.values()):
+        for read in (model, *other_models.values()):
             if read is not None:
                 number_tokens_by_mask(read)
-    given: dict[str, Any] = {
+    common: dict[str, Any] = {
         "rows": data.rows,
         "length": length,
         "held_out": data.held_out,
@@ -170,9 +170,9 @@ def stage_trainer(
     }
     if recipe.data.share_near_base:
         return ReplayTrainer(
-            recipe, model, arguments, **given, base=reference_model(recipe, tokenizer, arguments)
+            recipe, model, arguments, **common, base=reference_model(recipe, tokenizer, arguments)
         )
-    return trainer_class(recipe.stage)(recipe, model, arguments, **given, **others)
+    return trainer_class(recipe.stage)(recipe, model, arguments, **common, **other_models)
 
 
 def end_answers_at_turns(

@@ -133,11 +133,14 @@ def summed_divergence(
             divergence.
     """
     total = student.new_zeros((), dtype=torch.float32)
-    for own, other in zip(
+    for student_logits, teacher_logits in zip(
         student.split(TOKENS_AT_ONCE), teacher.split(TOKENS_AT_ONCE), strict=True
     ):
         total = (
-            total + checkpoint(divergence, own, other, beta, temperature, use_reentrant=False).sum()
+            total
+            + checkpoint(
+                divergence, student_logits, teacher_logits, beta, temperature, use_reentrant=False
+            ).sum()
         )
     return total
 
@@ -228,12 +231,12 @@ class WholeConversations(ExampleTrainer):
                 prompts[line, width - end :] = row[:end]
                 mask[line, width - end :] = 1
             longest = int(lengths.max())
-            whole = {
+            conversation = {
                 "input_ids": ids,
                 "attention_mask": (places < lengths[:, None]).long(),
                 "labels": labels,
             }
-            batch = {name: value[:, :longest] for name, value in whole.items()}
+            batch = {name: value[:, :longest] for name, value in conversation.items()}
             return {**batch, "prompts": prompts, "prompt_attention_mask": mask}
 
         return collate

@@ -113,13 +113,13 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         A metric is averaged over the batches that have it: batches without unwanted answers lack their reward.
         """
         sums = dict[str, float]()
-        seen = dict[str, int]()
-        own = self.trl_metrics[self.metrics_of_evaluation]
+        num_examples = dict[str, int]()
+        trl_metrics = self.trl_metrics[self.metrics_of_evaluation]
         for numbers, count in self.batches_of(len(held_out.rows)):
-            own.clear()
+            trl_metrics.clear()
             metrics = self.metrics_of_batch([held_out.rows[number] for number in numbers])
-            own.pop("num_tokens", None)  # counts the training so far
-            for name, values in own.items():
+            trl_metrics.pop("num_tokens", None)  # counts the training so far
+            for name, values in trl_metrics.items():
                 # parts of TRL's loss, such as `nll_loss`, must not look like the loss of another set
                 is_part = name.endswith(LOSS)
                 if values:
@@ -127,14 +127,14 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
                         values
                     ) / len(values)
             for name, value in metrics.items():
-                sums[name], seen[name] = (
+                sums[name], num_examples[name] = (
                     sums.get(name, 0.0) + count * value,
-                    seen.get(name, 0) + count,
+                    num_examples.get(name, 0) + count,
                 )
             self.call_prediction_step()
-        own.clear()
+        trl_metrics.clear()
         return {
-            **{name: value / seen[name] for name, value in sums.items()},
+            **{name: value / num_examples[name] for name, value in sums.items()},
             "examples": len(held_out.rows),
         }
 
@@ -154,11 +154,11 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
         size = self.args.per_device_eval_batch_size
         world = self.args.world_size
         rank = self.args.process_index
-        whole = num_rows // (size * world)
-        for number in range(whole):
+        num_batches = num_rows // (size * world)
+        for number in range(num_batches):
             first = (number * world + rank) * size
             yield list(range(first, first + size)), size * world
-        for first in range(whole * size * world, num_rows, size):
+        for first in range(num_batches * size * world, num_rows, size):
             rest = list(range(first, min(first + size, num_rows)))
             yield rest, len(rest)
 
@@ -168,10 +168,10 @@ class WholeDialogues(ExampleTrainer):
 
     def collate_examples(self) -> Collate:
         collate = self.data_collator
-        most = self.recipe.data.sequence_length
+        max_length = self.recipe.data.sequence_length
         sides = ("chosen_ids", "rejected_ids")
         return lambda rows: collate(
-            [{side: (row["prompt_ids"] + row[side])[:most] for side in sides} for row in rows]
+            [{side: (row["prompt_ids"] + row[side])[:max_length] for side in sides} for row in rows]
         )
 
 
@@ -206,8 +206,8 @@ class WithoutReference(ExampleTrainer):
 
     def collate_examples(self) -> Collate:
         collate = self.data_collator
-        most = self.recipe.data.sequence_length
-        return lambda rows: collate([renamed(row, most) for row in rows])
+        max_length = self.recipe.data.sequence_length
+        return lambda rows: collate([renamed(row, max_length) for row in rows])
 
     def measure(self, held_out: HeldOutSet) -> dict[str, float]:
         """Evaluate a set, then restore the training's metrics since the last log."""
@@ -235,13 +235,13 @@ def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
 
 def fit_fused_head(model: nn.Module) -> None:
     """Use the family's log-probabilities and balance loss; call after TRL's `add_fused_lm_head`."""
-    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    bare: Any = whole
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    bare: Any = base
     if "forward" not in vars(bare) or not isinstance(
-        whole, CptGPT2ForCausalLM | BalancedForCausalLM
+        base, CptGPT2ForCausalLM | BalancedForCausalLM
     ):
         return  # TRL has not replaced the forward, or supports the family
-    if isinstance(whole, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
+    if isinstance(base, CptGPT2ForCausalLM) and is_deepspeed_zero3_enabled():
         raise RecipeError(
             "`training.deepspeed`: this stage needs the whole head of `cpt-gpt2`. Use ZeRO-2, not ZeRO-3."
         )
@@ -251,7 +251,7 @@ def fit_fused_head(model: nn.Module) -> None:
     def forward(*arguments: Any, fused_lm_head: bool = False, **options: Any) -> Any:
         if not fused_lm_head:
             return fused(*arguments, **options)
-        if isinstance(whole, CptGPT2ForCausalLM):  # only the head's rows of tokens, without padding
+        if isinstance(base, CptGPT2ForCausalLM):  # only the head's rows of tokens, without padding
             weight = bare.lm_head.weight[: bare.config.unpadded_vocab_size]
             bare.get_output_embeddings = lambda: SimpleNamespace(weight=weight, bias=None)
             try:
@@ -291,9 +291,9 @@ def balance_of_tokens(
             tuple(logits[mask.bool().reshape(-1)] for logits in router_logits), num_sequences=1
         )
     by_row = []
-    for row, kept in enumerate(mask.bool()):
+    for row, is_kept in enumerate(mask.bool()):
         of_row = tuple(
-            logits.view(rows, -1, logits.size(-1))[row][kept] for logits in router_logits
+            logits.view(rows, -1, logits.size(-1))[row][is_kept] for logits in router_logits
         )
         by_row.append(model.balance(of_row, num_sequences=1))
     return torch.stack(by_row).mean()

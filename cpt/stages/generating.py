@@ -137,12 +137,12 @@ class GenerationBatches(PromptTrainer):
         self.unscored = rewards[0].unscored
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
         # Sample as many completions as the recipe says, even if an earlier start reduced the micro-batch.
-        asked = int(
+        requested_batch = int(
             recipe.training.get(
                 "per_device_train_batch_size", arguments.per_device_train_batch_size
             )
         )
-        parts = asked // arguments.per_device_train_batch_size
+        parts = requested_batch // arguments.per_device_train_batch_size
         if parts > 1 and recipe.training.get("steps_per_generation") is not None:
             arguments.steps_per_generation *= parts
             arguments.generation_batch_size *= parts
@@ -232,8 +232,8 @@ class GenerationBatches(PromptTrainer):
         states: dict[str, Any] = {}
         if any(value is not None for value in of_process.values()):
             states[self.generation_file] = of_process
-        if self.args.should_save and (own := self.own_state()):
-            states[STAGE_FILE] = own
+        if self.args.should_save and (states_of_stage := self.own_state()):
+            states[STAGE_FILE] = states_of_stage
         return states
 
     @property

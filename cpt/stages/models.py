@@ -141,8 +141,8 @@ def number_tokens_by_mask(model: Any) -> None:
 
     TRL 1.16 passes no positions for sampled answers: GPT-2's absolute positions would include the padding.
     """
-    whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-    backbone = whole.base_model
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    backbone = base.base_model
     if "position_ids" not in inspect.signature(backbone.forward).parameters:
         return
 
@@ -192,24 +192,26 @@ def build_teacher(
 def check_vocabulary(student: Any, tokenizer: PreTrainedTokenizerBase, teacher: Model) -> None:
     """Refuse a teacher with another vocabulary: another number of rows, or other ids of tokens."""
     rows = vocabulary_size(student.config)
-    others = vocabulary_size(load_config(teacher))
-    if rows != others:
+    teacher_size = vocabulary_size(load_config(teacher))
+    if rows != teacher_size:
         raise RecipeError(
-            f"{teacher.path} has {others} tokens and the model {rows}: the vocabularies must be equal."
+            f"{teacher.path} has {teacher_size} tokens and the model {rows}: the vocabularies must be equal."
         )
     folder = Path(str(teacher.path)).expanduser()
     if (
         folder.exists() and not (folder / "tokenizer.json").is_file()
     ):  # a Hub repository always has a tokenizer
         return
-    own = tokenizer.get_vocab()
-    known = from_folder_or_hub(str(teacher.path), teacher.revision, False).get_vocab()
-    differing = sorted(word for word, number in own.items() if known.get(word) != number)
+    vocabulary = tokenizer.get_vocab()
+    teacher_vocabulary = from_folder_or_hub(str(teacher.path), teacher.revision, False).get_vocab()
+    differing = sorted(
+        word for word, number in vocabulary.items() if teacher_vocabulary.get(word) != number
+    )
     if differing:
         word = differing[0]
         raise RecipeError(
-            f"{len(differing)} tokens have other ids in {teacher.path}, such as {word!r}: {own[word]} here,"
-            f" {known.get(word, 'none')} there. Use a teacher with the same tokenizer."
+            f"{len(differing)} tokens have other ids in {teacher.path}, such as {word!r}: {vocabulary[word]} here,"
+            f" {teacher_vocabulary.get(word, 'none')} there. Use a teacher with the same tokenizer."
         )
 
 

@@ -55,7 +55,9 @@ class ReplayTrainer(CPTTrainer):
         self.own_loss = set_up_own_loss(model, arguments)
         self.base = None if base is None else prepared(base, self)
         self.weights = {
-            place: one.replay_kl for place, one in enumerate(recipe.data.sources) if one.replay_kl
+            number: source.replay_kl
+            for number, source in enumerate(recipe.data.sources)
+            if source.replay_kl
         }
         self.replayed = torch.tensor(list(self.weights), device=arguments.device)
         self.totals = torch.zeros(2, device=arguments.device)  # KL in nats, tokens
@@ -73,9 +75,9 @@ class ReplayTrainer(CPTTrainer):
         ids = inputs["input_ids"]
         labelled = inputs["labels"][:, 1:] != IGNORED
         sources = inputs.pop(SOURCE).expand(len(ids))  # a row of `packing: token_budget` is a batch
-        chosen = torch.isin(sources, self.replayed)
-        chosen[0] |= self.all_or_none
-        taught = self.predict_by_base(model, inputs, chosen) if chosen.any() else None
+        is_replayed = torch.isin(sources, self.replayed)
+        is_replayed[0] |= self.all_or_none
+        taught = self.predict_by_base(model, inputs, is_replayed) if is_replayed.any() else None
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if taught is not None:
             number = (
@@ -88,7 +90,7 @@ class ReplayTrainer(CPTTrainer):
             for source, weight in self.weights.items():
                 tokens = labelled & (sources == source).unsqueeze(1)
                 student = outputs["logits"][:, :-1][tokens]
-                teacher = taught[:, :-1][tokens[chosen]]
+                teacher = taught[:, :-1][tokens[is_replayed]]
                 divergence = summed_divergence(student, teacher, beta=0.0)
                 self.totals += torch.stack([divergence.detach(), tokens.sum()])
                 loss = loss + weight * processes * divergence / number

@@ -65,7 +65,7 @@ class UnscoredBatches:
             raise self.error()
 
     def error(self) -> TrainingError:
-        names = ", ".join(one.where for one in self.rewards)
+        names = ", ".join(reward.where for reward in self.rewards)
         return TrainingError(
             f"no reward applied to any completion of the last {self.in_a_row} batches, so nothing is learned: {names}"
             " returned None for all. Return a number, or add another reward to `rewards`."
@@ -114,18 +114,18 @@ class NamedReward:
         known = (given.keys() if takes_all else self.parameters.keys() & given.keys()) - options
         taken = {name: value for name, value in given.items() if name in known}
         try:
-            found = self.function(**taken, **self.options)
+            scores = self.function(**taken, **self.options)
         except CptError:
             raise
         except Exception as problem:
             raise TrainingError(
                 f"{self.where} failed: {type(problem).__name__}: {problem}."
             ) from problem
-        values = found.tolist() if isinstance(found, torch.Tensor | np.ndarray) else found
+        values = scores.tolist() if isinstance(scores, torch.Tensor | np.ndarray) else scores
         count = len(given["completions"])
         if not isinstance(values, list | tuple) or len(values) != count:
             raise TrainingError(
-                f"{self.where} returned {found!r}: expected a list of {count} numbers."
+                f"{self.where} returned {scores!r}: expected a list of {count} numbers."
             )
         for row, value in enumerate(values):
             is_number = isinstance(
@@ -158,15 +158,15 @@ def build_rewards(rewards: Sequence[Reward], columns: Sequence[str]) -> list[Nam
 
 def check_columns(rewards: Sequence[Reward], columns: Sequence[str]) -> list[NamedReward]:
     """Refuse rewards that read missing columns, without loading models."""
-    found = find_rewards(rewards)
-    for reward in found:
+    functions = find_rewards(rewards)
+    for reward in functions:
         reward.refuse_missing(columns)
-    return found
+    return functions
 
 
 def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
     """Return the recipe's rewards with unique names for logs and checked options, without loading models."""
-    found = []
+    functions = []
     for number, reward in enumerate(rewards):
         key = f"rewards[{number}]"
         function = with_key(f"{key}.name", partial(find, "reward", reward.name, REWARDS))
@@ -175,10 +175,10 @@ def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
             with_key(key, partial(CHECKS[reward.name], **reward.options))
         name = reward.name.rpartition(":")[2]
         same = sum(other.name.rpartition(":")[2] == name for other in rewards[:number])
-        found.append(
+        functions.append(
             NamedReward(f"{name}_{same + 1}" if same else name, key, function, reward.options)
         )
-    return found
+    return functions
 
 
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,7 +270,7 @@ def length(
         unit: unit of the length; the token that ends a completion counts too.
     """
     counted = completion_ids if unit == "tokens" else [text_of(said) for said in completions]
-    lengths = [len(one) for one in counted]
+    lengths = [len(group) for group in counted]
     outside = [
         max(at_least - size, size - (size if at_most is None else at_most), 0) for size in lengths
     ]
@@ -326,25 +326,25 @@ def marked(text: str) -> str:
         return ""
     inside = text[start + len("\\boxed{") :]
     depth = 1
-    for place, letter in enumerate(inside):
+    for position, letter in enumerate(inside):
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if depth == 0:
-            return inside[:place].strip()
+            return inside[:position].strip()
     return inside.strip()
 
 
 def is_same(said: str, answer: str, tolerance: float) -> bool:
     """Whether two answers are equal, as numbers where they are numbers."""
     number = as_number(said)
-    wanted = as_number(answer)
-    if number is None or wanted is None:
+    expected = as_number(answer)
+    if number is None or expected is None:
         return bool(plain(said)) and plain(said) == plain(answer)
-    close = Fraction(tolerance) * max(Fraction(1), abs(wanted))
-    if abs(number - wanted) <= close:
+    close = Fraction(tolerance) * max(Fraction(1), abs(expected))
+    if abs(number - expected) <= close:
         return True
     # `50%` is 0.5, but an answer to a question about percentages may omit the sign.
     other = number * (100 if "%" in said else Fraction(1, 100))
-    return ("%" in said) != ("%" in answer) and abs(other - wanted) <= close
+    return ("%" in said) != ("%" in answer) and abs(other - expected) <= close
 
 
 def as_number(text: str) -> Fraction | None:
@@ -355,9 +355,9 @@ def as_number(text: str) -> Fraction | None:
     mixed = re.fullmatch(r"([-+]?\d+)\((\d+)/(\d+)\)", bare)
     try:
         if mixed:
-            whole = int(mixed[1])
+            integer = int(mixed[1])
             part = Fraction(int(mixed[2]), int(mixed[3]))
-            return share * (whole - part if mixed[1].startswith("-") else whole + part)
+            return share * (integer - part if mixed[1].startswith("-") else integer + part)
         above, _, below = bare.replace("(", "").replace(")", "").partition("/")
         return (
             share
@@ -377,11 +377,11 @@ def without_commas(number: str) -> str:
 
 def plain(text: str) -> str:
     r"""Remove spaces, `$` and LaTeX formatting; keep the part after the last `=`; `\frac{a}{b}` becomes `(a/b)`."""
-    bare = DECORATION.sub(lambda found: "".join((found[1] or "").split()), text.replace("−", "-"))
-    bare = LATEX_FRACTION.sub(
-        lambda found: f"({found[1] or found[2]}/{found[3] or found[4]})", bare
+    plain = DECORATION.sub(lambda match: "".join((match[1] or "").split()), text.replace("−", "-"))
+    plain = LATEX_FRACTION.sub(
+        lambda match: f"({match[1] or match[2]}/{match[3] or match[4]})", plain
     )
-    return bare.rpartition("=")[2].rstrip(".").casefold()
+    return plain.rpartition("=")[2].rstrip(".").casefold()
 
 
 def reward_model(

@@ -103,48 +103,48 @@ def extend_vocabulary(
     if num_tokens < 1:
         raise RecipeError(f"--add {num_tokens}: expected at least 1. 500 to 5,000 suit a domain.")
     bpe = read_bpe(tokenizer)
-    words = Counter(word for document in non_empty(documents) for word in bpe.split(document))
-    merges, backend = learn_reachable(bpe, words, num_tokens)
+    word_counts = Counter(word for document in non_empty(documents) for word in bpe.split(document))
+    merges, backend = learn_reachable(bpe, word_counts, num_tokens)
     if len(merges) < num_tokens:
-        found = f"only {len(merges):,} pairs occur twice"
+        shortage = f"only {len(merges):,} pairs occur twice"
         raise DataError(
-            f"too little text for {num_tokens:,} new tokens: {found}. Add text, or request fewer tokens."
+            f"too little text for {num_tokens:,} new tokens: {shortage}. Add text, or request fewer tokens."
         )
     counts = Counter[int]()
-    for word, count in words.items():
+    for word, count in word_counts.items():
         for token in backend.model.tokenize(word):
             counts[token.id] += count
     extended = copy.deepcopy(tokenizer)
     extended.backend_tokenizer.model = backend.model
     added = [
-        NewToken(one.id, one.token, backend.decode([one.id]), one.pieces, counts[one.id])
-        for one in merges
+        NewToken(merge.id, merge.token, backend.decode([merge.id]), merge.pieces, counts[merge.id])
+        for merge in merges
     ]
     return Extension(extended, added)
 
 
 def read_bpe(tokenizer: PreTrainedTokenizerBase) -> Bpe:
     """Read the tokenizer; RecipeError if it is not a byte-pair encoding, or its merges cannot be continued."""
-    whose = f"the tokenizer of `{tokenizer.name_or_path}`"
+    subject = f"the tokenizer of `{tokenizer.name_or_path}`"
     if not tokenizer.is_fast:
         raise RecipeError(
-            f"{whose} is not a fast tokenizer ({type(tokenizer).__name__}) and cannot be extended."
+            f"{subject} is not a fast tokenizer ({type(tokenizer).__name__}) and cannot be extended."
         )
     backend = tokenizer.backend_tokenizer
     content = json.loads(backend.to_str())
     model = content["model"]
     if model["type"] != "BPE":
         only = "Only byte-pair encodings (GPT-2, Llama, Qwen, Mistral, ...) can be extended."
-        raise RecipeError(f"{whose} is {model['type']}. {only}")
+        raise RecipeError(f"{subject} is {model['type']}. {only}")
     dropout = model.get("dropout")
     if dropout:
         raise RecipeError(
-            f"{whose} drops merges at random (dropout {dropout}). Set it to null in tokenizer.json."
+            f"{subject} drops merges at random (dropout {dropout}). Set it to null in tokenizer.json."
         )
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise RecipeError(
-                f"{whose} marks the parts of words (`{key}`: {model[key]!r}). Choose another model."
+                f"{subject} marks the parts of words (`{key}`: {model[key]!r}). Choose another model."
             )
     is_byte_level = '"ByteLevel"' in json.dumps(content["pre_tokenizer"])
     return Bpe(backend, content, backend.get_vocab(with_added_tokens=True), is_byte_level)
@@ -158,7 +158,7 @@ def learn_reachable(
     learned again."""
     tokens = {number: token for token, number in bpe.vocabulary.items()}
     unknown = bpe.content["model"]["unk_token"]
-    whole = {
+    tokens_of_words = {
         number for number, token in tokens.items() if not BYTE.fullmatch(token) and token != unknown
     }
     encoded = []
@@ -167,7 +167,7 @@ def learn_reachable(
     for word in sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS):
         # SentencePiece's bytes and its unknown token are not merged.
         pieces = [token.id for token in bpe.backend.model.tokenize(word)]
-        for is_whole, group in groupby(pieces, whole.__contains__):
+        for is_whole, group in groupby(pieces, tokens_of_words.__contains__):
             ids = list(group)
             if is_whole and len(ids) > 1:
                 encoded.append(ids)
@@ -184,21 +184,21 @@ def learn_reachable(
         # id now belongs to a new token.
         vocabulary |= {token["content"]: token["id"] for token in content["added_tokens"]}
         strings = dict(tokens)
-        for one in merges:
-            strings[one.id] = one.token
-            vocabulary[one.token] = one.id
-            content["model"]["merges"].append([strings[one.left], strings[one.right]])
+        for merge in merges:
+            strings[merge.id] = merge.token
+            vocabulary[merge.token] = merge.id
+            content["model"]["merges"].append([strings[merge.left], strings[merge.right]])
         backend = Tokenizer.from_str(json.dumps(content))
         backend.encode_special_tokens = bpe.backend.encode_special_tokens
         unreached = set()
-        for one in merges:
-            word = origins[one.word]
+        for merge in merges:
+            word = origins[merge.word]
             begun = word[
-                : word.find(one.token) + len(one.token)
+                : word.find(merge.token) + len(merge.token)
             ]  # as when it was learned, without the rest
             text = begun if backend.decoder is None else str(backend.decoder.decode([begun]))
-            if not is_reached(backend, one.id, text):
-                unreached.add(one.token)
+            if not is_reached(backend, merge.id, text):
+                unreached.add(merge.token)
         if not unreached:
             return merges, backend
         forbidden |= unreached
@@ -232,8 +232,8 @@ def learn_merges(
     taken = set(forbidden)
     pieces = dict[int, tuple[int, ...]]()
     merges: list[Merge] = []
-    while len(merges) < num_merges and (found := pairs.most_frequent()) is not None:
-        (left, right), count = found
+    while len(merges) < num_merges and (most_frequent := pairs.most_frequent()) is not None:
+        (left, right), count = most_frequent
         if count < MIN_COUNT:
             break
         token = strings[left] + strings[right]
@@ -260,10 +260,10 @@ class Pairs:
         self.num: defaultdict[Pair, int] = defaultdict(int)
         self.where: defaultdict[Pair, set[int]] = defaultdict(set)
         self.forbidden: set[Pair] = set()
-        for place, word in enumerate(self.words):
+        for word_index, word in enumerate(self.words):
             for pair in pairwise(word):
-                self.num[pair] += counts[place]
-                self.where[pair].add(place)
+                self.num[pair] += counts[word_index]
+                self.where[pair].add(word_index)
         self.heap = [(-count, pair) for pair, count in self.num.items()]
         heapq.heapify(self.heap)
 
@@ -283,19 +283,19 @@ class Pairs:
     def join(self, pair: Pair, number: int) -> None:
         """Replace the pair by `number` in every word, from the left, as tokenizers do."""
         risen: set[Pair] = set()
-        for place in self.where.pop(pair):
-            word = self.words[place]
-            count = self.counts[place]
+        for word_index in self.where.pop(pair):
+            word = self.words[word_index]
+            count = self.counts[word_index]
             joined = join_in(word, pair, number)
             for old in pairwise(word):
                 self.num[old] -= count
             for old in set(pairwise(word)) - {pair}:
-                self.where[old].discard(place)
+                self.where[old].discard(word_index)
             for new in pairwise(joined):
                 self.num[new] += count
-                self.where[new].add(place)
+                self.where[new].add(word_index)
                 risen.add(new)
-            self.words[place] = joined
+            self.words[word_index] = joined
         del self.num[pair]
         for new in risen:
             heapq.heappush(self.heap, (-self.num[new], new))

@@ -29,11 +29,15 @@ def load_tokenizer(tokenizer: Tokenizer, model: Model) -> PreTrainedTokenizerBas
     revision = tokenizer.revision or (model.revision if path == model.path else None)
     loaded = from_folder_or_hub(path, revision, model.trust_remote_code)
     if not loaded.is_fast:
-        what = f"`{path}` has only a slow tokenizer ({type(loaded).__name__}, written in Python)"
-        raise RecipeError(f"{what}. Set `tokenizer.path` to one with a tokenizer.json.")
+        problem_of_tokenizer = (
+            f"`{path}` has only a slow tokenizer ({type(loaded).__name__}, written in Python)"
+        )
+        raise RecipeError(
+            f"{problem_of_tokenizer}. Set `tokenizer.path` to one with a tokenizer.json."
+        )
     if loaded.eos_token_id is None:
-        what = f"the tokenizer of `{path}` lacks an eos token, which ends documents"
-        raise RecipeError(f"{what}. Set `eos_token` in its tokenizer_config.json.")
+        problem_of_tokenizer = f"the tokenizer of `{path}` lacks an eos token, which ends documents"
+        raise RecipeError(f"{problem_of_tokenizer}. Set `eos_token` in its tokenizer_config.json.")
     if loaded.pad_token_id is None:
         loaded.pad_token = loaded.eos_token
         logger.info(
@@ -93,11 +97,11 @@ def check_folder(folder: Path) -> None:
         raise RecipeError(
             f"`{folder}` has no tokenizer, expected one of {', '.join(names)}. Check `tokenizer.path`."
         )
-    for whole in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
-        if whole.exists():
+    for path in (folder / "tokenizer.json", folder / "tokenizer_config.json"):
+        if path.exists():
             try:
-                json.loads(whole.read_bytes())
+                json.loads(path.read_bytes())
             except ValueError as problem:
                 raise RecipeError(
-                    f"`{whole}` is damaged: {problem}. Copy or train it again."
+                    f"`{path}` is damaged: {problem}. Copy or train it again."
                 ) from problem

@@ -68,8 +68,8 @@ def train_bpe(
     tokenizer.train_from_iterator(non_empty(documents), trainer)
     reached = tokenizer.get_vocab_size()
     if reached < vocabulary_size:
-        what = f"too little text for {vocabulary_size:,} tokens: it yields at most {reached:,}"
-        raise DataError(f"{what}. Add text, or set at most {reached:,} tokens.")
+        shortage = f"too little text for {vocabulary_size:,} tokens: it yields at most {reached:,}"
+        raise DataError(f"{shortage}. Add text, or set at most {reached:,} tokens.")
     pad, begin, end = special_tokens[:3]
     # With a begin token, the first word of a document is learned and evaluated like any other.
     tokenizer.post_processor = processors.TemplateProcessing(

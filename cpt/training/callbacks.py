@@ -137,18 +137,18 @@ def check_callbacks(sections: list[Component]) -> None:
     """Refuse callbacks of `monitoring.callbacks` that do not exist or do not accept their options."""
     for number, section in enumerate(sections):
         key = f"monitoring.callbacks[{number}]"
-        found = with_key(f"{key}.name", partial(find, "callback", section.name, CALLBACKS))
-        if not isinstance(found, type):
-            check_options(found, section.options, key)
+        factory = with_key(f"{key}.name", partial(find, "callback", section.name, CALLBACKS))
+        if not isinstance(factory, type):
+            check_options(factory, section.options, key)
             continue
-        if not issubclass(found, TrainerCallback):
+        if not issubclass(factory, TrainerCallback):
             raise RecipeError(
                 f"`{key}.name`: {section.name} is not a subclass of transformers.TrainerCallback."
             )
-        refuse_unusable(found, f"{key}.name", section.name)
+        refuse_unusable(factory, f"{key}.name", section.name)
         is_ours = section.name in CALLBACKS
         check_options(
-            constructor_of(found), section.options, key, given=("run",) if is_ours else ()
+            constructor_of(factory), section.options, key, given=("run",) if is_ours else ()
         )
         if is_ours:
             with_key(key, partial(CALLBACKS[section.name], Path(), **section.options))
@@ -206,16 +206,16 @@ def build_callbacks(
     """Build the recipe's callbacks, in its order; RecipeError if one cannot be constructed."""
     built: list[TrainerCallback] = []
     for number, section in enumerate(sections):
-        found: Any = find("callback", section.name, CALLBACKS)
+        factory: Any = find("callback", section.name, CALLBACKS)
         if section.name in CALLBACKS:
-            built.append(found(run, **section.options))
+            built.append(factory(run, **section.options))
             continue
         try:
-            is_class = isinstance(found, type)
+            is_class = isinstance(factory, type)
             callback = (
-                found(**section.options)
+                factory(**section.options)
                 if is_class
-                else Watch(found, section.options, run, tokens_per_step)
+                else Watch(factory, section.options, run, tokens_per_step)
             )
         except CptError:
             raise
@@ -335,8 +335,8 @@ class StatefulCallback(GuardedCallback, ExportableState):
         self.__dict__["on_train_begin"] = self.begin_from_checkpoint
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.callback.state()  # type: ignore[attr-defined]
-        return found
+        state: dict[str, Any] = self.callback.state()  # type: ignore[attr-defined]
+        return state
 
     def begin_from_checkpoint(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -522,8 +522,8 @@ class ConsoleProgress(TrainerCallback):
 def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
     """Format one log's metrics as a line; empty for the Trainer's final summary."""
     if "loss" in logs:
-        known = [name for name in names if logs.get(name) is not None]  # such as a reward
-        return "  ".join(FORMATS[name].format(logs[name]) for name in known)
+        logged = [name for name in names if logs.get(name) is not None]  # such as a reward
+        return "  ".join(FORMATS[name].format(logs[name]) for name in logged)
     keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
     ends = ("_loss", "_examples")  # rewards of generated answers come without a loss
     sets: list[str] = []
@@ -534,9 +534,9 @@ def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
             sets.append(f"{name} {logs[f'eval_{name}_bits_per_byte']:.4f} bits per byte")
         else:
             metrics = [
-                FORMATS[one].format(logs[f"eval_{name}_{one}"])
-                for one in HELD_OUT
-                if f"{name}_{one}" in keys
+                FORMATS[metric].format(logs[f"eval_{name}_{metric}"])
+                for metric in HELD_OUT
+                if f"{name}_{metric}" in keys
             ]
             sets.append(f"{name} {' '.join(metrics)}")
     if sets:

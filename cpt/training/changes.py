@@ -91,23 +91,24 @@ class Proposal:
 
     @property
     def changes(self) -> list[Change]:
-        own = ("name", "output_dir", "description", "tags")  # of a branch
+        keys_of_branch = ("name", "output_dir", "description", "tags")  # of a branch
         return [
-            one
-            for one in changes_between(self.before, self.after)
-            if not (self.is_branch and one.key in own)
+            change
+            for change in changes_between(self.before, self.after)
+            if not (self.is_branch and change.key in keys_of_branch)
         ]
 
     @property
     def from_this_step(self) -> list[Change]:
         """The changes that decide what is learned."""
-        return [one for one in self.changes if not are_free([one])]
+        return [change for change in self.changes if not are_free([change])]
 
     @property
     def changes_data(self) -> bool:
         # The text of a new held-out set is dropped from sources that are added with it or later.
         is_of_data = any(
-            one.key.startswith(("data.", "evaluation.perplexity")) for one in self.from_this_step
+            change.key.startswith(("data.", "evaluation.perplexity"))
+            for change in self.from_this_step
         )
         return (
             is_of_data
@@ -116,7 +117,7 @@ class Proposal:
 
     def check(self) -> None:
         """Raise RecipeError for keys that are fixed, and for changes that the run cannot follow."""
-        fixed = [one for one in self.from_this_step if one.kind == "fixed"]
+        fixed = [change for change in self.from_this_step if change.kind == "fixed"]
         if fixed:
             raise RecipeError(
                 f"`{fixed[0].key}`: {self.source} is a run of another recipe. These keys are fixed once a run has"
@@ -142,24 +143,26 @@ class Proposal:
         if (
             self.manifest is None
             or not self.manifest.step
-            or all(one.key not in BATCH for one in self.changes)
+            or all(change.key not in BATCH for change in self.changes)
         ):
             return
-        tokens = self.manifest.tokens // self.manifest.step
+        tokens_before = self.manifest.tokens // self.manifest.step
         after = self.after
-        wanted = after.budget.global_batch_tokens
+        tokens_after = after.budget.global_batch_tokens
         length = after.data.sequence_length
-        if wanted is None:
+        if tokens_after is None:
             rows = rows_at_once(after)
             readers = {world_size(), self.manifest.world_size}
             if self.before.budget.global_batch_tokens is None and rows == rows_at_once(self.before):
                 return
-            found = [rows * groups_of_rows(after.training, number) * length for number in readers]
-            wanted = tokens if tokens in found else found[0]
-        if wanted != tokens:
+            possible_tokens = [
+                rows * groups_of_rows(after.training, number) * length for number in readers
+            ]
+            tokens_after = tokens_before if tokens_before in possible_tokens else possible_tokens[0]
+        if tokens_after != tokens_before:
             yield (
-                f"a step would train {wanted:,} tokens instead of {tokens:,}. A run keeps its global batch: change"
-                f" `{BATCH[1]}` and `{BATCH[2]}` together, or write `{BATCH[0]}: {tokens}`."
+                f"a step would train {tokens_after:,} tokens instead of {tokens_before:,}. A run keeps its global"
+                f" batch: change `{BATCH[1]}` and `{BATCH[2]}` together, or write `{BATCH[0]}: {tokens_before}`."
             )
 
     def problems_of_budget(self) -> Iterator[str]:
@@ -173,7 +176,9 @@ class Proposal:
                 " resume from an earlier checkpoint: --resume CHECKPOINT."
             )
             return
-        if not any(one.key.startswith(("budget.", "schedule.")) for one in self.from_this_step):
+        if not any(
+            change.key.startswith(("budget.", "schedule.")) for change in self.from_this_step
+        ):
             return
         section = self.after.schedule
         check_schedule(section.name, section.options, new)
@@ -223,7 +228,7 @@ class Proposal:
         if dropped:
             steps = ", ".join(f"{step:,}" for step in dropped)
             lines.append(f"The changes that were made after step {steps} are dropped.")
-        if any(one.key.startswith("evaluation.perplexity") for one in self.from_this_step):
+        if any(change.key.startswith("evaluation.perplexity") for change in self.from_this_step):
             lines.append(
                 "Sources that the run reads already keep documents of new held-out sets: take other texts."
             )
@@ -235,25 +240,30 @@ class Proposal:
         if (
             old is None
             or new is None
-            or not any(one.key.startswith(keys) for one in self.from_this_step)
+            or not any(change.key.startswith(keys) for change in self.from_this_step)
         ):
             return
         longest = max(old, new)
-        rates = [
-            [
-                recipe.optimizer.learning_rate * factor_at(recipe, tokens, total)
-                if tokens <= total
-                else None
-                for tokens in (longest * (place + 0.5) / PLOT_WIDTH for place in range(PLOT_WIDTH))
-            ]
-            for recipe, total in ((self.before, old), (self.after, new))
-        ]
-        highest = max(rate for curve in rates for rate in curve if rate is not None)
+        before = learning_rates(self.before, old, longest)
+        after = learning_rates(self.after, new, longest)
+        highest = max(rate for rate in [*before, *after] if rate is not None)
         yield f"Learning rate, 0 to {highest:.3g}, over {longest:,.0f} tokens:"
-        for name, curve in zip(("before", "after"), rates, strict=True):
-            yield f"  {name:6} {bars(curve, highest)}"
-        here = min(PLOT_WIDTH - 1, int(PLOT_WIDTH * self.trained_tokens / longest))
-        yield f"         {' ' * here}^ step {self.step:,}"
+        yield f"  before {bars(before, highest)}"
+        yield f"  after  {bars(after, highest)}"
+        column_now = min(PLOT_WIDTH - 1, int(PLOT_WIDTH * self.trained_tokens / longest))
+        yield f"         {' ' * column_now}^ step {self.step:,}"
+
+
+def learning_rates(recipe: Recipe, total: float, longest: float) -> list[float | None]:
+    """One learning rate for each column of a plot over `longest` tokens; None after the run's last token."""
+    rates: list[float | None] = []
+    for column in range(PLOT_WIDTH):
+        tokens = longest * (column + 0.5) / PLOT_WIDTH
+        if tokens <= total:
+            rates.append(recipe.optimizer.learning_rate * factor_at(recipe, tokens, total))
+        else:
+            rates.append(None)
+    return rates
 
 
 def rows_at_once(recipe: Recipe) -> int:
@@ -302,7 +312,7 @@ def propose(
     if repeats:
         after = part_after(lines, step, recipe).recipe
     is_other = is_branch or has_later and not repeats
-    found = Proposal(
+    proposal = Proposal(
         folder=folder,
         before=before,
         after=after,
@@ -312,8 +322,8 @@ def propose(
         source=source,
         drops_later=is_other,
     )
-    if found.changes or is_other:
-        return found
+    if proposal.changes or is_other:
+        return proposal
     return None
 
 
@@ -372,10 +382,10 @@ class RecipeChanges:
                 )
             if began is None:
                 refuse_damaged(checkpoint, "--from-checkpoint")
-                found = propose(self.recipe, folder, checkpoint, is_branch=True)
-                if found is not None:
-                    found.check()
-                    print_once(str(found))
+                proposal = propose(self.recipe, folder, checkpoint, is_branch=True)
+                if proposal is not None:
+                    proposal.check()
+                    print_once(str(proposal))
                 return True
             self.branch_of = None  # a later start
         elif self.resume == "none":  # any recipe may start over
@@ -392,15 +402,15 @@ class RecipeChanges:
         if read_record(folder) is None and published_checkpoints(folder):
             self.agree_without_record(folder)
             return True
-        found = self.of_run(folder)
-        if found is None:
+        proposal = self.of_run(folder)
+        if proposal is None:
             if self.note is not None:
                 print_once("--note: the recipe has no new change, so the note is not recorded.")
             return False
-        found.check()
-        if not found.from_this_step and (self.resume != "latest" or not found.drops_later):
+        proposal.check()
+        if not proposal.from_this_step and (self.resume != "latest" or not proposal.drops_later):
             return False
-        self.agree(found)
+        self.agree(proposal)
         return True
 
     def agree_without_record(self, folder: Path) -> None:
@@ -412,16 +422,18 @@ class RecipeChanges:
                 f"{text} Restore it, accept this recipe with --change, or start another run: name=..., or --new."
             )
 
-    def agree(self, found: Proposal) -> None:
+    def agree(self, proposal: Proposal) -> None:
         """Show the changes. RecipeError if they are not wanted."""
         remedy = "Otherwise restore the recipe, or give the run another name: name=..., or --new."
         if callable(self.accept):
-            if not self.accept(str(found)):
-                raise RecipeError(f"{found.folder}: the changed recipe was not accepted. {remedy}")
+            if not self.accept(str(proposal)):
+                raise RecipeError(
+                    f"{proposal.folder}: the changed recipe was not accepted. {remedy}"
+                )
         elif not self.accept:
-            raise RecipeError(f"{found}\nApply this with --change (and --note REASON). {remedy}")
+            raise RecipeError(f"{proposal}\nApply this with --change (and --note REASON). {remedy}")
         else:
-            print_once(str(found))
+            print_once(str(proposal))
 
     def of_run(self, folder: Path) -> Proposal | None:
         """The changes of a started run at the checkpoint to resume from."""
@@ -448,13 +460,13 @@ class RecipeChanges:
         step = steps_in(checkpoint)
         record = read_record(run.folder)
         lines = [] if record is None else record.history
-        found = propose(
+        proposal = propose(
             self.recipe, run.folder, checkpoint, is_branch=is_branch, goes_back=goes_back
         )
-        if found is None:
+        if proposal is None:
             return part_after(lines, step, self.recipe)
         position = {} if checkpoint is None else read_object(checkpoint / POSITION)
-        if found.changes_data and step and "positions" not in position:
+        if proposal.changes_data and step and "positions" not in position:
             raise CheckpointError(
                 f"{checkpoint} lacks the position of its data, so the mixture cannot change. Restore `data`."
             )
@@ -463,18 +475,24 @@ class RecipeChanges:
             "step": step,
             "row": position.get("row", 0),
             "note": self.note,
-            "changes": [described(change) for change in found.changes],
-            "new_stretch": found.changes_data and step > 0,
+            "changes": [described(change) for change in proposal.changes],
+            "new_stretch": proposal.changes_data and step > 0,
             "positions": position.get("positions", {}),
             "fingerprint": position.get("fingerprint"),
-            "recipe": found.before.model_dump(mode="json", by_alias=True),
-            "inputs": recorded_inputs(found.source, checkpoint),
-            "from": str(checkpoint) if found.is_branch else None,
+            "recipe": proposal.before.model_dump(mode="json", by_alias=True),
+            "inputs": recorded_inputs(proposal.source, checkpoint),
+            "from": str(checkpoint) if proposal.is_branch else None,
         }
         # Changes at later steps are dropped if the run has gone back before them and continues in another way.
-        kept = [one for one in found.lines if one["step"] <= step or not found.drops_later]
-        new = [line] if found.changes or is_branch else []
-        self.lines = sorted([*kept, *new], key=lambda one: int(one["step"]))
+        earlier_lines = [
+            change_line
+            for change_line in proposal.lines
+            if change_line["step"] <= step or not proposal.drops_later
+        ]
+        new = [line] if proposal.changes or is_branch else []
+        self.lines = sorted(
+            [*earlier_lines, *new], key=lambda change_line: int(change_line["step"])
+        )
         return part_after(self.lines, step, self.recipe)
 
     @property

@@ -68,18 +68,18 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     Args:
         given: value of `training.deepspeed`: a path, or the profile itself.
     """
-    written = read_mapping(given)
+    profile = read_mapping(given)
     replaced = (
-        *optimizer_contradictions(written, recipe),
-        *scheduler_contradictions(written, recipe),
+        *optimizer_contradictions(profile, recipe),
+        *scheduler_contradictions(profile, recipe),
     )
-    zero = check_zero(completed(written))
+    zero = check_zero(completed(profile))
     return located(
         given,
-        unknown_keys(written),
-        refused_keys(written),
+        unknown_keys(profile),
+        refused_keys(profile),
         zero,
-        contradictions(written, recipe),
+        contradictions(profile, recipe),
         replaced,
     )
 
@@ -139,7 +139,7 @@ def changes_in_memory(given: str | Path | Profile) -> list[str]:
 def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
     """Format the complaints with their place: `zero.json:12`, or `training.deepspeed` for a profile in the recipe."""
     if isinstance(given, dict):
-        return [f"`training.deepspeed`: {text}" for some in complaints for _, text in some]
+        return [f"`training.deepspeed`: {text}" for group in complaints for _, text in group]
     lines = Path(given).read_text(encoding="utf-8").splitlines()
 
     def place(key: str) -> str:
@@ -149,7 +149,7 @@ def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
             return f"{given}:{number}"
         return str(given)
 
-    return [f"{place(key)}: {text}" for some in complaints for key, text in some]
+    return [f"{place(key)}: {text}" for group in complaints for key, text in group]
 
 
 def read_profile(given: str | Path | Profile) -> Profile:
@@ -236,9 +236,9 @@ def unknown_keys(profile: Mapping[str, Any], section: str = "") -> Complaints:
         if key in REPLACED or key == "zero_optimization":  # `check_zero` has the suggestions for it
             continue
         if fate_of_key(key) is None:
-            known = SECTIONS[section[:-1]].split() if section else TOP_LEVEL
+            known_keys = SECTIONS[section[:-1]].split() if section else TOP_LEVEL
             text = f"`{key}` is not a key of DeepSpeed, which would ignore it."
-            yield key, f"{text}{did_you_mean(name, known)}"
+            yield key, f"{text}{did_you_mean(name, known_keys)}"
         elif key in SECTIONS and isinstance(value, Mapping):
             yield from unknown_keys(value, f"{key}.")
 
@@ -281,9 +281,9 @@ def check_zero(profile: Profile) -> Complaints:
         for error in problem.errors():
             *above, last = [str(step) for step in error["loc"]] or ["zero_optimization"]
             kind = parts.get(above[-1] if above else "", zero.DeepSpeedZeroConfig)
-            known = [field.alias or name for name, field in kind.model_fields.items()]
+            known_keys = [field.alias or name for name, field in kind.model_fields.items()]
             key = ".".join(["zero_optimization", *above, last])
-            unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known)}"
+            unknown = f"is not a key of DeepSpeed.{did_you_mean(last, known_keys)}"
             yield (
                 key,
                 f"`{key}` {unknown if error['type'] == 'extra_forbidden' else '- ' + error['msg']}",
@@ -327,10 +327,10 @@ def contradictions(profile: Profile, recipe: Recipe) -> Complaints:
             yield key, f'{text}. Write "auto"'
     for precision in ("bf16", "fp16"):
         block = profile.get(precision, "auto")
-        wanted = bool(training.get(precision))
+        is_required = bool(training.get(precision))
         enabled = block.get("enabled", False) if isinstance(block, Mapping) else block
-        if enabled not in ("auto", wanted):
-            ours_is = f"`training.{precision}` is {json.dumps(wanted)}"
+        if enabled not in ("auto", is_required):
+            ours_is = f"`training.{precision}` is {json.dumps(is_required)}"
             yield (
                 precision,
                 f'`{precision}.enabled` is {json.dumps(enabled)}, but {ours_is}. Write "auto"',
@@ -362,10 +362,10 @@ def optimizer_contradictions(profile: Profile, recipe: Recipe) -> Complaints:
     names = {"lr": "learning_rate"}
     for key, value in (section.get("params") or {}).items():
         theirs = list(value) if isinstance(value, list | tuple) else value
-        wanted = values.get(key, theirs)
-        wanted = list(wanted) if isinstance(wanted, list | tuple) else wanted
-        if theirs not in ("auto", wanted):
-            text = f"`optimizer.params.{key}` is {value}, but `optimizer.{names.get(key, key)}` is {wanted}"
+        expected = values.get(key, theirs)
+        expected = list(expected) if isinstance(expected, list | tuple) else expected
+        if theirs not in ("auto", expected):
+            text = f"`optimizer.params.{key}` is {value}, but `optimizer.{names.get(key, key)}` is {expected}"
             yield key, f'{text} in the recipe. Write "auto", or remove `optimizer` here'
 
 
@@ -401,8 +401,8 @@ def zero_section(profile: Profile) -> Mapping[str, Any]:
 
 def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config with Hugging Face's names without prefix."""
-    given = read_mapping(training.get("fsdp_config") or {}, CONFIG)
-    return {str(key).removeprefix("fsdp_"): value for key, value in given.items()}
+    fsdp_config = read_mapping(training.get("fsdp_config") or {}, CONFIG)
+    return {str(key).removeprefix("fsdp_"): value for key, value in fsdp_config.items()}
 
 
 def check_fsdp(recipe: Recipe, *, here: bool = True) -> list[str]:

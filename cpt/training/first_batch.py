@@ -184,9 +184,8 @@ def start_of_row(example: Any, longest: int, *, packed: bool) -> dict[str, Any] 
         ids = (columns["prompt_ids"] + columns.get("chosen_ids", columns.get("completion_ids")))[
             :longest
         ]
-        mask = [1] * (len(ids) - len(ids) // 8) + [0] * (
-            len(ids) // 8
-        )  # batches of examples are padded
+        padding = len(ids) // 8  # batches of examples are padded
+        mask = [1] * (len(ids) - padding) + [0] * padding
         columns = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
     names = columns.keys() & {"input_ids", "position_ids", "attention_mask"}
     if "input_ids" not in names:
@@ -262,17 +261,19 @@ def fall_back(folder: Path, differing: list[PartDifference], model: Any) -> None
         RecipeError: the recipe requires one of them.
         RestartNeeded: all others.
     """
-    written = read_recipe(folder / RECIPE)
+    recipe_as_written = read_recipe(folder / RECIPE)
     fallbacks = read_learned(folder).get(FALLBACKS, {})
     # Keys that the recipe requires come first: they end the run.
-    for difference in sorted(differing, key=lambda other: is_automatic(written, other.key)):
+    for difference in sorted(
+        differing, key=lambda other: is_automatic(recipe_as_written, other.key)
+    ):
         key = difference.key
         reason = f"on this machine {difference}"
         value = PLAIN_VALUES[key]
         if key == ATTENTION and attention_of(model.config) == "sdpa":
             value = "eager"
         remedy = f"{key}: {json.dumps(value)}"
-        if not is_automatic(written, key):
+        if not is_automatic(recipe_as_written, key):
             if key == OPTIMIZER:
                 remedy += f"` and `{WEIGHTS_DTYPE}: float32"
             raise RecipeError(

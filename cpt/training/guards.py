@@ -182,9 +182,9 @@ class StepGuard:
         """Roll back, or abort after the last allowed roll-back."""
         assert self.detector is not None, "only a detector skips steps"
         budget = self.budget
-        most = self.detector.rollbacks
+        max_rollbacks = self.detector.rollbacks
         steps = ", ".join(str(skipped.step) for skipped in budget.recent)
-        if budget.rollbacks >= most:
+        if budget.rollbacks >= max_rollbacks:
             reason = (
                 f"the training diverged: steps {steps} were skipped, after {budget.rollbacks} roll-back(s)"
                 f" ({budget.total} skipped steps in all; events.jsonl has their rows). Lower"
@@ -198,7 +198,7 @@ class StepGuard:
             (event,),
             reason=(
                 f"{len(bad)} of the last {budget.window} steps were skipped ({steps}), roll-back"
-                f" {budget.rollbacks} of {most}"
+                f" {budget.rollbacks} of {max_rollbacks}"
             ),
             step=verdict.step,
             first_step=bad[0].step,

@@ -57,12 +57,12 @@ class NamedModel:
 
     def files(self) -> dict[str, Path]:
         """The files by name; empty if they are not on this machine yet."""
-        place = self.snapshot if self.is_on_hub else Path(self.path).expanduser()
-        if place is None:
+        folder = self.snapshot if self.is_on_hub else Path(self.path).expanduser()
+        if folder is None:
             return {}
-        if place.is_file():
-            return {place.name: place}
-        matching = {path for pattern in self.patterns for path in place.glob(pattern)}
+        if folder.is_file():
+            return {folder.name: folder}
+        matching = {path for pattern in self.patterns for path in folder.glob(pattern)}
         return {path.name: path for path in sorted(matching) if path.is_file()}
 
     @property
@@ -172,9 +172,9 @@ class RunInputs:
         for origin in self.origins:
             self.refuse_changed_files(origin)
         changed = [code for code in self.code if self.has_changed(code)]
-        asked = [code for code in changed if not code.is_free]
-        if asked:
-            files = ", ".join(f"{code.file} (`{code.key}`)" for code in asked)
+        decisive = [code for code in changed if not code.is_free]
+        if decisive:
+            files = ", ".join(f"{code.file} (`{code.key}`)" for code in decisive)
             text = f"{self.folder}: {files} has changed since the run began"
             is_accepted = accept(f"{text}.") if callable(accept) else accept
             if not is_accepted:
@@ -200,11 +200,17 @@ class RunInputs:
         if not then or origin.is_on_hub and not files:
             return
         compared = files if is_whole else {name: files[name] for name in files if name in then}
-        now = self.hashes.hashes(compared)
-        names = now.keys() | then.keys() if is_whole or not origin.is_on_hub else now.keys()
-        changed = sorted(name for name in names if now.get(name) != then.get(name))
+        hashes_now = self.hashes.hashes(compared)
+        names = (
+            hashes_now.keys() | then.keys()
+            if is_whole or not origin.is_on_hub
+            else hashes_now.keys()
+        )
+        changed = sorted(name for name in names if hashes_now.get(name) != then.get(name))
         if changed:
-            listed = ", ".join(how_changed(name, then, now) for name in changed[:MOST_LISTED])
+            listed = ", ".join(
+                how_changed(name, then, hashes_now) for name in changed[:MOST_LISTED]
+            )
             raise CheckpointError(
                 f"{self.folder} began with other files in {origin.path} (`{origin.key}`): {listed}. Restore them,"
                 f" {RESTORE}"
@@ -233,11 +239,11 @@ class RunInputs:
     def describe(self, pinned: Recipe) -> Content:
         """Hashes of all files; `commit` of those on the Hub. `pinned` is the recipe that was loaded."""
         files = {}
-        for written, loaded in zip(self.origins, origins_of(pinned), strict=True):
+        for origin, loaded in zip(self.origins, origins_of(pinned), strict=True):
             snapshot = loaded.snapshot if loaded.is_on_hub else None
-            files[written.key] = {
-                "path": written.path,
-                "revision": written.revision,
+            files[origin.key] = {
+                "path": origin.path,
+                "revision": origin.revision,
                 "commit": None if snapshot is None else snapshot.name,
                 "sha256": self.hashes.hashes(loaded.files()),
             }
@@ -270,10 +276,10 @@ def read_inputs_again(run: Path) -> int:
     return len(inputs.hashes.known)
 
 
-def how_changed(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    if name not in then:
+def how_changed(name: str, hashes_before: Mapping[str, str], hashes_now: Mapping[str, str]) -> str:
+    if name not in hashes_before:
         return f"{name} is new"
-    if name in now:
+    if name in hashes_now:
         return f"{name} differs"
     return f"{name} is missing"
 
@@ -296,7 +302,7 @@ class UserCode:
 
 def user_code(recipe: Recipe) -> list[UserCode]:
     """The files of `package.module:function` in a recipe; what these import is not followed."""
-    found: dict[str, UserCode] = {}
+    code_by_module: dict[str, UserCode] = {}
     for key, text in texts_in(recipe.model_dump(mode="json", by_alias=True)):
         is_module = key == "model.import" or key == "stage" and text not in STAGE_CONFIGS
         if not is_module and not is_function(text):
@@ -304,10 +310,10 @@ def user_code(recipe: Recipe) -> list[UserCode]:
         module = text.partition(":")[0]
         file = file_of_module(module)
         is_free = class_of_change(key) == "free"
-        known = found.get(module)
-        if file is not None and (known is None or known.is_free):
-            found[module] = UserCode(module, file, key, is_free)
-    return list(found.values())
+        code_before = code_by_module.get(module)
+        if file is not None and (code_before is None or code_before.is_free):
+            code_by_module[module] = UserCode(module, file, key, is_free)
+    return list(code_by_module.values())
 
 
 def texts_in(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -371,7 +377,11 @@ def describe_inputs(
             "sources": sources,
             "held_out": data.held_out_files,
             "written_by_model": written_by_model(recipe),
-            "left_out": {name: one.left_out for name, one in data.held_out.items() if one.left_out},
+            "left_out": {
+                name: held_out_set.left_out
+                for name, held_out_set in data.held_out.items()
+                if held_out_set.left_out
+            },
         },
         "tokenizer": {"path": tokenizer.name_or_path, "xxh3": hash_of_tokenizer(tokenizer)},
         "weights": {

@@ -160,9 +160,9 @@ class Heartbeat(TrainerCallback):
             (round(torch.cuda.max_memory_allocated(device) / GIB, 3) for device in devices),
             default=None,
         )
-        place = (rank(), os.getpid(), socket.gethostname())
+        process = (rank(), os.getpid(), socket.gethostname())
         sign = LastHeartbeat(
-            *place, self.phase, self.step, self.beats, median, peak, self.pulse, self.ended
+            *process, self.phase, self.step, self.beats, median, peak, self.pulse, self.ended
         )
         write_heartbeat(self.folder, sign)
 
@@ -219,18 +219,18 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
             ended = [
                 f"{name_processes([sign], everyone)} ended with {sign.ended}" for sign in failed
             ]
-            what = f"{'; '.join(ended)}. The others cannot continue without it."
+            description = f"{'; '.join(ended)}. The others cannot continue without it."
         elif gone:
             steps = ", ".join(sorted({str(sign.step) for sign in gone}))
-            what = (
+            description = (
                 f"{name_processes(gone, everyone)} is gone: its last heartbeat is of step {steps}."
             )
         else:
-            what = (
+            description = (
                 "All processes exist, but lost their connection: the network failed, or one took longer"
                 f" than `training.ddp_timeout`. {type(problem).__name__}: {problem}."
             )
-        message = f"{what} {resumes_from(run.folder)}"
+        message = f"{description} {resumes_from(run.folder)}"
         lost = [sign.rank for sign in (*gone, *failed)]
         if rank() == min(
             set(range(world_size())) - set(lost), default=0

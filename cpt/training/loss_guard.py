@@ -71,9 +71,9 @@ def robust(
     )
 
 
-def ranked(values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+def ranked(values: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
     """Select each row's value of rank `place`, [rows, 1]; torch's median would wait for the device."""
-    return values.sort(dim=1).values.gather(1, place)
+    return values.sort(dim=1).values.gather(1, rank)
 
 
 LOSS_GUARDS: dict[str, Callable[..., torch.Tensor]] = {"robust": robust}
@@ -102,8 +102,8 @@ class StepVerdict:
             return f"its loss was {self.loss}"
         if not math.isfinite(self.gradient_norm):
             return f"its gradient was not finite (loss {self.loss:.4g})"
-        what = "loss" if self.has_loss_spike else "gradient norm"
-        return f"its {what} was far too high (loss {self.loss:.4g}, gradient norm {self.gradient_norm:.4g})"
+        metric = "loss" if self.has_loss_spike else "gradient norm"
+        return f"its {metric} was far too high (loss {self.loss:.4g}, gradient norm {self.gradient_norm:.4g})"
 
 
 class SpikeDetector:
@@ -157,20 +157,20 @@ class SpikeDetector:
 
     def note(self, step: int, verdict: torch.Tensor) -> None:
         """Send a verdict to the host, without waiting for it."""
-        place = self.noted % len(self.read_from)
+        slot = self.noted % len(self.read_from)
         self.noted += 1
         self.unread.append(step)
-        self.read_from[place].copy_(verdict, non_blocking=True)
+        self.read_from[slot].copy_(verdict, non_blocking=True)
         if self.arrivals:
-            self.arrivals[place].record()
+            self.arrivals[slot].record()
 
     def read(self, *, unread: int = 0) -> Iterator[StepVerdict]:
         """Yield the unread verdicts, oldest first, except the last `unread`."""
         while len(self.unread) > unread:
-            place = (self.noted - len(self.unread)) % len(self.read_from)
+            slot = (self.noted - len(self.unread)) % len(self.read_from)
             if self.arrivals:
-                self.arrivals[place].synchronize()
-            loss, norm, loss_spike, gradient_spike = self.read_from[place].tolist()
+                self.arrivals[slot].synchronize()
+            loss, norm, loss_spike, gradient_spike = self.read_from[slot].tolist()
             yield StepVerdict(
                 self.unread.popleft(), loss, norm, bool(loss_spike), bool(gradient_spike)
             )
@@ -180,23 +180,30 @@ class SpikeDetector:
         self.accepted.zero_()
 
     def state(self) -> dict[str, Any]:
-        history = [
-            [value if math.isfinite(value) else None for value in row]
-            for row in self.history.tolist()
-        ]
-        return {"accepted": int(self.accepted), "history": history}
+        losses, norms = self.history.tolist()
+        return {
+            "accepted": int(self.accepted),
+            "history": [list(map(finite_or_none, losses)), list(map(finite_or_none, norms))],
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the history; a window of another size starts empty."""
         self.unread.clear()
         if len(state["history"][0]) == self.window:
-            history = [
-                [math.inf if value is None else value for value in row] for row in state["history"]
-            ]
+            losses, norms = state["history"]
+            history = [list(map(infinite_if_none, losses)), list(map(infinite_if_none, norms))]
             self.history.copy_(torch.tensor(history))
             self.accepted.fill_(state["accepted"])
         else:
             self.forget()
+
+
+def finite_or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None  # JSON has no infinity
+
+
+def infinite_if_none(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 @dataclass(frozen=True)
@@ -302,7 +309,9 @@ def handler_of(
         action: str | None = function(event, **section.options)
         if action is None or action in actions:
             return action
-        known = f"expected {', '.join(actions)}, or None for {default}"
-        raise TrainingError(f"the recovery handler `{section.name}` returned {action!r}: {known}.")
+        expected = f"expected {', '.join(actions)}, or None for {default}"
+        raise TrainingError(
+            f"the recovery handler `{section.name}` returned {action!r}: {expected}."
+        )
 
     return handler

@@ -68,13 +68,13 @@ class TrainingClock(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        now = time.perf_counter()
-        self.seconds += now - self.since
-        self.last_steps.append((now - self.since, waited_by(more.get("train_dataloader"))))
-        self.since = now
+        seconds_now = time.perf_counter()
+        self.seconds += seconds_now - self.since
+        self.last_steps.append((seconds_now - self.since, waited_by(more.get("train_dataloader"))))
+        self.since = seconds_now
         self.steps += 1
         if not self.steps_in_all:  # the first step is a warm-up
-            self.first_step_ended = now
+            self.first_step_ended = seconds_now
         self.steps_in_all += 1
         # The Trainer counts epochs from this process's start; ours is the share of the whole run.
         state.epoch = state.global_step / state.max_steps
@@ -93,15 +93,15 @@ class TrainingClock(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         logs = kwargs["logs"]
-        now = time.perf_counter()
+        seconds_now = time.perf_counter()
         if "loss" in logs and self.steps:
-            seconds = self.seconds + now - self.since
+            seconds = self.seconds + seconds_now - self.since
             before = self.waited
             self.waited = waited_by(kwargs["train_dataloader"])
             logs["tokens_per_second"] = round(self.steps * self.tokens_per_step / seconds, 1)
             logs["data_wait"] = round((self.waited - before) / seconds, 5)
             logs["tokens"] = state.global_step * self.tokens_per_step
-            steps = [one for one, _ in self.last_steps]
+            steps = [last_step for last_step, _ in self.last_steps]
             twentieths = (
                 statistics.quantiles(steps, n=20, method="inclusive")
                 if len(steps) > 1
@@ -114,7 +114,7 @@ class TrainingClock(TrainerCallback):
             self.seconds = 0.0
             self.steps = 0
             if self.steps_in_all > 1:
-                of_one = (now - self.first_step_ended) / (self.steps_in_all - 1)
+                of_one = (seconds_now - self.first_step_ended) / (self.steps_in_all - 1)
                 logs["seconds_to_go"] = round(of_one * (state.max_steps - state.global_step), 1)
         self.since = time.perf_counter()
 
@@ -253,11 +253,13 @@ class ModelFlopsUtilization(TrainerCallback):
     ) -> None:
         model: nn.Module = kwargs["model"]
         self.since = state.global_step
-        kept = next(
+        weights_dtype = next(
             parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()
         )
-        is_half = args.bf16 or args.fp16 or kept in (torch.bfloat16, torch.float16)
-        precision = "half" if is_half else "tf32" if args.tf32 else "fp32"
+        is_half = args.bf16 or args.fp16 or weights_dtype in (torch.bfloat16, torch.float16)
+        precision = "tf32" if args.tf32 else "fp32"
+        if is_half:
+            precision = "half"
         of_one = peak_flops(self.gpu, precision) if state.is_world_process_zero else None
         if of_one is None:
             return

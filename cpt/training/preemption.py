@@ -119,8 +119,9 @@ class Preemption(TrainerCallback):
     def watch(self) -> None:
         while self.is_watching:
             readable, _, _ = select.select([self.reading], [], [], SECONDS_BETWEEN_LOOKS)
-            for number in os.read(self.reading, 64) if readable else b"":
-                self.note(number)
+            if readable:
+                for number in os.read(self.reading, 64):
+                    self.note(number)
             if self.launcher is not None and os.getppid() != self.launcher:
                 self.launcher = None
                 self.note(signal.SIGHUP)
@@ -130,13 +131,13 @@ class Preemption(TrainerCallback):
             return
         self.received = self.received or number
         if number == signal.SIGINT:
-            now = time.monotonic()
+            seconds_now = time.monotonic()
             if (
                 self.interrupted_at is not None
-                and now - self.interrupted_at > SECONDS_OF_ONE_INTERRUPT
+                and seconds_now - self.interrupted_at > SECONDS_OF_ONE_INTERRUPT
             ):
                 exit_now(CODE_OF_SECOND_INTERRUPT)
-            self.interrupted_at = self.interrupted_at or now
+            self.interrupted_at = self.interrupted_at or seconds_now
 
     # --- the callback ------------------------------------------------------------------------------------------------
 
@@ -179,13 +180,13 @@ class Preemption(TrainerCallback):
             return False
         number = self.received
         if self.group is not None:
-            now = time.perf_counter()
-            slowest = torch.tensor([float(number), (now - pace.asked_at) / pace.calls])
+            seconds_now = time.perf_counter()
+            slowest = torch.tensor([float(number), (seconds_now - pace.asked_at) / pace.calls])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.group)
             largest, seconds = slowest.tolist()
             calls = int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))
             pace.calls_between = max(1, min(MOST_CALLS_BETWEEN, calls))
-            pace.asked_at = now
+            pace.asked_at = seconds_now
             pace.calls = 0
             number = int(largest)
         if number:

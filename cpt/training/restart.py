@@ -87,8 +87,8 @@ def learned_micro_batch(folder: Path, processes: int) -> int | None:
 
 
 def remember_micro_batch(folder: Path, processes: int, size: int) -> None:
-    known = read_learned(folder).get(MICRO_BATCH, {})
-    remember(folder, MICRO_BATCH, {**known, str(processes): size})
+    sizes = read_learned(folder).get(MICRO_BATCH, {})
+    remember(folder, MICRO_BATCH, {**sizes, str(processes): size})
 
 
 def remember(folder: Path, key: str, value: Any) -> None:

@@ -54,9 +54,9 @@ def train_from(trainer: CPTTrainer, point: ResumePoint) -> None:
     if manifest is not None and manifest.world_size != world_size():
         warn_elastic(folder, manifest)
         if is_zero(trainer.sharding):
-            written = checkpoint
+            original = checkpoint
             checkpoint = main_process_decides(
-                lambda: make_universal(written, folder, trust=point.trusted)
+                lambda: make_universal(original, folder, trust=point.trusted)
             )
     step = f", after step {manifest.step:,}" if manifest is not None else ""
     log.info(f"Resuming from {point.checkpoint}{step}.")

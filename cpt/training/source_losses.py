@@ -139,11 +139,11 @@ class SourceLosses(TrainerCallback):
 
 def mean_cross_entropy(model: nn.Module, output: dict[str, Any]) -> torch.Tensor | None:
     """Return the micro-batch's loss without penalties; None if it contains smoothed labels or a penalty."""
-    own = getattr(without_adapter(model), "loss_function", None)
-    if isinstance(own, OwnLoss) and own.smoothing:
+    loss_function = getattr(without_adapter(model), "loss_function", None)
+    if isinstance(loss_function, OwnLoss) and loss_function.smoothing:
         return None
-    if isinstance(own, OwnLoss | FusedLoss) and own.memory.last is not None:
-        return own.memory.last
+    if isinstance(loss_function, OwnLoss | FusedLoss) and loss_function.memory.last is not None:
+        return loss_function.memory.last
     if output.get("aux_loss") is None:
         return output.get("loss")
     return None
@@ -168,9 +168,12 @@ def loss_of_rows(
         chunks = zip(logits[row].split(tokens), targets[row].split(tokens), strict=True)
         parts = [
             F.cross_entropy(
-                some.float(), wanted.to(some.device), ignore_index=IGNORED, reduction="sum"
+                hidden_chunk.float(),
+                target_chunk.to(hidden_chunk.device),
+                ignore_index=IGNORED,
+                reduction="sum",
             )
-            for some, wanted in chunks
+            for hidden_chunk, target_chunk in chunks
         ]
         return torch.stack(parts).sum()
 

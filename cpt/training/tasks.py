@@ -107,7 +107,7 @@ class TaskEvaluations(TrainerCallback):
             return
         self.lines = LinesFile(self.folder / METRICS)
         lines = read_objects(self.folder / METRICS)
-        done = {line.get("step") for line in lines if any(name.startswith(TASK) for name in line)}
+        done = {line.get("step") for line in lines if has_scores(line)}
         self.waiting = [
             weights.folder
             for weights in published_in(self.folder, PREFIX)
@@ -183,20 +183,25 @@ class TaskEvaluations(TrainerCallback):
         return self.child is not None or bool(self.waiting)
 
     def start(self) -> None:
+        # Without PYTHONSAFEPATH, Python would import modules from the program's folder first.
+        environment = {"CUDA_VISIBLE_DEVICES": self.visible_gpu(), "PYTHONSAFEPATH": "1"}
+        command = [sys.executable, str(PROGRAM), str(self.weights)]
+        with (self.folder / OUTPUT).open("wb") as output:
+            self.child = Child(
+                command, environment=environment, inherits=environment_alone(), output=output
+            )
+        self.ends = time.monotonic() + LONGEST_SECONDS
+
+    def visible_gpu(self) -> str:
+        """The GPU of the evaluation, as CUDA_VISIBLE_DEVICES names it; empty for the CPU."""
         number = self.evaluation.tasks_device.removeprefix("cuda:")
         if self.on_own_gpu:
             torch.cuda.empty_cache()
             number = str(torch.cuda.current_device())
+        if not number.isdigit():
+            return ""
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        gpu = "" if not number.isdigit() else visible[int(number)] if visible else number
-        # Without PYTHONSAFEPATH, Python would import modules from the program's folder first.
-        environment = {"CUDA_VISIBLE_DEVICES": gpu, "PYTHONSAFEPATH": "1"}
-        words = [sys.executable, str(PROGRAM), str(self.weights)]
-        with (self.folder / OUTPUT).open("wb") as output:
-            self.child = Child(
-                words, environment=environment, inherits=environment_alone(), output=output
-            )
-        self.ends = time.monotonic() + LONGEST_SECONDS
+        return visible[int(number)] if visible else number
 
     def read_result(self) -> None:
         assert self.child is not None, "the caller checked it"
@@ -229,6 +234,10 @@ class TaskEvaluations(TrainerCallback):
             self.child.kill_family()
         self.child = None
         self.waiting = []
+
+
+def has_scores(line: dict[str, Any]) -> bool:
+    return any(name.startswith(TASK) for name in line)
 
 
 def step_of(weights: Path) -> int:

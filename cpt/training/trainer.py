@@ -396,8 +396,8 @@ class CPTTrainer(Trainer):
     @property
     def seed_of_step(self) -> int:
         """A seed for random numbers of this process that do not continue from a checkpoint."""
-        words = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
-        return xxh3_64_intdigest(words.encode()) % 2**32
+        identity = f"{self.args.seed} {self.state.global_step} {self.args.process_index}"
+        return xxh3_64_intdigest(identity.encode()) % 2**32
 
     def _run_epoch(self, *, resume_from_checkpoint: str | None, **options: Any) -> None:  # type: ignore[override]
         """Train, unless the evaluation at the start said to stop; out of memory needs a restart."""
