@@ -63,16 +63,16 @@ def decode(raw: bytes, kind: str, fallback: str | None = None) -> Decoded:
     if declared is not None:
         return replaced(raw, declared)
     if fallback is None:
-        what = "it is not UTF-8 and declares no encoding. Name it: --encoding cp1251 (or the one that it has)"
-        raise NotConverted("unknown encoding", what)
-    given = replaced(raw, fallback)
-    if given.num_replaced:
+        remedy = "it is not UTF-8 and declares no encoding. Name it: --encoding cp1251 (or the one that it has)"
+        raise NotConverted("unknown encoding", remedy)
+    decoded = replaced(raw, fallback)
+    if decoded.num_replaced:
         try:
             raw.decode(fallback)
         except UnicodeDecodeError as problem:
             detail = f"byte {problem.start:,} is not {fallback}"
             raise NotConverted("not in the given encoding", detail) from problem
-    return given
+    return decoded
 
 
 def replaced(raw: bytes, encoding: str) -> Decoded:

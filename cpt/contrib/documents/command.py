@@ -65,8 +65,10 @@ def command(
     from cpt.contrib.documents.ingest import ingest
 
     console = open_console()
-    beside = open_console(stderr=True)
-    with Progress(console=beside, transient=True, disable=not beside.is_interactive) as progress:
+    error_console = open_console(stderr=True)
+    with Progress(
+        console=error_console, transient=True, disable=not error_console.is_interactive
+    ) as progress:
         bar = progress.add_task("converting", total=None)
         done = ingest(
             inputs,
@@ -111,16 +113,18 @@ def show_ingested(console: Console, done: "Ingested") -> None:
             style="yellow",
             markup=False,
         )
-    found = done.shared.found()
+    shared_lines = done.shared.found()
     if done.dropped_lines:
         console.print(
             f"Dropped from all documents: {len(done.dropped_lines):,} line(s) that most of them shared, listed in"
             f" {done.folder / '.ingest/dropped_lines.json'}.",
             markup=False,
         )
-    elif found:
+    elif shared_lines:
         remedy = f"`cpt data check {done.folder}` lists them; --drop-shared-lines drops them."
-        console.print(f"{done.shared.summary(found)}. {remedy}", style="yellow", markup=False)
+        console.print(
+            f"{done.shared.summary(shared_lines)}. {remedy}", style="yellow", markup=False
+        )
     if done.failed:
         first = {entry.reason: entry for entry in reversed(done.failed)}
         example = Column("for example", overflow="fold")

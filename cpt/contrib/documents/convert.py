@@ -230,12 +230,12 @@ def markdown_of(page: str, formulas: Formulas, skip: tuple[str, ...] = MENUS) ->
     return formulas.restore(text).strip()
 
 
-def script_text(found: re.Match[str]) -> str:
+def script_text(match: re.Match[str]) -> str:
     """Write `^2` or `_(i+1)`; footnote marks keep only their brackets."""
-    text = found[2].strip()
+    text = match[2].strip()
     if not text or text[0] in "[(":
         return text
-    return ("^" if found[1] == RAISED else "_") + (
+    return ("^" if match[1] == RAISED else "_") + (
         text if re.fullmatch(r"[-+\u2212]?\w+", text) else f"({text})"
     )
 
@@ -264,25 +264,31 @@ def convert_docx(raw: bytes) -> Converted:
 def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
     with open_archive(raw, IMAGES) as archive:
         container = parsed(archive, "META-INF/container.xml")
-        name = next((str(one.get("full-path")) for one in container.iterfind(".//{*}rootfile")), "")
+        name = next(
+            (str(entry.get("full-path")) for entry in container.iterfind(".//{*}rootfile")), ""
+        )
         package = parsed(archive, name)
         pages = [
-            one for one in package.iterfind(".//{*}item") if "html" in str(one.get("media-type"))
+            entry
+            for entry in package.iterfind(".//{*}item")
+            if "html" in str(entry.get("media-type"))
         ]
-        files = {one.get("id"): unquote(str(one.get("href"))) for one in pages}
+        files = {entry.get("id"): unquote(str(entry.get("href"))) for entry in pages}
         spine = [
-            str(one.get("idref"))
-            for one in package.iterfind(".//{*}itemref")
-            if one.get("linear") != "no"
+            str(entry.get("idref"))
+            for entry in package.iterfind(".//{*}itemref")
+            if entry.get("linear") != "no"
         ]
         folder = posixpath.dirname(name)
         chapters = [
-            posixpath.normpath(posixpath.join(folder, files[one])) for one in spine if one in files
+            posixpath.normpath(posixpath.join(folder, files[entry]))
+            for entry in spine
+            if entry in files
         ]
         if "META-INF/encryption.xml" in archive.namelist():
             encryption = parsed(archive, "META-INF/encryption.xml")
             encrypted = encryption.iterfind(".//{*}CipherReference")
-            if {unquote(str(one.get("URI"))) for one in encrypted} & set(chapters):
+            if {unquote(str(entry.get("URI"))) for entry in encrypted} & set(chapters):
                 raise NotConverted(
                     "encrypted", "its chapters are encrypted (digital rights management)"
                 )
@@ -308,13 +314,13 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             members = [
-                one
-                for one in archive.infolist()
-                if not (unread and one.filename.lower().endswith(unread))
+                member
+                for member in archive.infolist()
+                if not (unread and member.filename.lower().endswith(unread))
             ]
-            if any(one.flag_bits & 1 for one in members):
+            if any(member.flag_bits & 1 for member in members):
                 raise NotConverted("encrypted", "the zip file has a password")
-            size = sum(one.file_size for one in members)
+            size = sum(member.file_size for member in members)
             if size > MAX_UNPACKED_BYTES:
                 detail = f"{size:,} bytes, the limit is {MAX_UNPACKED_BYTES // 2**20} MiB. Is it a zip bomb?"
                 raise NotConverted("too large when unpacked", detail)
@@ -397,7 +403,8 @@ def convert_pdf(raw: bytes) -> Converted:
     if not text:
         raise NotConverted("no text, a scan?", f"no text on {len(pages):,} page(s). Run OCR first")
     if sum(
-        one in "\ufffd\ufffe\uffff" or unicodedata.category(one) == "Co" for one in text
+        character in "\ufffd\ufffe\uffff" or unicodedata.category(character) == "Co"
+        for character in text
     ) > 0.3 * len(text):
         raise NotConverted(
             "no readable text", "its fonts do not map glyphs to characters. Run OCR first"
@@ -497,17 +504,17 @@ class Glyphs(NamedTuple):
 
 def with_values(printed: Sequence[Glyphs], values: Iterable[Glyphs]) -> str:
     """Put the values of a form where they are read."""
-    words = list[Glyphs]()
+    glyphs_of_words = list[Glyphs]()
     for glyph in values:
         if glyph.text in "\r\n":
             continue
-        last = words[-1] if words else None
+        last = glyphs_of_words[-1] if glyphs_of_words else None
         if last and glyph.is_beside(last) and glyph.left - last.right < glyph.top - glyph.bottom:
-            words[-1] = last._replace(text=last.text + glyph.text, right=glyph.right)
+            glyphs_of_words[-1] = last._replace(text=last.text + glyph.text, right=glyph.right)
         else:
-            words.append(glyph)
+            glyphs_of_words.append(glyph)
     parts = ["", *(glyph.text for glyph in printed)]
-    for value in words:
+    for value in glyphs_of_words:
         number, separator = position_of(value, printed)
         parts[number + 1] += separator + value.text.strip() + separator
     return re.sub(" {2,}", " ", "".join(parts))
@@ -515,10 +522,10 @@ def with_values(printed: Sequence[Glyphs], values: Iterable[Glyphs]) -> str:
 
 def position_of(value: Glyphs, printed: Sequence[Glyphs]) -> tuple[int, str]:
     """The character after which a value is read, and what is between: the next word on its left or else above it."""
-    beside = [number for number, glyph in enumerate(printed) if value.is_beside(glyph)]
+    on_the_left = [number for number, glyph in enumerate(printed) if value.is_beside(glyph)]
     above = [number for number, glyph in enumerate(printed) if glyph.bottom >= value.bottom]
-    if beside:
-        nearest = max(beside, key=lambda number: printed[number].right)
+    if on_the_left:
+        nearest = max(on_the_left, key=lambda number: printed[number].right)
     elif above:
         nearest = min(above, key=lambda number: (printed[number].bottom, -printed[number].right))
     else:
@@ -531,7 +538,7 @@ def position_of(value: Glyphs, printed: Sequence[Glyphs]) -> tuple[int, str]:
     ends = "\r\n" if is_over_text else " \r\n"  # of a line, or of a word
     while nearest + 1 < len(printed) and printed[nearest + 1].text[0] not in ends:
         nearest += 1
-    return nearest, " " if beside else "\n"
+    return nearest, " " if on_the_left else "\n"
 
 
 def running_key(line: str) -> str:
@@ -542,7 +549,7 @@ def running_key(line: str) -> str:
 def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, int]]) -> str:
     widths = sorted(len(line) for page in pages for line in page)
     full = widths[int(0.9 * len(widths))] if widths else 0
-    words = Counter(
+    word_counts = Counter(
         word.casefold() for page in pages for line in page for word in whole_words(line)
     )
     blocks: list[str] = []
@@ -558,7 +565,7 @@ def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, i
                 continue
             line = page[position]
             if is_open and not ITEM.match(line):
-                blocks[-1] = joined(blocks[-1], line, words)
+                blocks[-1] = joined(blocks[-1], line, word_counts)
             else:
                 blocks.append(line)
             is_open = line.endswith((LINE_END_HYPHEN, "\u2013")) or not (
@@ -619,7 +626,7 @@ PREFIXES = {
 }  # with a hyphen before the same vowel: re-entered
 
 
-def joined(text: str, line: str, words: Counter[str]) -> str:
+def joined(text: str, line: str, word_counts: Counter[str]) -> str:
     """Append a line to the text; remove a hyphen between them if it only divides a word."""
     if DASH_IN_RANGE.search(text) and line[:1].isdigit():
         return text + line
@@ -631,11 +638,13 @@ def joined(text: str, line: str, words: Counter[str]) -> str:
         return f"{text[:-1]}-{line}"
     first = before[0].casefold()
     last = after[0].casefold()
-    if words[first + last]:
+    if word_counts[first + last]:
         return text[:-1] + line
     if last in CONJUNCTIONS:  # pre- and post-war
         return f"{text[:-1]}- {line}"
-    divides = line[:1].islower() and not words[f"{first}-{last}"] and not is_compound(first, last)
+    divides = (
+        line[:1].islower() and not word_counts[f"{first}-{last}"] and not is_compound(first, last)
+    )
     return text[:-1] + ("" if divides else "-") + line
 
 

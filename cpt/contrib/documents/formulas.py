@@ -159,11 +159,11 @@ def keep_mathml(element: Any, content: str, formulas: Formulas, display: bool) -
 def keep_rendered(element: Any, formulas: Formulas, classes: set[str]) -> None:
     """Keep the formula of an element that shows it, often twice: for the eye, and for screen readers."""
     tex = tex_inside(element)
-    shown = [*element.iterancestors(), *element.iter()]
+    related = [*element.iterancestors(), *element.iter()]
     display = element.get("display") in ("true", "block") or "katex-display" in classes
     display = display or any(part.get("display") == "block" for part in element.iter("math"))
     display = display or any(
-        "-display" in (part.get("class") or "") for part in shown if isinstance(part.tag, str)
+        "-display" in (part.get("class") or "") for part in related if isinstance(part.tag, str)
     )
     if tex is not None:
         put(element, formulas.mark(tex, display=display))

@@ -106,17 +106,17 @@ def ingest(
     files, passed_over = find_documents(inputs, output)
     codec = None if encoding is None else codec_named(encoding)
     if encoding is not None and codec is None:
-        what = "unknown encoding, expected one like cp1251 or gb18030."
-        raise DataError(f"--encoding {encoding}: {what}")
+        remedy = "unknown encoding, expected one like cp1251 or gb18030."
+        raise DataError(f"--encoding {encoding}: {remedy}")
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
         folder = OutputFolder(output)
-        known = {
+        entry_of_file = {
             path: folder.entries[name] for path, name in names.items() if name in folder.entries
         }
         changed = set[Path]()
         renewed = list[JournalEntry]()
-        for path, entry in known.items():
+        for path, entry in entry_of_file.items():
             current = with_current_status(entry, path)
             if current is None:
                 changed.add(path)
@@ -126,10 +126,10 @@ def ingest(
             folder.write(renewed, [])
         again = {
             path
-            for path, entry in known.items()
+            for path, entry in entry_of_file.items()
             if entry.reason and (retry_failed or path in changed)
         }
-        todo = [path for path in files if path not in known or path in again]
+        todo = [path for path in files if path not in entry_of_file or path in again]
         done = Ingested(
             output, folder.failed_file, passed_over=passed_over, num_known=len(files) - len(todo)
         )
@@ -202,7 +202,7 @@ def record(
 def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Counter[str]]:
     """The given files and the documents below folders, sorted, and the number of other files by suffix."""
     files = list[Path]()
-    others = Counter[str]()
+    other_reasons = Counter[str]()
     ours = output.resolve()
     for path in inputs:
         if path.is_dir() and path.resolve().is_relative_to(ours):
@@ -219,8 +219,8 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
             if format_of(file.name) in SUFFIXES:
                 files.append(file)
             else:
-                others[format_of(file.name) or "no suffix"] += 1
-    return list(dict.fromkeys(files)), others
+                other_reasons[format_of(file.name) or "no suffix"] += 1
+    return list(dict.fromkeys(files)), other_reasons
 
 
 def with_current_status(entry: JournalEntry, path: Path) -> JournalEntry | None:
@@ -285,8 +285,8 @@ def convert_file(
     except NotConverted as problem:
         return replace(entry, reason=problem.reason, detail=problem.detail), None
     except DAMAGE as problem:
-        why = problem.strerror if isinstance(problem, OSError) else None
-        return replace(entry, reason="cannot be read", detail=why or str(problem)), None
+        error_text = problem.strerror if isinstance(problem, OSError) else None
+        return replace(entry, reason="cannot be read", detail=error_text or str(problem)), None
     packages = [module.replace("_", "-") for module in modules]
     converter = ", ".join(
         [f"cpt {version(DISTRIBUTION)}", *(f"{package} {version(package)}" for package in packages)]
@@ -322,19 +322,19 @@ def run_isolated(
     child = FORK.Process(target=answer, args=(function, argument, sending, max_seconds))
     child.start()
     sending.close()
-    given: Result | NotConverted | None = None
+    received: Result | NotConverted | None = None
     with suppress(EOFError):
-        given = receiving.recv()
+        received = receiving.recv()
     child.join()
-    if isinstance(given, NotConverted):
-        raise given
-    if given is not None:
-        return given
+    if isinstance(received, NotConverted):
+        raise received
+    if received is not None:
+        return received
     if child.exitcode == -signal.SIGALRM:
         raise NotConverted("took too long", f"more than {max_seconds:g} seconds")
     code = child.exitcode or 0
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    raise NotConverted("the converter crashed", how)
+    cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    raise NotConverted("the converter crashed", cause)
 
 
 def answer(
@@ -354,8 +354,8 @@ def answer(
     except MemoryError:
         sending.send(NotConverted("too much memory", f"more than {MEMORY_BYTES / 2**30:.1f} GiB"))
     except Exception as problem:  # libraries raise any error; it is listed with the file
-        what = " ".join(f"{type(problem).__name__}: {problem}".split())[:500]
-        sending.send(NotConverted("the converter failed", what))
+        error_text = " ".join(f"{type(problem).__name__}: {problem}".split())[:500]
+        sending.send(NotConverted("the converter failed", error_text))
 
 
 DUPLICATE = "duplicate"
@@ -395,11 +395,11 @@ class OutputFolder:
                 shared.add(row["text"])
         return shared
 
-    def drop_lines(self, found: Iterable[str]) -> list[str]:
+    def drop_lines(self, repeated_lines: Iterable[str]) -> list[str]:
         """Drop these lines, and those that an earlier run dropped, from all documents. Returns all of them."""
         file = self.own / "dropped_lines.json"
         before = orjson.loads(file.read_bytes()) if file.exists() else []
-        lines = list(dict.fromkeys([*before, *found]))
+        lines = list(dict.fromkeys([*before, *repeated_lines]))
         if not lines:
             return []
         write_atomic(file, orjson.dumps(lines), durable=True)

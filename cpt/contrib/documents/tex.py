@@ -64,11 +64,13 @@ ACCENTS = {
 
 def glue(parts: Iterable[str]) -> str:
     """Join TeX; a blank separates a command, or what is raised or lowered, from a letter after it."""
-    whole = ""
+    formula = ""
     for part in parts:
-        whole += " " if re.search(r"\\[A-Za-z]+$|[\^_]\w$", whole) and part[:1].isalnum() else ""
-        whole += part
-    return whole
+        formula += (
+            " " if re.search(r"\\[A-Za-z]+$|[\^_]\w$", formula) and part[:1].isalnum() else ""
+        )
+        formula += part
+    return formula
 
 
 def symbols(text: str) -> str:
@@ -272,10 +274,15 @@ def setting(element: Any, name: str, default: str) -> str:
     """The value of a property in the element's `...Pr`; a property without a value is empty, or on."""
     for properties in element:
         if local(properties).endswith("Pr"):
-            for one in properties:
-                if local(one) == name:
+            for element_property in properties:
+                if local(element_property) == name:
                     return next(
-                        (value for key, value in one.attrib.items() if key.endswith("val")), ""
+                        (
+                            value
+                            for key, value in element_property.attrib.items()
+                            if key.endswith("val")
+                        ),
+                        "",
                     )
     return default
 

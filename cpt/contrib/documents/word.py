@@ -194,7 +194,7 @@ class WordPart:
         equations = (
             [child for child in element if local(child) == "oMath"] if display else [element]
         )
-        return [self.run(" ".join(self.equation(one, display) for one in equations))]
+        return [self.run(" ".join(self.equation(equation, display) for equation in equations))]
 
     def equation(self, element: Element, display: bool) -> str:
         try:

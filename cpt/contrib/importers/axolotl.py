@@ -108,17 +108,17 @@ def family(kind: Any) -> str:
 
 def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
     """Return the entries of a list of datasets, without removing them from the config."""
-    found: Any = config.values.get(key) or []
-    if isinstance(found, str):
-        found = {"path": found}
-    found = [found] if isinstance(found, dict) else found
-    if not isinstance(found, list) or not all(
+    entries: Any = config.values.get(key) or []
+    if isinstance(entries, str):
+        entries = {"path": entries}
+    entries = [entries] if isinstance(entries, dict) else entries
+    if not isinstance(entries, list) or not all(
         isinstance(entry, dict) and (entry.get("path") or entry.get("data_files"))
-        for entry in found
+        for entry in entries
     ):
         raise config.error(key, "expected a list of datasets, each with a `path` or `data_files`")
-    config.values[key] = found
-    return found
+    config.values[key] = entries
+    return entries
 
 
 def translate_data(config: Translation, stage: str) -> None:

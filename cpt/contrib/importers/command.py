@@ -39,14 +39,14 @@ def command(
 
     Example: cpt import axolotl.yml --gpus 4 --output recipe.yaml
     """
-    found = translated(config, gpus)
+    translation = translated(config, gpus)
     if output.exists() and not force:
         raise RecipeError(
             f"{output} exists. Choose another name with --output, or overwrite it with --force."
         )
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(found.text(), encoding="utf-8")
-    missing = found.not_translated()
+    output.write_text(translation.text(), encoding="utf-8")
+    missing = translation.not_translated()
     if missing:
         print_once("\n  ".join([f"Not translated ({len(missing)}):", *missing]))
     print_once(f"Wrote {output}. Next: cpt check {output}")
@@ -72,15 +72,15 @@ def translated(path: Path, gpus: int = 1) -> Translation:
         raise RecipeError(
             f"{path}: expected the model, as {' or '.join(needed)} ({', '.join(TRANSLATORS)}).{near}"
         )
-    found = Translation(path, tool, values, lines, gpus)
+    translation = Translation(path, tool, values, lines, gpus)
     keys, translate = TRANSLATORS[tool]
     if not isinstance(values.get(keys[0]) or values.get("model"), str):
         raise RecipeError(
             f"{path}: `{keys[0]}` is missing: the model to start from.{did_you_mean(keys[0], lines)}"
         )
-    found.refuse_multimodal()
+    translation.refuse_multimodal()
     try:
-        translate(found)
+        translate(translation)
     except (
         TypeError,
         ValueError,
@@ -89,4 +89,4 @@ def translated(path: Path, gpus: int = 1) -> Translation:
         raise RecipeError(
             f"{path}: a value has a type that {tool} does not accept: {problem}"
         ) from problem
-    return found
+    return translation

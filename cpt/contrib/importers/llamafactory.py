@@ -103,7 +103,7 @@ def flatten_v1(config: Translation) -> Info:
 
 def read_v1_datasets(config: Translation) -> Info:
     named = str(config.take("train_dataset", ""))
-    entries, place = (
+    entries, data_folder = (
         read_datasets(config, named) if named.endswith((".yaml", ".yml")) else ({}, Path())
     )
     entries = entries or {"default": {"path": named}}
@@ -123,18 +123,18 @@ def read_v1_datasets(config: Translation) -> Info:
             "num_samples": entry.get("size"),
             "formatting": entry.get("converter", "messages"),
         }
-    return entries, place
+    return entries, data_folder
 
 
 def translate_stage(config: Translation) -> str:
     """Translate `stage` and `pref_loss`; return the stage of the datasets' examples."""
-    asked = str(config.take("stage")).lower()
-    if asked not in STAGES:
-        raise config.error("stage", f"expected {', '.join(STAGES)}, got {asked}")
+    stage_name = str(config.take("stage")).lower()
+    if stage_name not in STAGES:
+        raise config.error("stage", f"expected {', '.join(STAGES)}, got {stage_name}")
     config.take("do_train")
-    loss = str(config.take("pref_loss", "sigmoid")).lower() if asked == "dpo" else ""
-    stage = {"orpo": "orpo", "simpo": "cpo"}.get(loss, STAGES[asked])
-    config.put("stage", stage, f"stage: {asked}")
+    loss = str(config.take("pref_loss", "sigmoid")).lower() if stage_name == "dpo" else ""
+    stage = {"orpo": "orpo", "simpo": "cpo"}.get(loss, STAGES[stage_name])
+    config.put("stage", stage, f"stage: {stage_name}")
     if stage in ("cpo", "dpo"):
         config.put("training.loss_type", loss if stage == "cpo" else [loss], "pref_loss")
     if stage == "ppo":
@@ -144,20 +144,20 @@ def translate_stage(config: Translation) -> str:
 
 def translate_data(config: Translation, stage: str, v1: Info | None) -> None:
     folder = str(config.take("dataset_dir", "data"))
-    info, place = v1 or read_datasets(config, f"{folder}/{INFO}")
-    place = place if v1 else place / folder
+    info, data_folder = v1 or read_datasets(config, f"{folder}/{INFO}")
+    data_folder = data_folder if v1 else data_folder / folder
     limit = config.take_number("max_samples")
 
     def sources(key: str) -> list[dict[str, Any]]:
-        found = []
+        sources = []
         for name in words_in(config.take(key, [])):
             entry = {"hf_hub_url": name} if folder == "ONLINE" else info.get(name)
             if not isinstance(entry, dict):
-                missing = f"`{name}` is not in {place / INFO}.{did_you_mean(name, info)}"
+                missing = f"`{name}` is not in {data_folder / INFO}.{did_you_mean(name, info)}"
                 raise config.error(key, f"{missing} Set dataset_dir to the folder of your {INFO}")
-            source = source_of(config, name, entry, place, stage)
-            found.append(source | ({"max_documents": limit} if limit else {}))
-        return found
+            source = source_of(config, name, entry, data_folder, stage)
+            sources.append(source | ({"max_documents": limit} if limit else {}))
+        return sources
 
     trained = sources("dataset")
     held_out = sources("eval_dataset")
@@ -178,21 +178,21 @@ def read_datasets(config: Translation, name: str) -> Info:
     if base is None:
         return {}, Path()
     mistakes = Mistakes()
-    found = plain(read_or_raise(base / name, mistakes))
+    content = plain(read_or_raise(base / name, mistakes))
     mistakes.raise_if_any()
-    return found, Path(shown_path(base))
+    return content, Path(shown_path(base))
 
 
 def source_of(
-    config: Translation, name: str, entry: dict[str, Any], place: Path, stage: str
+    config: Translation, name: str, entry: dict[str, Any], folder: Path, stage: str
 ) -> dict[str, Any]:
     hub = entry.get("hf_hub_url")
     file = entry.get("file_name")
     if not hub and not file:
         raise config.error(
-            "dataset", f"`{name}` has neither `file_name` nor `hf_hub_url` in {place / INFO}"
+            "dataset", f"`{name}` has neither `file_name` nor `hf_hub_url` in {folder / INFO}"
         )
-    source: dict[str, Any] = {"path": str(hub or place / str(file)), "name": name}
+    source: dict[str, Any] = {"path": str(hub or folder / str(file)), "name": name}
     if hub:
         source |= {key: entry[key] for key in ("subset", "revision", "split") if entry.get(key)}
         source |= {"data_files": [f"{entry['folder']}/**"]} if entry.get("folder") else {}

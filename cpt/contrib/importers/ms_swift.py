@@ -102,21 +102,25 @@ def translate(config: Translation) -> None:
 
 def translate_stage(config: Translation) -> None:
     """Translate the command, or in a YAML config the keys that only one command has."""
-    given = config.take("command")
+    command = config.take("command")
     kind = str(config.take("rlhf_type", "")).lower()
     is_text = (
         not is_on(config.values.get("use_chat_template", True))
         or config.values.get("loss_scale") == "all"
     )
-    asked = kind or {"rlhf": "dpo"}.get(given, given) or ("pt" if is_text else "sft")
-    if asked not in STAGES:
-        raise config.error("rlhf_type", f"cpt has no stage for {asked}; it has {', '.join(STAGES)}")
-    stage = STAGES[asked]
-    is_sure = given or kind or is_text
+    stage_name = kind or {"rlhf": "dpo"}.get(command, command) or ("pt" if is_text else "sft")
+    if stage_name not in STAGES:
+        raise config.error(
+            "rlhf_type", f"cpt has no stage for {stage_name}; it has {', '.join(STAGES)}"
+        )
+    stage = STAGES[stage_name]
+    is_sure = command or kind or is_text
     config.put(
         "stage",
         stage,
-        f"swift {given or asked}" if is_sure else "FILL IN: cpt if the command is `swift pt`",
+        f"swift {command or stage_name}"
+        if is_sure
+        else "FILL IN: cpt if the command is `swift pt`",
     )
     if stage == "cpt":
         config.values.update(use_chat_template=None, loss_scale=None)
@@ -152,33 +156,34 @@ def read_script(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the arguments of the training command in a shell script, and their lines."""
     try:
         text = path.read_text(encoding="utf-8")
-        found = commands(text)
+        commands_found = commands(text)
     except (OSError, ValueError) as problem:  # ValueError: not UTF-8, or a quote that is not closed
         raise RecipeError(f"{path}: cannot be read: {problem}") from problem
-    if len(found) != 1:
+    if len(commands_found) != 1:
         names = "`swift pt`, `swift sft`, `swift rlhf` or `llamafactory-cli train`"
-        raise RecipeError(f"{path}: expected one command {names}, found {len(found)}.")
-    if "config" in found[0]:
+        raise RecipeError(f"{path}: expected one command {names}, found {len(commands_found)}.")
+    if "config" in commands_found[0]:
         raise RecipeError(
-            f"{path}: the arguments are in another file: cpt import {found[0]['config']}"
+            f"{path}: the arguments are in another file: cpt import {commands_found[0]['config']}"
         )
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         for key in re.findall(r"--([\w-]+)", line):
             lines.setdefault(key.replace("-", "_"), number)
     unknown = next(
-        (key for key, value in found[0].items() if key != "ENV" and "$" in str(value)), None
+        (key for key, value in commands_found[0].items() if key != "ENV" and "$" in str(value)),
+        None,
     )
     if unknown:
         raise RecipeError(
-            f"{path}:{lines.get(unknown, 1)}: {unknown}: write the value of {found[0][unknown]} here."
+            f"{path}:{lines.get(unknown, 1)}: {unknown}: write the value of {commands_found[0][unknown]} here."
         )
-    return found[0], lines
+    return commands_found[0], lines
 
 
 def commands(text: str) -> list[dict[str, Any]]:
     """Return the arguments of each training command, those of ms-swift with the command's name and environment."""
-    found: list[dict[str, Any]] = []
+    parsed: list[dict[str, Any]] = []
     shell: dict[str, str] = {}
     for line in re.sub(r"(?m)^\s*#.*\n?", "", text).replace("\\\n", " ").splitlines():
         line = VARIABLE.sub(partial(expanded, shell), line)
@@ -192,32 +197,35 @@ def commands(text: str) -> list[dict[str, Any]]:
                 "command": command[1],
                 "ENV": shell | assigned | {key.upper(): value for key, value in launcher},
             }
-            words = shlex.split(AFTER_COMMAND.sub("", line[command.end() :]))
-            found.append(arguments(words) | (about if command[1] else {}))
+            arguments_text = shlex.split(AFTER_COMMAND.sub("", line[command.end() :]))
+            parsed.append(arguments(arguments_text) | (about if command[1] else {}))
         elif re.match(r"\s*(export\s+)?\w+=", line):
             shell |= assigned
-    return found
+    return parsed
 
 
-def expanded(shell: dict[str, str], found: re.Match[str]) -> str:
-    return shell.get(found[1], found[2] or found[0])
+def expanded(shell: dict[str, str], match: re.Match[str]) -> str:
+    return shell.get(match[1], match[2] or match[0])
 
 
-def calculated(found: re.Match[str]) -> str:
-    one = int(found[1])
-    other = int(found[3])
-    return str(one * other if found[2] == "*" else one // max(other, 1))
+def calculated(match: re.Match[str]) -> str:
+    left = int(match[1])
+    other = int(match[3])
+    return str(left * other if match[2] == "*" else left // max(other, 1))
 
 
 def arguments(words: list[str]) -> dict[str, Any]:
     """`{"learning_rate": 1e-5, "dataset": ["a", "b"]}` of `--learning_rate 1e-5 --dataset a b`."""
-    found: dict[str, list[Any]] = {}
+    values_by_name: dict[str, list[Any]] = {}
     key = "config"
     for word in words:
         if word.startswith("--"):
             key, _, value = word[2:].partition("=")
             key = key.replace("-", "_")
-            found[key] = [resolve_scalar(value)] if value else []
+            values_by_name[key] = [resolve_scalar(value)] if value else []
         elif word not in ("...", "$@"):
-            found.setdefault(key, []).append(resolve_scalar(word))
-    return {key: values[0] if len(values) == 1 else values or True for key, values in found.items()}
+            values_by_name.setdefault(key, []).append(resolve_scalar(word))
+    return {
+        key: values[0] if len(values) == 1 else values or True
+        for key, values in values_by_name.items()
+    }

@@ -131,10 +131,10 @@ class Translation:
 
     def take(self, key: str, default: Any = None) -> Any:
         """Remove a key and return its value; the default if it is missing or null."""
-        found = self.values.pop(key, None)
-        if found is None:
+        value = self.values.pop(key, None)
+        if value is None:
             return default
-        return found
+        return value
 
     def take_switch(self, key: str) -> bool:
         return is_on(self.take(key))
@@ -171,10 +171,10 @@ class Translation:
     def put(self, location: str, value: Any, comment: str = "") -> None:
         """Write `put("optimizer.learning_rate", 1e-5, "lr")`; the comment is the original key, or a reason."""
         *sections, key = location.split(".")
-        here = self.recipe
+        mapping = self.recipe
         for section in sections:
-            here = here.setdefault(section, {})
-        here[key] = value
+            mapping = mapping.setdefault(section, {})
+        mapping[key] = value
         comment = self.names.get(comment, comment)
         if comment != key:
             self.comments[location] = comment
@@ -195,11 +195,11 @@ class Translation:
         """Write the sources; `key`, `weights`, `share`: the tool's keys of datasets, mixture and held-out share."""
         if not trained:
             raise RecipeError(f"{self.path}: `{key}` is missing. Set the data to train on")
-        asked = words_in(self.take(weights, []))
-        if asked:
+        weights_given = words_in(self.take(weights, []))
+        if weights_given:
             trained = [
                 {**source, "weight": float(word)}
-                for source, word in zip(trained, asked, strict=True)
+                for source, word in zip(trained, weights_given, strict=True)
             ]
         if streams:
             trained = [
@@ -230,8 +230,10 @@ class Translation:
             {"name": name, "weight": weight}
             for name, weight in zip(functions, weights, strict=True)
         ]
-        how = "reward_model, reward_funcs" if rewards else "FILL IN: see docs/reference/training.md"
-        self.put("rewards", rewards or [{"name": "exact_match"}], how)
+        comment = (
+            "reward_model, reward_funcs" if rewards else "FILL IN: see docs/reference/training.md"
+        )
+        self.put("rewards", rewards or [{"name": "exact_match"}], comment)
 
     def not_translated(self) -> list[str]:
         """`key: value (reason)` for everything in the config that is not in the recipe."""
@@ -252,11 +254,11 @@ class Translation:
         for line in write_yaml(
             {key: self.recipe[key] for key in keys_of(Recipe) if key in self.recipe}
         ).splitlines():
-            written = re.match(r"( {2})?(\w+):", line)
-            if written and not written[1]:
-                section = written[2]
+            match = re.match(r"( {2})?(\w+):", line)
+            if match and not match[1]:
+                section = match[2]
                 lines += [""] if line.endswith(":") else []
-            location = "" if not written else f"{section}.{written[2]}" if written[1] else section
+            location = "" if not match else f"{section}.{match[2]}" if match[1] else section
             comment = self.comments.get(location, "")
             lines.append(f"{line}  # {comment}" if comment else line)
         missing = [f"#   {line}" for line in self.not_translated()]
@@ -282,8 +284,8 @@ def with_names(sources: Sources) -> Sources:
 
 def words_in(value: Any) -> list[str]:
     """Split words at commas; accept a list, too."""
-    words = value if isinstance(value, list) else str(value).split(",")
-    return [str(word).strip() for word in words if str(word).strip()]
+    modules = value if isinstance(value, list) else str(value).split(",")
+    return [str(word).strip() for word in modules if str(word).strip()]
 
 
 def is_on_the_hub(path: str) -> bool:
@@ -293,11 +295,13 @@ def is_on_the_hub(path: str) -> bool:
 def translate_model(config: Translation) -> None:
     """Fill in `model` from the names that transformers and peft use, and `adapter`, the kind of training."""
     config.move(MODEL)
-    if asked := config.take(
+    if implementation := config.take(
         "attn_implementation"
     ):  # `auto` uses FlashAttention if the GPU supports it
-        how = f"{config.names.get('attn_implementation', 'attn_implementation')}: {asked}"
-        config.put("model.attention", ATTENTION.get(str(asked), "auto"), how)
+        comment = (
+            f"{config.names.get('attn_implementation', 'attn_implementation')}: {implementation}"
+        )
+        config.put("model.attention", ATTENTION.get(str(implementation), "auto"), comment)
     adapter = str(config.take("adapter", "full")).lower()
     if adapter in ("lora", "qlora"):
         config.put("model.lora", {})
@@ -331,10 +335,12 @@ def translate_shared_keys(config: Translation) -> None:
     translate_model(config)
     config.add_defaults(DEFAULTS)
     # A run's folder is `output_dir` in the tools, and `output_dir/name` here.
-    place = Path(str(config.take("output_dir", config.path.stem)))
-    config.put("name", re.sub(r"[^A-Za-z0-9._-]+", "-", place.name).strip("-._") or "imported")
-    if len(place.parts) > 1:
-        config.put("output_dir", str(place.parent))
+    output_folder = Path(str(config.take("output_dir", config.path.stem)))
+    config.put(
+        "name", re.sub(r"[^A-Za-z0-9._-]+", "-", output_folder.name).strip("-._") or "imported"
+    )
+    if len(output_folder.parts) > 1:
+        config.put("output_dir", str(output_folder.parent))
     config.move({"seed": "seed"})
     epochs = translate_budget_and_optimizer(config)
     config.rename({"evaluation_strategy": "eval_strategy"})
@@ -359,9 +365,11 @@ def translate_shared_keys(config: Translation) -> None:
         config.put("training.bf16", True, f"bf16: {bf16}" if isinstance(bf16, str) else "")
     if is_pure:
         config.put("model.dtype", "bfloat16", "weights in bfloat16")
-    asked = config.take("gradient_checkpointing")
+    setting = config.take("gradient_checkpointing")
     disabled = config.take_switch("disable_gradient_checkpointing")
-    config.put("training.gradient_checkpointing", bool(asked) and asked != "false" and not disabled)
+    config.put(
+        "training.gradient_checkpointing", bool(setting) and setting != "false" and not disabled
+    )
     liger = [key for key in [*config.values] if "liger" in key and config.take_switch(key)]
     if liger and config.recipe["stage"] in (
         "cpt",
@@ -372,12 +380,12 @@ def translate_shared_keys(config: Translation) -> None:
     translate_engine(config)
     # `training:` receives the remaining keys of the stage's config class.
     stage = config.recipe["stage"]
-    known = keys_of_config(STAGE_CONFIGS[stage])
+    accepted_keys = keys_of_config(STAGE_CONFIGS[stage])
     for key, value in [*config.values.items()]:
         is_fit = (
-            key in known
+            key in accepted_keys
             and value is not None
-            and any(fits(value, kind) for kind in known[key].kinds)
+            and any(fits(value, kind) for kind in accepted_keys[key].kinds)
         )
         is_used = fate_of(key, stage) in ("passed on", "ours")
         if is_fit and is_used and key not in config.recipe["training"]:
@@ -394,8 +402,8 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     steps = max(0, config.take_number("max_steps"))
     epochs = config.take_number("num_train_epochs")
     if steps:
-        how = f"max_steps: {steps} x {step_tokens:,} tokens per step on {config.gpus} GPU(s), see --gpus"
-        config.put("budget.tokens", int(steps * step_tokens), how)
+        comment = f"max_steps: {steps} x {step_tokens:,} tokens per step on {config.gpus} GPU(s), see --gpus"
+        config.put("budget.tokens", int(steps * step_tokens), comment)
     else:
         config.put("budget.epochs", epochs, "num_train_epochs")
     given = config.take("optim")

@@ -95,7 +95,7 @@ def command(
     """
     disable_progress_bar()
     folders = models or []
-    chosen = None if dtype == "stored" else DTYPES[dtype]
+    weights_dtype = None if dtype == "stored" else DTYPES[dtype]
     arithmetic = (after, base, chat)
     if method != "task_arithmetic" and (any(arithmetic) or scale != 1.0):
         raise RecipeError("--after, --base, --chat and --scale need --method task_arithmetic.")
@@ -108,26 +108,26 @@ def command(
     }
     refuse_ignored({} if interpolate else of_line | {"--text": bool(text)}, "without --interpolate")
     refuse_ignored({"--method": method is not None} if interpolate else {}, "with --interpolate")
-    of_output = {"--point": point is not None, "--dtype": chosen is not None}
+    of_output = {"--point": point is not None, "--dtype": weights_dtype is not None}
     refuse_ignored(of_output if output is None else {}, "without --output")
     if output is not None:
         check_output(output)
     if interpolate:
-        lines = walk_line(folders, output, points, point, recipe, text or [], chosen)
+        lines = walk_line(folders, output, points, point, recipe, text or [], weights_dtype)
     elif output is None or method is None:
         raise RecipeError(
             "--method or --output is missing: cpt merge --method METHOD ... --output FOLDER"
         )
     elif method == "lora":
-        lines = merge_adapter(folders, output, chosen, tolerance)
+        lines = merge_adapter(folders, output, weights_dtype, tolerance)
     elif method == "average":
-        lines = written(output, partial(average, folders, dtype=chosen))
+        lines = written(output, partial(average, folders, dtype=weights_dtype))
     elif after is None or base is None or chat is None or folders:
         raise RecipeError(
             "--method task_arithmetic takes --after CPT --base BASE --chat CHAT , and no folders."
         )
     else:
-        add = partial(write_chat_vector, scale=scale, dtype=chosen)
+        add = partial(write_chat_vector, scale=scale, dtype=weights_dtype)
         places = [weights_folder(str(result_of_run(str(path)))) for path in (after, base, chat)]
         lines = written(output, partial(add, *places))
     for line in lines:
@@ -202,12 +202,14 @@ def walk_line(
     show_log()
     run = models[-1] if models and (models[-1] / RECIPE).is_file() else None
     file = recipe or (run / RECIPE if run else None)
-    own = load_recipe(file) if file else None
-    if len(models) == 1 and own is not None and not own.model.from_scratch:
-        models = [Path(str(own.model.path)), *models]
-    ends = [model_at(str(path), own.model if own else None) for path in models]
+    recipe_of_run = load_recipe(file) if file else None
+    if len(models) == 1 and recipe_of_run is not None and not recipe_of_run.model.from_scratch:
+        models = [Path(str(recipe_of_run.model.path)), *models]
+    ends = [model_at(str(path), recipe_of_run.model if recipe_of_run else None) for path in models]
     held = (
-        held_out_sets(own, texts, None, ends, None if recipe else run) if len(ends) == 2 else None
+        held_out_sets(recipe_of_run, texts, None, ends, None if recipe else run)
+        if len(ends) == 2
+        else None
     )
     if held is None:
         usage = "cpt merge --interpolate BASE TRAINED --text domain=a.jsonl --text general=b.jsonl"
@@ -216,7 +218,9 @@ def walk_line(
         )
     recorded = read_object(run / INPUTS) if run else {}
     general = {
-        *general_sets(own.model_dump(mode="json", by_alias=True) if own else {}, recorded),
+        *general_sets(
+            recipe_of_run.model_dump(mode="json", by_alias=True) if recipe_of_run else {}, recorded
+        ),
         *(text.partition("=")[0] for text in texts if text.startswith("general")),
     }
     shares = {number / (count - 1) for number in range(count)} | (
@@ -252,37 +256,37 @@ def print_points(points: Sequence[LinePoint]) -> None:
     table = Table(
         "point", *(Column(title, justify="right") for title in titles), title="Bits per byte"
     )
-    for one in points:
-        cells = [f"{one.share:g}{' base' * (one.share == 0)}{' trained' * (one.share == 1)}"]
-        for kind in (one.domain, one.general):
+    for point in points:
+        cells = [f"{point.share:g}{' base' * (point.share == 0)}{' trained' * (point.share == 1)}"]
+        for kind in (point.domain, point.general):
             change, low, high = kind["base"].decides.percents if kind else (0, 0, 0)
             cells.append(f"{kind['base'].after:.4f}" if kind else "not evaluated")
             cells.append(
-                f"{change:+.1f} % ({low:+.1f} to {high:+.1f})" if kind and one.share else ""
+                f"{change:+.1f} % ({low:+.1f} to {high:+.1f})" if kind and point.share else ""
             )
-        table.add_row(*cells, "yes" * (one.general is not None and one.is_on_frontier(points)))
+        table.add_row(*cells, "yes" * (point.general is not None and point.is_on_frontier(points)))
     open_console().print(table)
 
 
 def save_points(folder: Path, points: Sequence[LinePoint]) -> str:
     rows = [
-        {**asdict(one), "helps": one.helps, "is_on_frontier": one.is_on_frontier(points)}
-        for one in points
+        {**asdict(point), "helps": point.helps, "is_on_frontier": point.is_on_frontier(points)}
+        for point in points
     ]
     best = best_point(points)
     content = {"conclusion": conclusion(points), "points": rows}
     write_atomic(folder / "interpolation.json", json.dumps(content, indent=2) + "\n")
-    some = {
+    curves_by_name = {
         "points": points,
         "base": points[:1],
         "trained": points[-1:],
         "best": [best] if best else [],
     }
-    some["on the frontier"] = [one for one in points if one.is_on_frontier(points)]
+    curves_by_name["on the frontier"] = [point for point in points if point.is_on_frontier(points)]
     lines = []
-    for name, shown in some.items():
-        x = [one.place[1] if one.general else one.share for one in shown]
-        lines.append(Curve(name, x, [one.place[0] for one in shown]))
+    for name, points_of_curve in curves_by_name.items():
+        x = [point.place[1] if point.general else point.share for point in points_of_curve]
+        lines.append(Curve(name, x, [point.place[0] for point in points_of_curve]))
     over = "general text, bits per byte" if points[0].general else "point"
     (plot,) = curves("From base to trained", "domain, bits per byte", lines, over=over)
     write_atomic(folder / "interpolation.svg", plot.svg)

@@ -90,8 +90,8 @@ class Line:
         """
         sets = open_evaluation_sets(fitting(held, self.trained), self.tokenizer)
         rows = {
-            name: one.rows
-            for name, one in of_texts(sets, EvaluationRequest(is_compared=True)).items()
+            name: held_out_set.rows
+            for name, held_out_set in of_texts(sets, EvaluationRequest(is_compared=True)).items()
         }
         if not rows.keys() - set(general):
             raise DataError(
@@ -99,15 +99,17 @@ class Line:
             )
         on_gpu = torch.cuda.is_available()
         measured = None
-        found = dict[float, dict[str, DocumentLosses]]()
+        measured_losses = dict[float, dict[str, DocumentLosses]]()
         if folder is not None:
             measured = folder / self.key(rows, on_gpu=on_gpu)
-            found = losses_in(measured, shares)
-        missing = [share for share in shares if share not in found]
-        if found:
-            log.info(f"Measured before, in {measured}: {len(found)} of {len(shares)} points.")
+            measured_losses = losses_in(measured, shares)
+        missing = [share for share in shares if share not in measured_losses]
+        if measured_losses:
+            log.info(
+                f"Measured before, in {measured}: {len(measured_losses)} of {len(shares)} points."
+            )
         if not missing:
-            return {share: found[share] for share in shares}
+            return {share: measured_losses[share] for share in shares}
         model = self.load(self.trained, torch.bfloat16 if on_gpu else torch.float32)
         model.to("cuda" if on_gpu else "cpu")  # type: ignore[arg-type]
         begin = monotonic()
@@ -117,10 +119,10 @@ class Line:
             to_go = f", about {format_duration(seconds)} to go" if number else ""
             log.info(f"Point {share:g}: {rest} of {len(shares)} left to measure{to_go}")
             self.put(model, share)
-            found[share] = document_losses(model, rows, batch_size=8)
+            measured_losses[share] = document_losses(model, rows, batch_size=8)
             if measured is not None:
-                save_losses(measured / f"{share!r}.npz", found[share])
-        return {share: found[share] for share in shares}
+                save_losses(measured / f"{share!r}.npz", measured_losses[share])
+        return {share: measured_losses[share] for share in shares}
 
     def key(self, rows: Mapping[str, HeldOutSet], *, on_gpu: bool) -> str:
         """A hash of the weights of both ends, of the rows, and of the dtype of the computation."""
@@ -148,12 +150,12 @@ class Line:
 
 def losses_in(folder: Path, shares: Sequence[float]) -> dict[float, dict[str, DocumentLosses]]:
     """The losses of the points that were measured before; damaged ones are measured again."""
-    found = {}
+    facts_of_models = {}
     for share in shares:
         with suppress(CheckpointError):
             if (path := folder / f"{share!r}.npz").is_file():
-                found[share] = load_losses(path)
-    return found
+                facts_of_models[share] = load_losses(path)
+    return facts_of_models
 
 
 def refuse_unlike(base: Model, trained: Model) -> None:
@@ -168,9 +170,9 @@ def refuse_unlike(base: Model, trained: Model) -> None:
             {**same, **shapes, "the tokenizer": load_tokenizer(Tokenizer(), end).get_vocab()}
         )
     for name in facts[0] | facts[1]:
-        one, other = (known.get(name, "missing") for known in facts)
-        if one != other:
-            values = "" if isinstance(one, dict) else f": {one} and {other}"
+        first, second = (known.get(name, "missing") for known in facts)
+        if first != second:
+            values = "" if isinstance(first, dict) else f": {first} and {second}"
             remedy = "Use the base of the training; if the vocabulary grew, the one that `cpt tokenizer extend` wrote"
             raise CheckpointError(
                 f"{name} differs between {base.path} and {trained.path}{values}. {remedy}."
@@ -201,28 +203,35 @@ class LinePoint:
     def is_on_frontier(self, points: Sequence["LinePoint"]) -> bool:
         """Whether no other point is as good on both kinds of text and better on one."""
         domain, general = self.place
-        others = [one.place for one in points if one.place != self.place]
-        return not any(one[0] <= domain and one[1] <= general for one in others)
+        other_places = [point.place for point in points if point.place != self.place]
+        return not any(point[0] <= domain and point[1] <= general for point in other_places)
 
 
 def compare_points(
     losses: Mapping[float, Mapping[str, DocumentLosses]], general: Collection[str]
 ) -> list[LinePoint]:
     """Compare each point with both ends, the shares 0 and 1."""
-    domain, others = (
-        [name for name in losses[0] if (name in general) == wanted] for wanted in (False, True)
+    domain, general_sets = (
+        [name for name in losses[0] if (name in general) == is_general]
+        for is_general in (False, True)
     )
 
     def against_ends(share: float, names: list[str]) -> dict[str, Difference]:
-        base, point, trained = ([losses[one][name] for name in names] for one in (0, share, 1))
+        base, point, trained = (
+            [losses[share_of_model][name] for name in names] for share_of_model in (0, share, 1)
+        )
         return {
             "base": bits_per_byte_difference(base, point),
             "trained": bits_per_byte_difference(trained, point),
         }
 
     return [
-        LinePoint(one, against_ends(one, domain), against_ends(one, others) if others else None)
-        for one in losses
+        LinePoint(
+            share_of_point,
+            against_ends(share_of_point, domain),
+            against_ends(share_of_point, general_sets) if general_sets else None,
+        )
+        for share_of_point in losses
     ]
 
 
@@ -230,13 +239,13 @@ def best_point(points: Sequence[LinePoint]) -> LinePoint | None:
     """The point with the lowest loss on general text among those that keep `KEPT_GAIN` of the domain gain, if it
     helps; the last point is the trained model."""
     gain = points[-1].domain["base"].difference
-    kept = [
-        one
-        for one in points[1:-1]
-        if one.helps and one.domain["base"].difference <= KEPT_GAIN * gain
+    candidates = [
+        point
+        for point in points[1:-1]
+        if point.helps and point.domain["base"].difference <= KEPT_GAIN * gain
     ]
     if gain < 0 and points[-1].general:
-        return min(kept, key=lambda one: one.place[1], default=None)
+        return min(candidates, key=lambda point: point.place[1], default=None)
     return None
 
 
@@ -246,13 +255,13 @@ def conclusion(points: Sequence[LinePoint]) -> str:
     trained = points[-1]
     if trained.general is None:
         return "General text was not evaluated: add it to `evaluation.retain`, or with --text general=FILE."
-    if not any(one.helps for one in points[1:-1]):
+    if not any(point.helps for point in points[1:-1]):
         return "No point helps: each may be no better than the base, or than the trained model (95 % intervals)."
     if best is None or best.general is None:
         return f"No point that is clearly better than the trained model keeps {KEPT_GAIN:.0%} of its domain gain."
-    kept = best.domain["base"].difference / trained.domain["base"].difference
+    kept_gain = best.domain["base"].difference / trained.domain["base"].difference
     change, low, high = best.general["trained"].decides.percents
     return (
-        f"Best point: {best.share:g} keeps {kept:.0%} of the domain gain. Its bits per byte of general text are"
+        f"Best point: {best.share:g} keeps {kept_gain:.0%} of the domain gain. Its bits per byte of general text are"
         f" {change:+.1f} % against the trained model's (95 % interval {low:+.1f} to {high:+.1f} %)."
     )

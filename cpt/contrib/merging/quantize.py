@@ -83,29 +83,33 @@ def export_quantised(
     """Export the whole model into a scratch folder, and quantise it from there; yields lines of the report. Raises
     CheckpointError if the verification fails or the loss is too high; then no folder remains."""
     scratch = output.with_name(f".{output.name}.whole")
-    whole = scratch / output.name  # the model card's title is the folder's name
+    full_precision = scratch / output.name  # the model card's title is the folder's name
     shutil.rmtree(scratch, ignore_errors=True)
     try:
-        for line in export_whole(trained, whole, options):
+        for line in export_whole(trained, full_precision, options):
             if not line.startswith(("Wrote", "Serve")):  # these lines name the scratch folder
                 yield line
         with new_folder(output) as unfinished:
             unfinished.mkdir(parents=True)
-            copy_model_files(whole, unfinished)  # saving the quantised model completes the configs
+            copy_model_files(
+                full_precision, unfinished
+            )  # saving the quantised model completes the configs
             report = []
-            for line in write_quantised(trained, whole, unfinished, options, method, max_rise):
+            for line in write_quantised(
+                trained, full_precision, unfinished, options, method, max_rise
+            ):
                 yield line
                 report.append(f"- {line}\n")
             before, after = (
-                sum(file.stat().st_size for file in weight_files(one))
-                for one in (whole, unfinished)
+                sum(file.stat().st_size for file in weight_files(folder))
+                for folder in (full_precision, unfinished)
             )
             megabytes = (
                 f"{before / 1e6:,.1f} MB of {name_of(options.dtype)} -> {after / 1e6:,.1f} MB"
             )
             sizes = f"{megabytes} ({after / before:.0%})"
             above, limits, below = (
-                (whole / CARD).read_text(encoding="utf-8").partition("## Limits\n")
+                (full_precision / CARD).read_text(encoding="utf-8").partition("## Limits\n")
             )
             section = f"## Quantised\n\n{''.join(report)}- Size: {sizes}.\n\n"
             write_atomic(unfinished / CARD, f"{above}{section}{limits}{below}")
@@ -190,14 +194,16 @@ def describe_layers(model: PreTrainedModel, method: QuantizedTo) -> str:
     ]
     quantised = {name.rpartition(".")[0] for name in weights}
     if not quantised:
-        known = f"{type(model).__name__} has no layer supported by --quantize {method}"
+        no_layer = f"{type(model).__name__} has no layer supported by --quantize {method}"
         raise CheckpointError(
-            f"{known}. Export it unquantised, and quantise it with llama.cpp (docs/howto/exporting.md)."
+            f"{no_layer}. Export it unquantised, and quantise it with llama.cpp (docs/howto/exporting.md)."
         )
-    others = [
+    other_layers = [
         name for name, _ in model.named_parameters() if name.rpartition(".")[0] not in quantised
     ]
-    skipped = ", ".join(dict.fromkeys(re.sub(r"\.\d+|\.weight$", "", name) for name in others))
+    skipped = ", ".join(
+        dict.fromkeys(re.sub(r"\.\d+|\.weight$", "", name) for name in other_layers)
+    )
     return f"Quantised to {method}: {len(quantised)} linear layers. Unchanged: {skipped}."
 
 
@@ -259,8 +265,8 @@ def bits_per_byte(logits: Iterable[torch.Tensor], text: EvaluationText) -> float
     """Of a model's logits, [T, V] per window."""
     pairs = zip(logits, text.windows, strict=True)
     nats = sum(
-        F.cross_entropy(one[:-1], torch.tensor(window[1:]), reduction="sum").item()
-        for one, window in pairs
+        F.cross_entropy(document[:-1], torch.tensor(window[1:]), reduction="sum").item()
+        for document, window in pairs
     )
     return nats / math.log(2) / text.num_bytes
 
@@ -268,10 +274,10 @@ def bits_per_byte(logits: Iterable[torch.Tensor], text: EvaluationText) -> float
 def report_cost(before: float, after: float, method: str, max_rise: float) -> str:
     """The line for the report; CheckpointError if bits per byte rise by more than this share."""
     rise = after / before - 1
-    found = f"{before:.4f} -> {after:.4f} bits per byte ({rise:+.2%})"
+    change = f"{before:.4f} -> {after:.4f} bits per byte ({rise:+.2%})"
     if not rise <= max_rise:  # also catches NaN
         limit = f"{method} exceeds --max-rise {max_rise:g}"
         raise CheckpointError(
-            f"{limit}: {found}. Use --quantize int8, --text FILE, or a higher limit."
+            f"{limit}: {change}. Use --quantize int8, --text FILE, or a higher limit."
         )
-    return f"Loss from {method}: {found}."
+    return f"Loss from {method}: {change}."

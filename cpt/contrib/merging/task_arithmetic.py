@@ -48,12 +48,14 @@ def write_chat_vector(
     rows = match_rows(trained.tokenizer, origin.tokenizer, speaker.tokenizer, counts)
 
     def merged(name: str) -> torch.Tensor:
-        one, two, three = (part.tensors.read(name) for part in (trained, origin, speaker))
-        if not one.dtype.is_floating_point:
-            return one
+        trained_weight, origin_weight, chat_weight = (
+            part.tensors.read(name) for part in (trained, origin, speaker)
+        )
+        if not trained_weight.dtype.is_floating_point:
+            return trained_weight
         if name in names:
-            return merge_rows(rows, one, two, three, scale)
-        return one.float() + scale * (three.float() - two.float())
+            return merge_rows(rows, trained_weight, origin_weight, chat_weight, scale)
+        return trained_weight.float() + scale * (chat_weight.float() - origin_weight.float())
 
     shapes = {
         name: (
@@ -72,8 +74,8 @@ def write_chat_vector(
     names_added = (
         f" ({', '.join(rows.added[:4])}{', ...' if rows.added[4:] else ''})" if rows.added else ""
     )
-    kept = f"tokens of {after} with unchanged rows: {rows.kept:,}"
-    return [f"Tokens added from {chat}: {len(rows.added):,}{names_added}; {kept}."]
+    unchanged = f"tokens of {after} with unchanged rows: {rows.kept:,}"
+    return [f"Tokens added from {chat}: {len(rows.added):,}{names_added}; {unchanged}."]
 
 
 def open_source(folder: Path) -> InputModel:
@@ -93,7 +95,7 @@ def write_configs(
 
     def new_id(old: Any) -> Any:
         if isinstance(old, list):
-            return [ids[chat_tokens[one]] for one in old if one in chat_tokens]
+            return [ids[chat_tokens[token]] for token in old if token in chat_tokens]
         return (
             ids[chat_tokens[old]] if old in chat_tokens else None
         )  # some configs pad with -1, not a token
@@ -140,29 +142,29 @@ def match_rows(
         base.get_vocab(),
         chat.get_vocab(),
     )
-    for ids, count, what in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
+    for ids, count, option in zip(vocabularies, rows, ("--after", "--base", "--chat"), strict=True):
         needed = max(ids.values()) + 1
         if needed > count:
             raise CheckpointError(
-                f"{what} has {needed:,} tokens, but {count:,} rows. Copy its tokenizer there."
+                f"{option} has {needed:,} tokens, but {count:,} rows. Copy its tokenizer there."
             )
     if after_ids == base_ids == chat_ids and len(set(rows)) == 1:
         every = torch.arange(rows[0])
         return SharedRowIds(rows[0], every, every, every, [], rows[0], every[:0], kept=0)
     # Each must have every token of the base, and only added tokens can be added to a tokenizer.
     learned = base_ids.keys() - base.added_tokens_encoder.keys()
-    for ids, what in ((after_ids, "--after"), (chat_ids, "--chat")):
+    for ids, option in ((after_ids, "--after"), (chat_ids, "--chat")):
         lacking = learned - ids.keys()
         if lacking:
             missing = (
                 f"{len(lacking):,} of the {len(learned):,} tokens of --base ({shown(lacking)})"
             )
             raise CheckpointError(
-                f"the tokenizer of {what} lacks {missing}. All three models must share one base."
+                f"the tokenizer of {option} lacks {missing}. All three models must share one base."
             )
-    own = chat_ids.keys() - after_ids.keys() - chat.added_tokens_encoder.keys()
-    if own:
-        pieces = f"{len(own):,} vocabulary entries ({shown(own)}) that --after lacks"
+    tokens_of_chat = chat_ids.keys() - after_ids.keys() - chat.added_tokens_encoder.keys()
+    if tokens_of_chat:
+        pieces = f"{len(tokens_of_chat):,} vocabulary entries ({shown(tokens_of_chat)}) that --after lacks"
         raise CheckpointError(
             f"the tokenizer of --chat has {pieces}. Use a chat model with the base's tokenizer."
         )
@@ -237,5 +239,8 @@ def vocabulary_tensors(config: PreTrainedConfig, stored: Iterable[str]) -> set[s
     return {
         name
         for name in stored
-        if any(known == name or known.endswith(f".{name}") for known in names)
+        if any(
+            parameter_name == name or parameter_name.endswith(f".{name}")
+            for parameter_name in names
+        )
     }

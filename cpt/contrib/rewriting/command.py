@@ -133,16 +133,16 @@ def command(
             raise RecipeError(
                 f"--endpoint {endpoint}: expected a URL such as http://localhost:8000/v1."
             )
-    chosen = find_styles(styles)
+    chosen_styles = find_styles(styles)
     refuse_ignored(
-        {"--further-calls": further_calls != 8 and not any(style.then for style in chosen)},
+        {"--further-calls": further_calls != 8 and not any(style.then for style in chosen_styles)},
         "without active_reading or entigraph",
     )
     local = Model(path=model, revision=revision, trust_remote_code=trust_remote_code)
     task = Task(
         source=DocumentSource(path=source, text_column=text_column, max_documents=max_documents),
         model=local if endpoint is None else Endpoint(endpoint, model, concurrency, timeout),
-        styles=chosen,
+        styles=chosen_styles,
         sampling=Sampling(max_new_tokens, temperature, top_p),
         max_input_tokens=max_input_tokens,
         seed=seed,
@@ -162,10 +162,8 @@ def command(
 def described(expected: Estimate, price: str | None, model: Model | Endpoint) -> str:
     calls = f"{expected.documents:,} documents, {expected.texts:,} texts"
     if isinstance(model, Endpoint):
-        most = model.most_calls(expected.calls)
-        calls += (
-            f", {expected.calls:,} calls, at most {most:,} calls with repeated ones; without these"
-        )
+        max_calls = model.most_calls(expected.calls)
+        calls += f", {expected.calls:,} calls, at most {max_calls:,} calls with repeated ones; without these"
     else:
         calls += f", at most {expected.calls:,} calls"
     tokens = f"at most about {expected.input_tokens:,} tokens in and {expected.output_tokens:,} out"
@@ -189,11 +187,11 @@ def progress_of(most_calls: int) -> Callable[[Rewritten], None]:
 
     def report(done: Rewritten) -> None:
         nonlocal last
-        now = monotonic()
-        if now - last < SECONDS_OF_PROGRESS or not done.calls:
+        seconds_now = monotonic()
+        if seconds_now - last < SECONDS_OF_PROGRESS or not done.calls:
             return
-        last = now
-        speed = done.calls / (now - begin)
+        last = seconds_now
+        speed = done.calls / (seconds_now - begin)
         left = timedelta(seconds=round((most_calls - done.calls_settled) / speed))
         calls = (
             f"{done.calls_settled:,} of {most_calls:,} calls, {speed:,.1f} per second, {left} left"

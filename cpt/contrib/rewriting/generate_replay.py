@@ -60,13 +60,11 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
     start = int(cast(int, tokenizer.bos_token_id if has_bos else tokenizer.eos_token_id))
     beginnings = [[start, *encode(tokenizer, prompt)] for prompt in task.prompts or ("",)]
     model, window = rewrite.load_to_generate(task.model, tokenizer)
-    room = (window or sys.maxsize) - max(map(len, beginnings))
-    new = task.max_new_tokens or max(1, min(LONGEST, room))
-    if new > room:
-        what = (
-            f"{task.model.path}: its window of {window:,} tokens has {max(0, room):,} for new ones"
-        )
-        raise RecipeError(f"{what}. Lower --max-new-tokens, or shorten the --prompts.")
+    tokens_left = (window or sys.maxsize) - max(map(len, beginnings))
+    new = task.max_new_tokens or max(1, min(LONGEST, tokens_left))
+    if new > tokens_left:
+        shortage = f"{task.model.path}: its window of {window:,} tokens has {max(0, tokens_left):,} for new ones"
+        raise RecipeError(f"{shortage}. Lower --max-new-tokens, or shorten the --prompts.")
     sampling = Sampling(new, task.temperature, task.top_p)
     hash_of_prompts = rewrite.sha256("\n".join(task.prompts))
     writer = Answerer(model, tokenizer, sampling, task.batch_size)
@@ -81,7 +79,9 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
         "cpt_version": version(DISTRIBUTION),
     }
 
-    def write(numbers: range, wanted: int) -> tuple[list[Mapping[str, object]], Counter[str]]:
+    def write(
+        numbers: range, tokens_to_write: int
+    ) -> tuple[list[Mapping[str, object]], Counter[str]]:
         """Write texts until they have the wanted tokens."""
         rows = list[Mapping[str, object]]()
         counts = Counter[str](texts=0)
@@ -106,7 +106,7 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
                 cut = {"cut_off": True} if answer.is_cut_off else {}
                 rows.append({"text": text, "number": number, **provenance, "seed": seed, **cut})
                 counts.update(texts=1, tokens=len(encode(tokenizer, text)))
-                if counts["tokens"] >= wanted:
+                if counts["tokens"] >= tokens_to_write:
                     return rows, counts
         return rows, counts
 
@@ -114,21 +114,25 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
     group = 0
     with output_locked(output, output / rewrite.OWN_FOLDER / "lock", "cpt data generate-replay"):
         rewrite.refuse_another_task(output, {**provenance, "min_characters": task.min_characters})
-        while (wanted := tokens - done["tokens"]) > 0:
+        while (tokens_missing := tokens - done["tokens"]) > 0:
             files = (
                 output / f"replay-{group:05}.jsonl",
                 output / rewrite.OWN_FOLDER / f"{group:05}.json",
             )
             known: Any = rewrite.read_counts(*files, str(group))
             # the last group may have fewer texts, if fewer tokens were wanted
-            if known is None or known["written"] < rewrite.GROUP and known["tokens"] < wanted:
+            if (
+                known is None
+                or known["written"] < rewrite.GROUP
+                and known["tokens"] < tokens_missing
+            ):
                 rows, counts = write(
-                    range(group * rewrite.GROUP, (group + 1) * rewrite.GROUP), wanted
+                    range(group * rewrite.GROUP, (group + 1) * rewrite.GROUP), tokens_missing
                 )
                 if not rows:
-                    what = f"{task.model.path}: all {rewrite.GROUP} texts of a group were dropped: {dict(counts)}"
+                    shortage = f"{task.model.path}: all {rewrite.GROUP} texts of a group were dropped: {dict(counts)}"
                     raise DataError(
-                        f"{what}. Lower --min-characters, or write beginnings of texts for --prompts."
+                        f"{shortage}. Lower --min-characters, or write beginnings of texts for --prompts."
                     )
                 known = {"asked_sha256": str(group), **counts}
                 rewrite.write_group(*files, rows, known)
@@ -173,7 +177,7 @@ def command(
     """
     show_log()
     try:
-        wanted = TypeAdapter(Tokens).validate_python(resolve_scalar(tokens), strict=True)
+        num_tokens = TypeAdapter(Tokens).validate_python(resolve_scalar(tokens), strict=True)
     except ValueError as problem:
         raise RecipeError(
             f"--tokens {tokens}: expected a number of tokens such as 20M or 500_000."
@@ -199,8 +203,8 @@ def command(
         batch_size,
     )
     done = Counter[str]()
-    for done in generate_replay(task, wanted, output):
-        typer.echo(f"{done['tokens']:,} of {wanted:,} tokens in {done['texts']:,} texts")
+    for done in generate_replay(task, num_tokens, output):
+        typer.echo(f"{done['tokens']:,} of {num_tokens:,} tokens in {done['texts']:,} texts")
     for name, count in done.most_common():
         typer.echo(f"{count:>12,} {name}")
     typer.echo(f"A recipe reads them: data.sources: [{{name: self_replay, path: {output}}}]")

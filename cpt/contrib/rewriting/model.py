@@ -84,8 +84,16 @@ class Answerer:
         self.sampling = sampling
         self.batch_size = batch_size
         # An answer ends with the tokenizer's EOS, or with those of the model's generation config (end of turn).
-        own = None if model.generation_config is None else model.generation_config.eos_token_id
-        listed = own if isinstance(own, list) else [] if own is None else [own]
+        ends_of_config = (
+            None if model.generation_config is None else model.generation_config.eos_token_id
+        )
+        listed = (
+            ends_of_config
+            if isinstance(ends_of_config, list)
+            else []
+            if ends_of_config is None
+            else [ends_of_config]
+        )
         self.ends = list(dict.fromkeys([int(cast(int, tokenizer.eos_token_id)), *map(int, listed)]))
         self.pad = int(cast(int, tokenizer.pad_token_id))
         # Replaces the model's config: `generate` would take every option from it that a second config does not set.
@@ -120,14 +128,16 @@ class Answerer:
                 )
                 processors += [TemperatureLogitsWarper(self.sampling.temperature), *narrowed, drawn]
             try:
-                written = self.model.generate(
+                generated = self.model.generate(
                     input_ids=ids, attention_mask=mask, logits_processor=processors
                 )
             except torch.OutOfMemoryError as problem:
-                what = f"out of GPU memory with {len(batch)} texts"
-                raise ResourceError(f"{what}. Lower --batch-size.") from problem
-            for number, row in zip(batch, cast(Tensor, written)[:, length:].tolist(), strict=True):
-                end = next((place for place, token in enumerate(row) if token in self.ends), None)
+                failure = f"out of GPU memory with {len(batch)} texts"
+                raise ResourceError(f"{failure}. Lower --batch-size.") from problem
+            for number, row in zip(
+                batch, cast(Tensor, generated)[:, length:].tolist(), strict=True
+            ):
+                end = next((index for index, token in enumerate(row) if token in self.ends), None)
                 begun = questions[number] if self.continues else ()
                 text = str(self.tokenizer.decode([*begun, *row[:end]], skip_special_tokens=True))
                 answers[number] = Answer(text.replace("\0", "").strip(), end is None)
@@ -143,7 +153,8 @@ class SeededDraws(LogitsProcessor):
             torch.Generator().manual_seed(seed) for seed in seeds
         ]  # on the CPU: the same on any device
         numbers = [
-            torch.rand(max_new_tokens, generator=one, dtype=torch.float64) for one in generators
+            torch.rand(max_new_tokens, generator=generator, dtype=torch.float64)
+            for generator in generators
         ]
         self.numbers = torch.stack(numbers)
         self.prompt_length = prompt_length
@@ -364,13 +375,15 @@ class Connection:
     def slow_down(self, sent: float, wished_seconds: float) -> None:
         """Send fewer calls after a failure of a call that was sent since the last change of the gap."""
         self.failures_in_a_row += 1
-        now = monotonic()
+        seconds_now = monotonic()
         if self.failures_in_a_row > 1 and sent > self.gap_changed:
             self.gap_seconds = min(
                 max(2 * self.gap_seconds, PAUSE_SECONDS / 20), LONGEST_PAUSE_SECONDS
             )
-            self.gap_changed = now
-        self.next_call = max(self.next_call, now + min(wished_seconds, LONGEST_PAUSE_SECONDS))
+            self.gap_changed = seconds_now
+        self.next_call = max(
+            self.next_call, seconds_now + min(wished_seconds, LONGEST_PAUSE_SECONDS)
+        )
 
     def check_patience(self, problem: Exception) -> None:
         reason = self.quote(problem) or "no answer within --timeout"
@@ -488,8 +501,8 @@ class RewriteQuestion:
             chat = tokenizer.apply_chat_template(
                 message, tokenize=False, add_generation_prompt=True, enable_thinking=False
             )
-            before, place, after = str(chat).partition(PLACE)
-            if not place:
+            before, placeholder, after = str(chat).partition(PLACE)
+            if not placeholder:
                 name = tokenizer.name_or_path
                 raise RecipeError(
                     f"the chat template of `{name}` omits the user's message. Choose another --model."
@@ -530,13 +543,13 @@ def cut(
     parts = [part + separator for part in text.split(separator)]
     parts[-1] = parts[-1].removesuffix(separator)
     pieces = [""]
-    room = max_tokens
+    tokens_left = max_tokens
     for part in parts:
         length = count(part)
-        if length > room and pieces[-1]:
+        if length > tokens_left and pieces[-1]:
             pieces.append("")
-            room = max_tokens
+            tokens_left = max_tokens
         pieces[-1] += part
-        room -= length
-    kept = [piece.strip() for piece in pieces if piece.strip()]
-    return [small for piece in kept for small in cut(piece, max_tokens, count, finer)]
+        tokens_left -= length
+    non_empty_pieces = [piece.strip() for piece in pieces if piece.strip()]
+    return [small for piece in non_empty_pieces for small in cut(piece, max_tokens, count, finer)]

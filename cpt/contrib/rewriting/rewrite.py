@@ -484,17 +484,22 @@ def drop_equal_answers(output: Path, done: Rewritten) -> None:
         if not texts.exists():
             continue
         rows: list[dict[str, Any]] = [row for row in json_lines(texts) if row is not None]
-        kept = []
+        unique_rows = []
         for row in rows:
-            words = " ".join(row["text"].casefold().split())
-            answer = hashlib.blake2b(words.encode(), digest_size=16).digest()
+            normalized = " ".join(row["text"].casefold().split())
+            answer = hashlib.blake2b(normalized.encode(), digest_size=16).digest()
             if sources.setdefault(answer, row["source_text_hash"]) == row["source_text_hash"]:
-                kept.append(row)
-        num_equal = len(rows) - len(kept)
+                unique_rows.append(row)
+        num_equal = len(rows) - len(unique_rows)
         if num_equal:
             counts = orjson.loads(counted.read_bytes())
             dropped = Counter(counts["dropped"]) + Counter({EQUAL: num_equal})
-            write_group(texts, counted, kept, {**counts, "texts": len(kept), "dropped": dropped})
+            write_group(
+                texts,
+                counted,
+                unique_rows,
+                {**counts, "texts": len(unique_rows), "dropped": dropped},
+            )
             done.texts -= num_equal
             done.dropped[EQUAL] += num_equal
 
@@ -528,7 +533,9 @@ def row_of(call: Call, answer: Answer, provenance: Mapping[str, object]) -> dict
     return row | {name: value for name, value in more.items() if value}
 
 
-def why_dropped(answer: Answer, text: str, others: Sequence[str], task: Task) -> str | None:
+def why_dropped(
+    answer: Answer, text: str, earlier_answers: Sequence[str], task: Task
+) -> str | None:
     """Return the reason to drop an answer, or None; `others` are the kept rewritings of the same text."""
     if answer.flaw is not None:
         return answer.flaw
@@ -540,7 +547,7 @@ def why_dropped(answer: Answer, text: str, others: Sequence[str], task: Task) ->
         return "copied from the text"
     if len(answer.text) < task.min_characters:
         return "too short"
-    if any(is_near_copy(answer.text, other) for other in others):
+    if any(is_near_copy(answer.text, other) for other in earlier_answers):
         return "near copy of another rewriting"
     return REPETITION(view(answer.text)) or decontaminate(view(answer.text), against=task.against)
 
@@ -549,11 +556,11 @@ def is_near_copy(text: str, other: str) -> bool:
     """Whether the other text contains this one, or `LIKENESS` of its runs of words."""
     if " ".join(text.casefold().split()) in " ".join(other.casefold().split()):
         return True
-    words = words_of(text)
-    known = words_of(other)
+    words_of_answer = words_of(text)
+    words_of_other = words_of(other)
     return (
-        min(len(words), len(known)) >= WORDS
-        and np.isin(runs_of(words), runs_of(known)).mean() >= LIKENESS
+        min(len(words_of_answer), len(words_of_other)) >= WORDS
+        and np.isin(runs_of(words_of_answer), runs_of(words_of_other)).mean() >= LIKENESS
     )
 
 
@@ -568,25 +575,27 @@ def sha256(text: str) -> str:
 def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
     """Record this task; RecipeError if the folder has texts of another task."""
     file = folder / OWN_FOLDER / "task.json"
-    now = orjson.loads(orjson.dumps(task))
+    task_now = orjson.loads(orjson.dumps(task))
     has_answers = any(file.parent.glob("[0-9]*"))  # not if the server refused the first call
-    before = orjson.loads(file.read_bytes()) if has_answers and file.exists() else now
-    differing = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
+    before = orjson.loads(file.read_bytes()) if has_answers and file.exists() else task_now
+    differing = sorted(
+        key for key in task_now.keys() | before.keys() if task_now.get(key) != before.get(key)
+    )
     if differing:
         names = ", ".join(differing)
         raise RecipeError(
             f"{folder} has texts of another task ({names} differ). Choose another --output."
         )
-    write_atomic(file, orjson.dumps(now, option=orjson.OPT_INDENT_2))
+    write_atomic(file, orjson.dumps(task_now, option=orjson.OPT_INDENT_2))
 
 
 def files_of_group(folder: Path, number: int) -> tuple[Path, Path, Path]:
     """The files of a group: its texts; its counts, which mark the group as finished; its answers until then."""
-    own = folder / OWN_FOLDER
+    own_folder = folder / OWN_FOLDER
     return (
         folder / f"rewritten-{number:05}.jsonl",
-        own / f"{number:05}.json",
-        own / f"{number:05}.answers.jsonl",
+        own_folder / f"{number:05}.json",
+        own_folder / f"{number:05}.answers.jsonl",
     )
 
 
@@ -594,10 +603,10 @@ def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:
     """The counts of a group if an earlier run made it from the same texts."""
     if not counts.exists():
         return None
-    found: dict[str, Any] = orjson.loads(counts.read_bytes())
+    content: dict[str, Any] = orjson.loads(counts.read_bytes())
     # An empty group has no file, because sources refuse empty files.
-    if found["asked_sha256"] == asked and texts.exists() == (found["texts"] > 0):
-        return found
+    if content["asked_sha256"] == asked and texts.exists() == (content["texts"] > 0):
+        return content
     return None
 
 

@@ -57,7 +57,7 @@ class Style:
 def fill(prompt: str, text: str, focus: str = "") -> str:
     """Insert the text, and what the call is about; `{text}` inside of either stays as it is."""
     values = {TEXT: text, FOCUS: focus} if focus else {TEXT: text}
-    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], prompt)
+    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], prompt)
 
 
 ONE_CALL = {  # name -> instruction, beginning of the answer
@@ -161,9 +161,11 @@ def prompt_of(order: str, start: str) -> str:
 def find_styles(names: str) -> list[Style]:
     """Return styles by their names, separated by commas: a style, a family of styles, or a file that contains
     `{text}`; RecipeError if one is not found."""
-    given = [name.strip() for name in names.split(",")]
+    requested = [name.strip() for name in names.split(",")]
     return list(
-        dict.fromkeys(find_style(one) for name in given for one in FAMILIES.get(name, [name]))
+        dict.fromkeys(
+            find_style(style) for name in requested for style in FAMILIES.get(name, [name])
+        )
     )
 
 

@@ -51,12 +51,12 @@ class PPOTrainer(RewardedTrainer):
     def forward_completions(self, forward: Callable[[], Any], kept: int) -> Any:
         """Run GRPO's forward pass; also store the values of the same states."""
         with self.head.listening() as heard:
-            found = forward()
+            outputs = forward()
         if heard:
             self.values = torch.cat(heard)[
                 :, -kept - 1 : -1
             ]  # the state before a token predicts its value
-        return found
+        return outputs
 
     def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
         """Compute advantages by the values before the first step on these completions; rewards are at the end."""
@@ -145,17 +145,17 @@ class ValueHead(nn.Linear):
     @classmethod
     def on(cls, model: Any, *, speed: float) -> "ValueHead":
         """Attach a value head to a model, in the dtype of trained weights."""
-        whole: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         trained = next(parameter for parameter in model.parameters() if parameter.requires_grad)
         head = cls(
-            whole.config.get_text_config().hidden_size,
+            base.config.get_text_config().hidden_size,
             speed=speed,
             dtype=trained.dtype,
             device=trained.device,
         )
         setattr(model, NAME, head)
         leave_out_of_saves(model, {f"{NAME}.{name}" for name in head.state_dict()})
-        whole.base_model.register_forward_hook(head.listen)
+        base.base_model.register_forward_hook(head.listen)
         return head
 
     def listen(self, _: nn.Module, __: Any, output: Any) -> None:
@@ -190,13 +190,13 @@ def estimate_advantages(
     # Advantage and value of the next token, and whether it exists; zero past the end.
     later = value_later = is_later = torch.zeros_like(rewards)
     advantages = torch.zeros_like(values)
-    for place in reversed(range(values.size(1))):
-        is_token = mask[:, place]
+    for position in reversed(range(values.size(1))):
+        is_token = mask[:, position]
         reward = rewards * is_token * (1 - is_later)
-        delta = reward + gamma * value_later - values[:, place]
+        delta = reward + gamma * value_later - values[:, position]
         later = (delta + gamma * lam * later) * is_token
-        advantages[:, place] = later
-        value_later = values[:, place] * is_token
+        advantages[:, position] = later
+        value_later = values[:, position] * is_token
         is_later = is_token
     return advantages
 

@@ -81,18 +81,18 @@ class SPOTrainer(RewardedTrainer):
         )
         rho = self.tracker.learn(answered, rewards.tolist())
         surprise = rewards - before
-        known = surprise[~surprise.isnan()]
+        finite = surprise[~surprise.isnan()]
         metrics = {
             "value/mean": before.mean().item(),
             "value/drift": self.tracker.drift,
             "value/rho": rho,
         }
-        if len(known):
-            metrics["value/error"] = known.abs().mean().item()
+        if len(finite):
+            metrics["value/error"] = finite.abs().mean().item()
         for name, value in metrics.items():
             self.add_metric(name, value)
-        if len(known) > 1:
-            surprise = (surprise - known.mean()) / known.std(correction=0).clamp(
+        if len(finite) > 1:
+            surprise = (surprise - finite.mean()) / finite.std(correction=0).clamp(
                 min=config.least_deviation
             )
         return {"advantages": self.part_of_process(surprise.nan_to_num(0.0))}
@@ -141,7 +141,7 @@ class ValueTracker:
 
     def prior(self) -> float:
         if self.prompts:
-            return float(np.mean([known.value for known in self.prompts.values()]))
+            return float(np.mean([tracked.value for tracked in self.prompts.values()]))
         return NOTHING_KNOWN
 
     def learn(self, prompts: Sequence[Any], rewards: Sequence[float]) -> float:
@@ -151,24 +151,26 @@ class ValueTracker:
         for key, reward in zip(map(key_of, prompts), rewards, strict=True):
             if np.isnan(reward):
                 continue
-            known = self.prompts.setdefault(key, Tracked(prior, 1 / (1 - self.rho_min), self.drift))
+            tracked = self.prompts.setdefault(
+                key, Tracked(prior, 1 / (1 - self.rho_min), self.drift)
+            )
             rho = min(
-                max(2 ** (-(self.drift - known.seen_at) / self.half_life), self.rho_min),
+                max(2 ** (-(self.drift - tracked.seen_at) / self.half_life), self.rho_min),
                 self.rho_max,
             )
-            known.count = rho * known.count + 1
-            known.value += (reward - known.value) / known.count
-            known.seen_at = self.drift
+            tracked.count = rho * tracked.count + 1
+            tracked.value += (reward - tracked.value) / tracked.count
+            tracked.seen_at = self.drift
             rhos.append(rho)
         if rhos:
             return float(np.mean(rhos))
         return 1.0
 
     def state(self) -> dict[str, Any]:
-        known = [
+        tracked_values = [
             (tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()
         ]
-        metrics = torch.tensor(known, dtype=torch.float64).reshape(-1, 3)
+        metrics = torch.tensor(tracked_values, dtype=torch.float64).reshape(-1, 3)
         return {
             "prompts": torch.tensor(list(self.prompts), dtype=torch.int64),
             "figures": metrics,
@@ -177,7 +179,7 @@ class ValueTracker:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         pairs = zip(state["prompts"].tolist(), state["figures"].tolist(), strict=True)
-        self.prompts = {key: Tracked(*known) for key, known in pairs}
+        self.prompts = {key: Tracked(*values) for key, values in pairs}
         self.drift = state["drift"]
 
 

@@ -75,13 +75,13 @@ def command(
         raise RecipeError("use either --space SPACE.yaml, or --learning-rates LOW HIGH.")
     refuse_ignored({"--steps": steps != STEPS}, "without --learning-rates")
     loaded = load_recipe(recipe, overrides or ())
-    wanted = load_space(space)
-    refuse_unlogged_metric(wanted, loaded)
-    recipes_at_ends(wanted, recipe, overrides or ())
+    search_space = load_space(space)
+    refuse_unlogged_metric(search_space, loaded)
+    recipes_at_ends(search_space, recipe, overrides or ())
     if dry_run:
         print_once(f"{space}: no mistakes.")
         return
-    folder = loaded.output_dir / (wanted.settings.name or f"{loaded.name}-search")
+    folder = loaded.output_dir / (search_space.settings.name or f"{loaded.name}-search")
     folder = free_name(folder) if new else folder
     if (folder / SEARCHED).exists() and (
         changes := differing_keys(load_recipe(folder / SEARCHED), loaded)
@@ -94,9 +94,9 @@ def command(
     lock = folder / (f".lock-{os.uname().nodename}" if storage else ".lock")
     with locked(lock, f"another process searches in {folder}. Wait for it, stop it, or use --new."):
         url = storage or f"sqlite:///{(folder / 'study.db').absolute()}"
-        study = open_study(url, folder.name, wanted)
+        study = open_study(url, folder.name, search_space)
         write_atomic(folder / SEARCHED, dump_recipe(loaded))
-        search = Search(folder, loaded, wanted, study, options, environments)
+        search = Search(folder, loaded, search_space, study, options, environments)
         try:
             with storage_errors(url):
                 search()
@@ -111,15 +111,18 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
     metric = space.settings.metric
     evaluation = recipe.evaluation
     sets = [*(recipe.data.sources if evaluation.held_out_share else ()), *evaluation.perplexity]
-    known = [f"eval_{reported_name(one)}_{metric}" for one in sets for metric in OF_SETS] + list(
-        OF_TRAINING
-    )
-    if metric not in known and (
+    known_metrics = [
+        f"eval_{reported_name(held_out_set)}_{metric}"
+        for held_out_set in sets
+        for metric in OF_SETS
+    ] + list(OF_TRAINING)
+    if metric not in known_metrics and (
         recipe.stage in TEXT_STAGES or metric.startswith("eval_") and not sets
     ):
         raise RecipeError(
-            f"{space.place}: `search.metric`: no run of this recipe logs `{metric}`.{did_you_mean(metric, known)} It"
-            f" logs: {', '.join(known)}. Held-out sets: `evaluation.held_out_share` or `evaluation.perplexity`."
+            f"{space.place}: `search.metric`: no run of this recipe logs `{metric}`."
+            f"{did_you_mean(metric, known_metrics)} It logs: {', '.join(known_metrics)}. Held-out sets:"
+            " `evaluation.held_out_share` or `evaluation.perplexity`."
         )
 
 

@@ -121,12 +121,18 @@ class Search:
             evaluation.held_out_share or evaluation.perplexity
         )
         tasks = f"evaluation.tasks=[{'{name: domain_test, questions: 0}' if has_questions else ''}]"
-        own = [f"name={run.folder.name}", f"output_dir={self.folder}", tasks]
-        own += ["evaluation.tasks_every_tokens=null", "evaluation.tasks_device=auto"]
+        own_overrides = [f"name={run.folder.name}", f"output_dir={self.folder}", tasks]
+        own_overrides += ["evaluation.tasks_every_tokens=null", "evaluation.tasks_device=auto"]
         log.parent.mkdir(exist_ok=True)
         with log.open("ab") as output:
-            words = [*TRAIN, str(self.folder / SEARCHED), *overrides, *own, *self.options]
-            child = Child(words, environment=environment, output=output)
+            command = [
+                *TRAIN,
+                str(self.folder / SEARCHED),
+                *overrides,
+                *own_overrides,
+                *self.options,
+            ]
+            child = Child(command, environment=environment, output=output)
         return Trial(drawn, run, child, log)
 
     def is_over(self, trial: Trial) -> bool:
@@ -205,7 +211,7 @@ class Search:
 
     def results(self) -> list[dict[str, Any]]:
         """Return all started trials, the best first."""
-        found = []
+        results = []
         for trial in self.study.get_trials(deepcopy=False):
             last = max(trial.intermediate_values, default=None)
             is_complete = trial.state.name == "COMPLETE"
@@ -216,16 +222,18 @@ class Search:
             }
             entry["value"] = trial.value if is_complete else trial.intermediate_values.get(last)
             entry |= {"tokens": None if is_complete else last, "values": trial.params}
-            found.append(entry | {"reason": trial.user_attrs.get(REASON, "")})
+            results.append(entry | {"reason": trial.user_attrs.get(REASON, "")})
         sign = 1 if self.space.settings.direction == "minimize" else -1
-        found.sort(key=lambda one: math.inf if one["value"] is None else sign * one["value"])
-        return [one for state in ORDER for one in found if one["state"] == state]
+        results.sort(
+            key=lambda result: math.inf if result["value"] is None else sign * result["value"]
+        )
+        return [result for state in ORDER for result in results if result["state"] == state]
 
     def write_results(self) -> Path | None:
         """Write results.json and the best recipe; return the recipe's path, or None if no trial is complete."""
         settings = self.space.settings
         results = self.results()
-        best = next((one for one in results if one["state"] == "complete"), None)
+        best = next((result for result in results if result["state"] == "complete"), None)
         content = {
             "metric": settings.metric,
             "direction": settings.direction,
@@ -235,9 +243,9 @@ class Search:
         if best is None:
             return None
         if settings.keep == "best":
-            for one in results:
-                if one["state"] != "running" and one is not best:
-                    remove_weights(self.folder / one["run"])
+            for result in results:
+                if result["state"] != "running" and result is not best:
+                    remove_weights(self.folder / result["run"])
         overrides = overrides_of(best["values"])
         recipe = load_recipe(self.folder / SEARCHED, [*overrides, f"name={self.folder.name}-best"])
         heading = f"# {best['run']}, the best of {len(results)} trials: {settings.metric} {best['value']:.6g}\n"
@@ -251,12 +259,16 @@ class Search:
         table = Table(
             "trial", "state", self.space.settings.metric, *self.space.distributions, "reason"
         )
-        for one in results:
-            at = "" if one["tokens"] is None else f" at {one['tokens']:,}"
-            value = "" if one["value"] is None else f"{one['value']:.5g}{at}"
-            drawn = [override.partition("=")[2] for override in overrides_of(one["values"])]
+        for result in results:
+            at = "" if result["tokens"] is None else f" at {result['tokens']:,}"
+            value = "" if result["value"] is None else f"{result['value']:.5g}{at}"
+            drawn = [override.partition("=")[2] for override in overrides_of(result["values"])]
             table.add_row(
-                one["run"], one["state"], value, *map(shortened, drawn), shortened(one["reason"])
+                result["run"],
+                result["state"],
+                value,
+                *map(shortened, drawn),
+                shortened(result["reason"]),
             )
         open_console().print(table, markup=False)
         if best is None:
@@ -325,10 +337,10 @@ def range_test(
         "training.logging_steps": 1,
         "name": run.folder.name,
     }
-    words = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
-    load_recipe(recipe, words)  # report its mistakes first
+    arguments = [*overrides, *(f"{key}={in_yaml(value)}" for key, value in changes.items())]
+    load_recipe(recipe, arguments)  # report its mistakes first
     print_once(f"{run.folder}: {steps} steps, {low:g} to {high:g} ...")
-    code, signalled = Child([*TRAIN, str(recipe), *words, *options]).wait_for_end()
+    code, signalled = Child([*TRAIN, str(recipe), *arguments, *options]).wait_for_end()
     if signalled:
         raise Interrupted(
             f"{signal.Signals(signalled).name}. Repeat the command to restart the range test."

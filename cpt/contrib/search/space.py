@@ -86,11 +86,11 @@ class Space:
         """The trials of `sampler: grid`; empty for other samplers."""
         if self.settings.sampler.name != GRID:
             return []
-        found = [
-            dict(zip(self.distributions, one, strict=True))
-            for one in product(*(a.ends for a in self.axes))
+        combinations = [
+            dict(zip(self.distributions, values, strict=True))
+            for values in product(*(a.ends for a in self.axes))
         ]
-        return found[: self.settings.trials]
+        return combinations[: self.settings.trials]
 
 
 def import_optuna() -> Any:
@@ -157,7 +157,7 @@ def distribution_of(key: str, value: Any) -> Any:
     if steps_of(key)[0] in SET_BY_SEARCH:
         raise ValueError("each trial sets it")
     if isinstance(value, list):
-        return distributions.CategoricalDistribution([in_yaml(one) for one in value])
+        return distributions.CategoricalDistribution([in_yaml(choice) for choice in value])
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys():
         raise ValueError(
             f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}"
@@ -165,11 +165,11 @@ def distribution_of(key: str, value: Any) -> Any:
     for name in value.keys() - OF_A_RANGE:
         raise ValueError(f"unknown key `{name}` of a range.{did_you_mean(name, OF_A_RANGE)}")
     numbers = {name: whole_number(number) for name, number in value.items() if name != "log"}
-    wanted = without_none(annotation_at(steps_of(key)))
+    annotation = without_none(annotation_at(steps_of(key)))
     # `{low: 0, high: 1}` for a key with any number, such as a weight, includes the numbers between.
     is_whole = (
-        wanted is int
-        or wanted is not float
+        annotation is int
+        or annotation is not float
         and all(isinstance(value[name], int) for name in numbers)
     )
     kind = distributions.IntDistribution if is_whole else distributions.FloatDistribution
@@ -178,26 +178,26 @@ def distribution_of(key: str, value: Any) -> Any:
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
     return [
-        f"{key}={float(f'{one:.6g}') if isinstance(one, float) else one}"
-        for key, one in values.items()
+        f"{key}={float(f'{value:.6g}') if isinstance(value, float) else value}"
+        for key, value in values.items()
     ]
 
 
 def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Recipe]:
     """Load the recipe with each value of a list and each end of a range; RecipeError lists all invalid ones."""
-    found = {}
+    recipes = {}
     wrong = []
     for axis in space.axes:
         for value in axis.ends:
             (override,) = overrides_of({axis.key: value})
             try:
-                found[override] = load_recipe(recipe, [*overrides, override])
+                recipes[override] = load_recipe(recipe, [*overrides, override])
             except RecipeError as problem:
                 lines = str(problem).replace("on the command line: ", "").splitlines()
                 wrong += [f"{axis.place}: {line}" for line in lines]
     if wrong:
         raise RecipeError("\n".join(wrong))
-    return found
+    return recipes
 
 
 # attributes of a trial: its machine; reason of failure
@@ -235,12 +235,12 @@ def build_sampler(space: Space, number: int) -> Any:
     resumed search sample the same values: samplers' only other state is the study."""
     samplers = import_optuna().samplers
     seed = int(np.random.SeedSequence([space.settings.seed, number]).generate_state(1)[0])
-    known = {
+    accepted_options = {
         "tpe": samplers.TPESampler,
         "random": samplers.RandomSampler,
         GRID: samplers.RandomSampler,
     }
-    return build("sampler", space.settings.sampler, known, space, seed=seed)
+    return build("sampler", space.settings.sampler, accepted_options, space, seed=seed)
 
 
 def build(
@@ -276,8 +276,8 @@ def unfinished(study: Any) -> list[Any]:
     """Return unfinished trials of an earlier search on this machine, to continue with the same values."""
     kinds = import_optuna().trial
     running = study.get_trials(deepcopy=False, states=(kinds.TrialState.RUNNING,))
-    own = [trial for trial in running if trial.user_attrs.get(HOST) == gethostname()]
-    return [kinds.Trial(study, trial_id(trial)) for trial in own]
+    trials_of_host = [trial for trial in running if trial.user_attrs.get(HOST) == gethostname()]
+    return [kinds.Trial(study, trial_id(trial)) for trial in trials_of_host]
 
 
 @contextmanager
