@@ -111,9 +111,10 @@ def latest_point(folder: Path, *, allow_restart: bool, trust: bool) -> ResumePoi
         listing = ""
         for path in bad:
             note = path / REASON
-            reason = (
-                note.read_text().strip() if note.is_file() else "; ".join(map(str, defects(path)))
-            )
+            if note.is_file():
+                reason = note.read_text().strip()
+            else:
+                reason = "; ".join(map(str, defects(path)))
             listing += f"\n  {path.name}: {reason}"
         raise CheckpointError(
             f"{folder} has no intact checkpoint left:{listing}\nCopy one back from the archive, or start from the"

@@ -80,13 +80,16 @@ class ReplayTrainer(CPTTrainer):
         taught = self.predict_by_base(model, inputs, is_replayed) if is_replayed.any() else None
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if taught is not None:
-            number = (
-                labelled.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            )
+            if num_items_in_batch is None:
+                number = labelled.sum().clamp(min=1)
+            else:
+                number = num_items_in_batch
             is_averaged = self.args.average_tokens_across_devices and num_items_in_batch is not None
-            processes = (
-                self.args.world_size if is_averaged else 1
-            )  # gradients are averaged over them
+            # gradients are averaged over them
+            if is_averaged:
+                processes = self.args.world_size
+            else:
+                processes = 1
             for source, weight in self.weights.items():
                 tokens = labelled & (sources == source).unsqueeze(1)
                 student = outputs["logits"][:, :-1][tokens]

@@ -212,11 +212,10 @@ def build_callbacks(
             continue
         try:
             is_class = isinstance(factory, type)
-            callback = (
-                factory(**section.options)
-                if is_class
-                else Watch(factory, section.options, run, tokens_per_step)
-            )
+            if is_class:
+                callback = factory(**section.options)
+            else:
+                callback = Watch(factory, section.options, run, tokens_per_step)
         except CptError:
             raise
         except Exception as problem:

@@ -299,9 +299,10 @@ def with_fallbacks(recipe: Recipe, folder: Path) -> Recipe:
             section, name = key.split(".")
             update = {name: fallback["value"]}
             values = getattr(recipe, section)
-            changed = (
-                {**values, **update} if section == "training" else values.model_copy(update=update)
-            )
+            if section == "training":
+                changed = {**values, **update}
+            else:
+                changed = values.model_copy(update=update)
             recipe = recipe.model_copy(update={section: changed})
             print_once(
                 f"{key}: auto is {json.dumps(fallback['value'])} here: {fallback['reason']}."

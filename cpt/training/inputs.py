@@ -201,11 +201,10 @@ class RunInputs:
             return
         compared = files if is_whole else {name: files[name] for name in files if name in then}
         hashes_now = self.hashes.hashes(compared)
-        names = (
-            hashes_now.keys() | then.keys()
-            if is_whole or not origin.is_on_hub
-            else hashes_now.keys()
-        )
+        if is_whole or not origin.is_on_hub:
+            names = hashes_now.keys() | then.keys()
+        else:
+            names = hashes_now.keys()
         changed = sorted(name for name in names if hashes_now.get(name) != then.get(name))
         if changed:
             listed = ", ".join(

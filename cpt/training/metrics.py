@@ -102,11 +102,10 @@ class TrainingClock(TrainerCallback):
             logs["data_wait"] = round((self.waited - before) / seconds, 5)
             logs["tokens"] = state.global_step * self.tokens_per_step
             steps = [last_step for last_step, _ in self.last_steps]
-            twentieths = (
-                statistics.quantiles(steps, n=20, method="inclusive")
-                if len(steps) > 1
-                else steps * 19
-            )
+            if len(steps) > 1:
+                twentieths = statistics.quantiles(steps, n=20, method="inclusive")
+            else:
+                twentieths = steps * 19
             logs["step_seconds_p50"], logs["step_seconds_p95"] = (
                 round(twentieths[9], 6),
                 round(twentieths[18], 6),

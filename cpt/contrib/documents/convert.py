@@ -76,13 +76,12 @@ def kind_of(raw: bytes, name: str) -> str:
                 names = set(archive.namelist())
         except (zipfile.BadZipFile, NotImplementedError, ValueError) as problem:
             raise NotConverted("damaged zip", str(problem)) from problem
-        marked = (
-            "epub"
-            if "META-INF/container.xml" in names
-            else "docx"
-            if "word/document.xml" in names
-            else None
-        )
+        if "META-INF/container.xml" in names:
+            marked = "epub"
+        elif "word/document.xml" in names:
+            marked = "docx"
+        else:
+            marked = None
         if marked is None:
             raise NotConverted("unknown kind", "a zip file, but neither EPUB nor DOCX")
     else:
@@ -246,11 +245,10 @@ def convert_docx(raw: bytes) -> Converted:
 
     formulas = Formulas()
     with open_archive(raw, "") as archive:
-        core = (
-            archive.read("docProps/core.xml")
-            if "docProps/core.xml" in archive.namelist()
-            else b"<x/>"
-        )
+        if "docProps/core.xml" in archive.namelist():
+            core = archive.read("docProps/core.xml")
+        else:
+            core = b"<x/>"
         title = ElementTree.fromstring(core).findtext(".//{*}title")
         readable = io.BytesIO(rewritten(archive, formulas))
         page = mammoth.convert_to_html(

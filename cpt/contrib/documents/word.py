@@ -191,9 +191,10 @@ class WordPart:
 
     def equations(self, element: Element) -> list[Element]:
         display = local(element) == "oMathPara"
-        equations = (
-            [child for child in element if local(child) == "oMath"] if display else [element]
-        )
+        if display:
+            equations = [child for child in element if local(child) == "oMath"]
+        else:
+            equations = [element]
         return [self.run(" ".join(self.equation(equation, display) for equation in equations))]
 
     def equation(self, element: Element, display: bool) -> str:

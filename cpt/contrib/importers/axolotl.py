@@ -164,9 +164,11 @@ def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
         form["chat"] = chat
     else:
         dataset["type"] = kind
-    inside = (
-        Path(path) if path and Path(path).is_dir() else Path()
-    )  # `path: json` names a kind of files
+    # `path: json` names a kind of files
+    if path and Path(path).is_dir():
+        inside = Path(path)
+    else:
+        inside = Path()
     return [{"path": str(inside / name), **form} for name in files] or [{"path": path, **form}]
 
 
@@ -191,11 +193,10 @@ def chat_of(dataset: dict[str, Any], kind: Any, stage: str) -> dict[str, str] | 
             return {"prompt": INSTRUCTION, "completion": "output"}
         return None
     question = QUESTIONS.get(str(kind).partition(".")[2])
-    answers = (
-        {"assistant": "completion", "label": "label"}
-        if stage == "kto"
-        else {"chosen": "chosen", "rejected": "rejected"}
-    )
+    if stage == "kto":
+        answers = {"assistant": "completion", "label": "label"}
+    else:
+        answers = {"chosen": "chosen", "rejected": "rejected"}
     if question:
         return {"user": question, "system": "system", **answers}
     return None

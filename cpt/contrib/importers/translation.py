@@ -230,9 +230,10 @@ class Translation:
             {"name": name, "weight": weight}
             for name, weight in zip(functions, weights, strict=True)
         ]
-        comment = (
-            "reward_model, reward_funcs" if rewards else "FILL IN: see docs/reference/training.md"
-        )
+        if rewards:
+            comment = "reward_model, reward_funcs"
+        else:
+            comment = "FILL IN: see docs/reference/training.md"
         self.put("rewards", rewards or [{"name": "exact_match"}], comment)
 
     def not_translated(self) -> list[str]:
@@ -258,7 +259,12 @@ class Translation:
             if match and not match[1]:
                 section = match[2]
                 lines += [""] if line.endswith(":") else []
-            location = "" if not match else f"{section}.{match[2]}" if match[1] else section
+            if not match:
+                location = ""
+            elif match[1]:
+                location = f"{section}.{match[2]}"
+            else:
+                location = section
             comment = self.comments.get(location, "")
             lines.append(f"{line}  # {comment}" if comment else line)
         missing = [f"#   {line}" for line in self.not_translated()]

@@ -206,11 +206,10 @@ def walk_line(
     if len(models) == 1 and recipe_of_run is not None and not recipe_of_run.model.from_scratch:
         models = [Path(str(recipe_of_run.model.path)), *models]
     ends = [model_at(str(path), recipe_of_run.model if recipe_of_run else None) for path in models]
-    held = (
-        held_out_sets(recipe_of_run, texts, None, ends, None if recipe else run)
-        if len(ends) == 2
-        else None
-    )
+    if len(ends) == 2:
+        held = held_out_sets(recipe_of_run, texts, None, ends, None if recipe else run)
+    else:
+        held = None
     if held is None:
         usage = "cpt merge --interpolate BASE TRAINED --text domain=a.jsonl --text general=b.jsonl"
         raise RecipeError(

@@ -71,9 +71,10 @@ def write_chat_vector(
     tokenizer = add_tokens(trained.tokenizer, speaker.tokenizer, rows)
     tokenizer.save_pretrained(output)
     write_configs(output, speaker, chat_tokens, tokenizer.get_vocab(), rows.total)
-    names_added = (
-        f" ({', '.join(rows.added[:4])}{', ...' if rows.added[4:] else ''})" if rows.added else ""
-    )
+    if rows.added:
+        names_added = f" ({', '.join(rows.added[:4])}{', ...' if rows.added[4:] else ''})"
+    else:
+        names_added = ""
     unchanged = f"tokens of {after} with unchanged rows: {rows.kept:,}"
     return [f"Tokens added from {chat}: {len(rows.added):,}{names_added}; {unchanged}."]
 

@@ -182,16 +182,14 @@ def command(
         raise RecipeError(
             f"--tokens {tokens}: expected a number of tokens such as 20M or 500_000."
         ) from problem
-    lines = (
-        []
-        if prompts is None
-        else open_source(DocumentSource(path=prompts, text_documents="line"), "--prompts")
-    )
-    beginnings = [line.text.strip() for line in lines if line.text.strip()]
-    if prompts is not None and not beginnings:
-        raise RecipeError(
-            f"--prompts {prompts}: no text. Write a beginning of a text in each line."
-        )
+    beginnings: list[str] = []
+    if prompts is not None:
+        lines = open_source(DocumentSource(path=prompts, text_documents="line"), "--prompts")
+        beginnings = [line.text.strip() for line in lines if line.text.strip()]
+        if not beginnings:
+            raise RecipeError(
+                f"--prompts {prompts}: no text. Write a beginning of a text in each line."
+            )
     task = ReplayTask(
         Model(path=model),
         beginnings,

@@ -84,16 +84,16 @@ class Answerer:
         self.sampling = sampling
         self.batch_size = batch_size
         # An answer ends with the tokenizer's EOS, or with those of the model's generation config (end of turn).
-        ends_of_config = (
-            None if model.generation_config is None else model.generation_config.eos_token_id
-        )
-        listed = (
-            ends_of_config
-            if isinstance(ends_of_config, list)
-            else []
-            if ends_of_config is None
-            else [ends_of_config]
-        )
+        if model.generation_config is None:
+            ends_of_config = None
+        else:
+            ends_of_config = model.generation_config.eos_token_id
+        if isinstance(ends_of_config, list):
+            listed = ends_of_config
+        elif ends_of_config is None:
+            listed = []
+        else:
+            listed = [ends_of_config]
         self.ends = list(dict.fromkeys([int(cast(int, tokenizer.eos_token_id)), *map(int, listed)]))
         self.pad = int(cast(int, tokenizer.pad_token_id))
         # Replaces the model's config: `generate` would take every option from it that a second config does not set.
@@ -120,9 +120,10 @@ class Answerer:
             )
             processors = LogitsProcessorList()
             if self.sampling.temperature > 0:
-                narrowed = (
-                    [TopPLogitsWarper(self.sampling.top_p)] if self.sampling.top_p < 1 else []
-                )
+                if self.sampling.top_p < 1:
+                    narrowed = [TopPLogitsWarper(self.sampling.top_p)]
+                else:
+                    narrowed = []
                 drawn = SeededDraws(
                     [seeds[number] for number in batch], length, self.sampling.max_new_tokens
                 )

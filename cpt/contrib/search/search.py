@@ -188,11 +188,10 @@ class Search:
         else:
             metric = self.space.settings.metric
             if is_finished:
-                reason = (
-                    f"no `{metric}` in {METRICS}"
-                    if last is None
-                    else f"the last `{metric}` is {last}"
-                )
+                if last is None:
+                    reason = f"no `{metric}` in {METRICS}"
+                else:
+                    reason = f"the last `{metric}` is {last}"
             elif status.get("state") == "failed":
                 reason = f"{status.get('error')}: {status.get('message')}"
             else:

@@ -117,11 +117,10 @@ def load_space(path: Path) -> Space:
     except ValidationError as refused:
         for problem in refused.errors(include_url=False):
             name = ".".join(map(str, problem["loc"]))
-            hint = (
-                did_you_mean(name, Settings.model_fields)
-                if problem["type"] == "extra_forbidden"
-                else ""
-            )
+            if problem["type"] == "extra_forbidden":
+                hint = did_you_mean(name, Settings.model_fields)
+            else:
+                hint = ""
             mistakes.add(
                 place_of(section, problem["loc"]), f"`search.{name}`: {problem['msg']}.{hint}"
             )
