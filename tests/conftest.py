@@ -13,24 +13,17 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
-OF_A_TERMINAL = (
-    "COLUMNS",
-    "LINES",
-    "COLORTERM",
-    "NO_COLOR",
-    "FORCE_COLOR",
-    "TTY_COMPATIBLE",
-    "TTY_INTERACTIVE",
-)
-# what is printed does not depend on who runs the tests, or on the 80 columns of xdist's workers
-for variable in OF_A_TERMINAL:
-    os.environ.pop(variable, None)
-os.environ["TERM"] = "xterm"
-
 import pytest
 from hypothesis import settings
 from tiny import TINY_LLAMA, write_documents
 
+OF_A_TERMINAL = """
+    COLUMNS LINES COLORTERM NO_COLOR FORCE_COLOR TTY_COMPATIBLE TTY_INTERACTIVE
+"""
+# what is printed does not depend on who runs the tests, or on the 80 columns of xdist's workers
+for variable in OF_A_TERMINAL.split():
+    os.environ.pop(variable, None)
+os.environ["TERM"] = "xterm"
 settings.register_profile(
     "any machine", deadline=None
 )  # a busy one needs more than a fifth of a second
