@@ -223,7 +223,7 @@ def check_tree(root: Node, mistakes: Mistakes, own: Collection[str] = ()) -> Rec
         sections = {}
         for key, field in keys_of(Recipe).items():
             if key not in faulty and (not own or key in own):
-                adapter: TypeAdapter[Any] = TypeAdapter(field.annotation or Any)
+                adapter = adapter_of_section(key)
                 sections[key] = (
                     adapter.validate_python(values[key]) if key in values else field.get_default()
                 )
@@ -233,6 +233,12 @@ def check_tree(root: Node, mistakes: Mistakes, own: Collection[str] = ()) -> Rec
     model = recipe.model.model_copy(update={"path": result_of_run(recipe.model.path)})
     tokenizer = recipe.tokenizer.model_copy(update={"path": result_of_run(recipe.tokenizer.path)})
     return recipe.model_copy(update={"model": model, "tokenizer": tokenizer})
+
+
+@cache
+def adapter_of_section(key: str) -> TypeAdapter[Any]:
+    """Building one takes longer than validating a section."""
+    return TypeAdapter(keys_of(Recipe)[key].annotation or Any)
 
 
 def add_retain_presets(root: Node, mistakes: Mistakes) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
+from functools import cache
 from typing import Annotated, Any, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -112,11 +113,8 @@ def read_option_numbers(
 
 def read_option(node: Node, location: Location, annotation: Any, mistakes: Mistakes) -> None:
     """Replace a text with a unit by its number; add a mistake if it is out of bounds."""
-    adapter: TypeAdapter[Any] = TypeAdapter(
-        annotation, config=ConfigDict(strict=True, allow_inf_nan=False)
-    )
     try:
-        value = adapter.validate_python(plain(node))
+        value = strict_adapter(annotation).validate_python(plain(node))
     except ValidationError as found:
         for problem in found.errors(include_url=False):
             mistakes.add(
@@ -129,6 +127,11 @@ def read_option(node: Node, location: Location, annotation: Any, mistakes: Mista
         mistakes.add(
             node.place, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}"
         )
+
+
+@cache
+def strict_adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def sentences(

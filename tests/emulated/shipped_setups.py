@@ -50,17 +50,23 @@ def shipped_recipes() -> dict[Path, Recipe]:
 
 
 def distinct_recipes() -> Iterator[Path]:
-    """Yield recipes until each family, loss, and optimizer of a kind of weights was in one of them.
+    """Yield few recipes with each family, each loss, and each optimizer of a kind of weights.
 
     Stages that sample are left to the slow run, which has all recipes.
     """
+    parts: dict[Path, set[object]] = {}
     known: set[object] = set()
     for path, recipe in shipped_recipes().items():
         setup = setup_of(recipe)
-        parts = {setup.family, setup.loss, (setup.weights, setup.optimizer)}
-        if not parts <= known and form_of_stage(recipe.stage) != "prompt":
-            known |= parts
-            yield path
+        of_recipe = {setup.family, setup.loss, (setup.weights, setup.optimizer)}
+        if not of_recipe <= known and form_of_stage(recipe.stage) != "prompt":
+            known |= of_recipe
+            parts[path] = of_recipe
+    for path in [*parts]:  # an earlier one has nothing of its own once later ones are in
+        others = [of_other for other, of_other in parts.items() if other != path]
+        if parts[path] <= set().union(*others):
+            del parts[path]
+    yield from parts
 
 
 def different_recipes() -> Iterator[Path]:

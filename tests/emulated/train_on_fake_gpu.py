@@ -307,10 +307,11 @@ def is_torchs(frame: traceback.FrameSummary) -> bool:
 def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    gc.freeze()  # the Trainer collects garbage in each run, and the libraries' objects are none
     request = json.load(sys.stdin)
     every = distinct_recipes() if request["distinct"] else different_recipes()
     for path in [FOLDER / name for name in request["recipes"]] or every:
+        gc.collect()
+        gc.freeze()  # the Trainer collects garbage in each run, and the libraries' objects are none
         began = time.process_time()
         name, setup = str(path.relative_to(FOLDER)), str(setup_of(shipped_recipes()[path]))
         result: dict[str, Any] = {"recipe": name, "setup": setup}

@@ -5,6 +5,7 @@ step, changes}.
 `step`, and goes on with `changes` (overrides).
 """
 
+import gc
 import json
 import os
 import shutil
@@ -34,6 +35,8 @@ def copy_killed(source: Path, target: Path, step: int) -> None:
 
 def main() -> None:
     for planned in json.loads(Path(sys.argv[1]).read_text()):
+        gc.collect()
+        gc.freeze()  # each end of training collects garbage, and what was imported is none
         recipe = load_recipe(Path(planned["recipe"]), planned.get("changes", []))
         join_processes(recipe.training)
         if planned.get("begins_as"):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,11 @@ TINY_MODEL |= {
     "vocab_size": 320,
     "max_position_embeddings": 128,
 }
-# Commands are forked from one process that has imported everything: a start takes a tenth of a second instead of
-# several. CPT_PROMISES_START=fork forks them from pytest itself: less work for a single test, less apart for many.
+# Commands are forked from one process that has imported everything, fork_server.py: a start takes a tenth of a second
+# instead of several. CPT_PROMISES_START=fork forks them from pytest itself: less work for a single test, less apart
+# for many.
 FORKS = get_context(os.environ.get("CPT_PROMISES_START", "forkserver"))
-FORKS.set_forkserver_preload(["cpt.train", "cpt.api"])
+FORKS.set_forkserver_preload(["fork_server"])
 
 
 @dataclass
@@ -128,6 +129,11 @@ def _run(words: list[str], output: Path, folder: Path, environment: dict[str, st
 def start(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
     """Start `cpt WORDS ...` and return at once."""
     started: list[Typed] = []
+    if FORKS.get_start_method() == "forkserver":
+        with pytest.MonkeyPatch.context() as patch:
+            # the server looks for modules in PYTHONPATH only
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+            forkserver.ensure_running()
 
     def begin(
         *words: object, folder: Path | None = None, environment: dict[str, str] | None = None
@@ -139,6 +145,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, own_cache: Path):
             "CPT_CACHE": str(own_cache),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             **(environment or {}),
         }
         process = FORKS.Process(
