@@ -12,7 +12,7 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, simplified_gpu
 from cpt.planning.memory_parts import (
     PAGED,
-    REDUCED,
+    REDUCED_BYTES,
     bytes_of_gradient,
     computed_bytes,
     state_bytes,
@@ -260,7 +260,7 @@ def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
         weights = computed_bytes(setup) * facts.parameters
         gathers = steps * (1 if zero.keeps_gathered else 2)
         reduces = steps if zero.reduces_each_micro_batch else 1
-        return ring * (gathers * weights + reduces * REDUCED * facts.trained), 0.0
+        return ring * (gathers * weights + reduces * REDUCED_BYTES * facts.trained), 0.0
     gradients = setup.weights_bytes * facts.trained
     if zero.stage < 3:
         sent, after = 2 * ring * gradients * (1 if zero.stage == 1 else steps), ring * gradients
