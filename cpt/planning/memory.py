@@ -109,9 +109,9 @@ def term_of_processes(setup: Setup, workers: int) -> Term:
     return Term("processes", size, f"{processes} of training, {workers * processes} of data")
 
 
-def of_all_processes(moment: MemorySnapshot, processes: int, libraries: Term) -> MemorySnapshot:
-    terms = [replace(term, size=term.size * processes) for term in moment.terms]
-    return MemorySnapshot(moment.name, (*terms, libraries))
+def of_all_processes(moment: MemorySnapshot, number: int, processes: Term) -> MemorySnapshot:
+    terms = [replace(term, size=term.size * number) for term in moment.terms]
+    return MemorySnapshot(moment.name, (*terms, processes))
 
 
 def with_libraries(moment: MemorySnapshot, gpus: int) -> MemorySnapshot:
@@ -175,8 +175,7 @@ class StepTerms:
 
     @property
     def layer_backward(self) -> Term:
-        is_repeated = self.setup.checkpointing
-        size = self.rows.again if is_repeated else self.rows.backward
+        size = self.rows.again if self.setup.checkpointing else self.rows.backward
         return Term("one layer's backward pass", size)
 
 
@@ -184,7 +183,7 @@ def snapshots_of_run(
     sizes: ModelSizes, setup: Setup, activations: ActivationCounts
 ) -> list[MemorySnapshot]:
     """Return the moments in their order, without terms of size 0."""
-    step = read_step(sizes, setup, activations.of_rows(setup.sequences))
+    step = shared_terms(sizes, setup, activations.of_rows(setup.sequences))
     loss = loss_terms(sizes, setup)
     layer_forward = step.rows.forward
     states, gradients, buffers = step.states, step.gradients, step.buffers
@@ -217,7 +216,7 @@ def snapshots_of_run(
     ]
 
 
-def read_step(sizes: ModelSizes, setup: Setup, rows: Activations) -> StepTerms:
+def shared_terms(sizes: ModelSizes, setup: Setup, rows: Activations) -> StepTerms:
     zero = setup.zero
     saved_bytes, offloaded_bytes = rows.kept_with(setup)
     if not setup.on_cpu:
@@ -244,7 +243,7 @@ def read_step(sizes: ModelSizes, setup: Setup, rows: Activations) -> StepTerms:
 
 
 def backward_begins(step: StepTerms) -> tuple[Term, ...]:
-    head = step.tied_gradient
+    head = step.tied_gradient  # another head's is added to an earlier one, or released
     if step.fills_gradients:
         head = replace(head, size=head_gradient(step.sizes, step.setup))
     return (
