@@ -6,7 +6,7 @@ the model itself (`cpt.planning.activations`); memory of kernels and libraries i
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig
@@ -310,11 +310,7 @@ def states_of(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def unsharded_states(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    weights_bytes = float(setup.weights_bytes * sizes.parameters)
-    quantized = quantization_of(setup.lora)
-    if quantized is not None:
-        others_bytes = 2 * (sizes.parameters - sizes.in_linear_layers)
-        weights_bytes = quantized.bytes_per_weight * sizes.in_linear_layers + others_bytes
+    weights_bytes = bytes_of_weights(sizes, setup)
     if setup.lora is not None:
         weights_bytes += 4.0 * sizes.trained
     optimizer_bytes = state_bytes(sizes, setup)
@@ -337,7 +333,7 @@ def states_under_fsdp(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tuple[
     if setup.weights_bytes == MASTER_BYTES:  # fp32 weights are not copies
         optimizer_bytes -= MASTER_BYTES * sizes.trained
     return (
-        Term("weights", bytes_of_weights(sizes, setup) / setup.gpus, part_of(setup.gpus)),
+        Term("weights", bytes_under_engine(sizes, setup) / setup.gpus, part_of(setup.gpus)),
         Term("layers in use", float(computed_bytes(setup) * gathered), "gathered from all GPUs"),
         *other_models(sizes, setup),
         Term(
@@ -349,7 +345,7 @@ def states_under_fsdp(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tuple[
 
 
 def states_under_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tuple[Term, ...]:
-    weights_bytes = bytes_of_weights(sizes, setup)
+    weights_bytes = bytes_under_engine(sizes, setup)
     terms: list[Term] = []
     if zero.stage < 3:
         terms.append(Term("weights", weights_bytes, precision_of(setup)))
@@ -370,9 +366,18 @@ def states_under_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> t
 
 
 def bytes_of_weights(sizes: ModelSizes, setup: Setup) -> float:
-    """Bytes of all weights under an engine, with the adapters."""
+    """Bytes of all weights, without adapters."""
+    quantized = quantization_of(setup.lora)
+    if quantized is None:
+        return float(setup.weights_bytes * sizes.parameters)
+    others_bytes = 2 * (sizes.parameters - sizes.in_linear_layers)
+    return quantized.bytes_per_weight * sizes.in_linear_layers + others_bytes
+
+
+def bytes_under_engine(sizes: ModelSizes, setup: Setup) -> float:
+    """Bytes of all weights, and of adapters in the same dtype."""
     adapters = 0 if setup.lora is None else sizes.trained
-    return float(setup.weights_bytes * (sizes.parameters + adapters))
+    return bytes_of_weights(sizes, setup) + setup.weights_bytes * adapters
 
 
 def precision_of(setup: Setup) -> str:
@@ -520,9 +525,13 @@ def half_matrices(sizes: ModelSizes) -> Term:
 
 def buffers_of(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """Buffers of DDP, DeepSpeed and FSDP2, and a quantized matrix that is dequantized to half precision."""
+    return (*buffers_of_engine(sizes, setup), *dequantized(sizes, setup))
+
+
+def buffers_of_engine(sizes: ModelSizes, setup: Setup) -> Iterable[Term]:
     zero = setup.zero
     if zero is None:
-        return (*buckets_of_ddp(sizes, setup), *dequantized(sizes, setup))
+        return buckets_of_ddp(sizes, setup)
     if zero.is_fsdp:
         number_bytes = computed_bytes(setup) + REDUCED_BYTES
         size = float(number_bytes * sizes.largest_layer)
@@ -542,17 +551,6 @@ def buckets_of_ddp(sizes: ModelSizes, setup: Setup) -> Iterator[Term]:
     yield Term("gradient buckets", float(buckets_bytes), note)
 
 
-def dequantized(sizes: ModelSizes, setup: Setup) -> Iterator[Term]:
-    quantized = quantization_of(setup.lora)
-    if quantized is None:
-        return
-    matrix_bytes = 2.0 * sizes.largest_in_layers
-    yield Term("a matrix in half precision", matrix_bytes, f"of {quantized.bits} bit")
-    if quantized.bits == 8:
-        outputs = setup.tokens_at_once * sizes.largest_in_layers / sizes.hidden
-        yield Term("a product of 8-bit integers", 4.0 * outputs, "int32")
-
-
 def buffers_of_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tuple[Term, ...]:
     number_bytes = setup.weights_bytes
     buckets_bytes = number_bytes * min(zero.reduce_bucket_size, sizes.trained)
@@ -566,6 +564,17 @@ def buffers_of_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tup
     if zero.stage < 3 and zero.offload_optimizer:
         moved_bytes = 2 * number_bytes * sizes.largest_matrix
     return Term(BUCKETS, float(buckets_bytes), note), Term(MOVED, float(moved_bytes))
+
+
+def dequantized(sizes: ModelSizes, setup: Setup) -> Iterator[Term]:
+    quantized = quantization_of(setup.lora)
+    if quantized is None:
+        return
+    matrix_bytes = 2.0 * sizes.largest_in_layers
+    yield Term("a matrix in half precision", matrix_bytes, f"of {quantized.bits} bit")
+    if quantized.bits == 8:
+        outputs = setup.tokens_at_once * sizes.largest_in_layers / sizes.hidden
+        yield Term("a product of 8-bit integers", 4.0 * outputs, "int32")
 
 
 def another_forward(sizes: ModelSizes, setup: Setup, layer_bytes: float) -> Term:
