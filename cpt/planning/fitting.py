@@ -345,8 +345,7 @@ def cheapest_that_fits(
         number = len(
             changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS}
         )  # these follow from other changes
-        needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
-        unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
+        unsure = UNKNOWN_HOST if not target.host_is_known and candidate.updates_on_host else 1
         cost = seconds * CHANGE**number * HALVED**halvings * unsure
         return cost, FittingPlan(candidate, plan, changes, seconds / own_seconds)
 

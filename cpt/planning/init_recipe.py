@@ -488,9 +488,10 @@ def first_method_that_fits(
         setup, (facts, activations) = choose_batch(recipe, engine, config, target, gpus)
         plan = plan_memory(facts, setup, activations)
         # with an unknown host, only count memory that stays in use
-        needs_host = setup.zero is not None and setup.zero.offload_optimizer
         usable = USABLE_OF_HOST if target.host_is_known else 1.0
-        has_host = not needs_host or plan.host.size / GIB <= usable * target.host_memory_gib
+        has_host = (
+            not setup.updates_on_host or plan.host.size / GIB <= usable * target.host_memory_gib
+        )
         if fits(plan, target) and has_host:
             shares = (assumed_mfu(setup), MFU_RANGE[1], MFU_RANGE[0])
             expected, least, most = (

@@ -18,7 +18,6 @@ from cpt.optim.adamw import BUFFER, BUFFERS
 from cpt.planning.activations import ActivationCounts, Activations, count_activations
 from cpt.planning.memory_parts import (
     MASTER_BYTES,
-    PAGED,
     REDUCED_BYTES,
     MemorySnapshot,
     Term,
@@ -314,7 +313,7 @@ def unsharded_states(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     if setup.lora is not None:
         weights_bytes += 4.0 * sizes.trained
     optimizer_bytes = state_bytes(sizes, setup)
-    if setup.optimizer == PAGED:  # only buffers are on the GPU
+    if setup.pages_states:  # only buffers are on the GPU
         optimizer_bytes = float(BUFFERS * BUFFER)
     has_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
     optimizer = "optimizer and fp32 weights" if has_master else "optimizer"
@@ -650,7 +649,7 @@ def terms_of_host(
     terms: list[Term] = []
     if setup.zero is not None:
         terms += pinned_by_deepspeed(sizes, setup, setup.zero)
-    elif setup.optimizer == PAGED:
+    elif setup.pages_states:
         states_bytes = processes * state_bytes(sizes, setup)
         terms.append(Term("optimizer", states_bytes, f"{setup.optimizer}, pinned"))
     terms.append(Term("activations", processes * offloaded_bytes, "pinned"))

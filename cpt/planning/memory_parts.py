@@ -16,11 +16,10 @@ from cpt.planning.model_sizes import (
     WHOLE,
     ModelSizes,
 )
-from cpt.planning.workload import Setup
+from cpt.planning.workload import PAGED, Setup
 
 REDUCED_BYTES = 4  # of a gradient that FSDP2 reduces
 MASTER_BYTES = 4  # of an fp32 copy of a weight
-PAGED = "paged_adamw_8bit"
 IN_8_BIT = ("adamw_8bit", PAGED)
 # Moments per trained weight, in its dtype. Unknown optimizers count like AdamW.
 MOMENTS = {"adamw": 2, "sgd": 0}

@@ -35,6 +35,7 @@ from cpt.recipe.keys import (
 from cpt.recipe.schema import Recipe
 
 WRONG_UNDER_AUTOCAST = "compiled norms under autocast may be wrong on an RTX 50 (pytorch#191433)"
+PAGED = "paged_adamw_8bit"
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not recover
 
 
@@ -112,6 +113,14 @@ class Setup:
         """Return the setup with weights in the compute dtype, in which FSDP2 gathers them."""
         is_cast = self.zero is not None and self.zero.is_fsdp and self.half
         return replace(self, weights_bytes=2) if is_cast else self
+
+    @property
+    def updates_on_host(self) -> bool:
+        return self.zero is not None and self.zero.offload_optimizer
+
+    @property
+    def pages_states(self) -> bool:
+        return self.zero is None and self.optimizer == PAGED
 
     @property
     def sequences(self) -> int:
