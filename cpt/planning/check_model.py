@@ -24,7 +24,7 @@ from cpt.data.readers.example import example_of
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder, adds_bos
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
-from cpt.models.adapters import check_lora, lora_options
+from cpt.models.adapters import check_lora, count_lora_parameters, lora_options
 from cpt.models.attention import (
     VARLEN,
     VARLEN_NAMES,
@@ -130,6 +130,7 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
 def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, Any]) -> None:
     """Check that peft can build the adapters, and that they train embeddings if these have a learning rate."""
     check_lora(model, lora)
+    count_lora_parameters(model, lora)  # peft refuses some layers only when it adapts them
     if recipe.optimizer.options.get("embedding_learning_rate") is None:
         return
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
