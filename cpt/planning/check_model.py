@@ -62,31 +62,31 @@ POSITIONS = (
 EXPECTING_BOS, BOS = ("llama", "mistral", "gemma"), ("<s>", "<bos>", "<|begin_of_text|>")
 
 
-def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
+def check_model(recipe: Recipe, report: PreflightReport) -> PreTrainedModel | None:
     """Return the model without weights, checked against the recipe; None if it cannot be read here."""
     if recipe.model.train_only == NEW_ROWS:
-        found.run(new_ids, Path(str(recipe.model.path)).expanduser())
-    config = found.run(find_config, recipe, found)
+        report.run(new_ids, Path(str(recipe.model.path)).expanduser())
+    config = report.run(find_config, recipe, report)
     if config is None:
         return None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         if recipe.model.trust_remote_code:
-            found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
+            report.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
         else:
-            found.refuse(
+            report.refuse(
                 f"`model.config.model_type`: {config.model_type} is not a causal language model. Choose one."
             )
         return None
     model = build_on_meta(config)
-    check_architecture(recipe, model, found)
+    check_architecture(recipe, model, report)
     return model
 
 
-def check_architecture(recipe: Recipe, model: PreTrainedModel, found: PreflightReport) -> None:
+def check_architecture(recipe: Recipe, model: PreTrainedModel, report: PreflightReport) -> None:
     config = model.config
-    found.run(check_attention, recipe, model)
+    report.run(check_attention, recipe, model)
     if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(config):
-        found.refuse(
+        report.refuse(
             f"`data.packing`: {config.model_type} cannot isolate documents that are packed into one row. Write"
             " `packing: token_budget`, or `packing: none`."
         )
@@ -100,14 +100,14 @@ def check_architecture(recipe: Recipe, model: PreTrainedModel, found: PreflightR
     )
     if positions < length:
         learned = f"the model has {positions} learned positions"
-        found.refuse(f"`data.sequence_length` is {length}, but {learned}. Lower it to that.")
+        report.refuse(f"`data.sequence_length` is {length}, but {learned}. Lower it to that.")
     if recipe.stage == "reward":
-        found.run(check_scoring, config)
+        report.run(check_scoring, config)
     if recipe.model.lora is not None:
-        found.run(check_adapters, recipe, model, recipe.model.lora)
+        report.run(check_adapters, recipe, model, recipe.model.lora)
     elif recipe.model.train_only is not None:
-        found.warnings += (
-            found.run(check_trained_parts, recipe, config, recipe.model.train_only) or ()
+        report.warnings += (
+            report.run(check_trained_parts, recipe, config, recipe.model.train_only) or ()
         )
 
 
@@ -154,7 +154,7 @@ def check_trained_parts(
     return tied
 
 
-def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
+def find_config(recipe: Recipe, report: PreflightReport) -> PreTrainedConfig | None:
     model = recipe.model
     if (
         model.path is None
@@ -173,7 +173,7 @@ def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | No
         if model.config and not model.from_scratch
         else ""
     )
-    found.unchecked.append(f"`model.path`: {model.path} (Hub){compared}")
+    report.unchecked.append(f"`model.path`: {model.path} (Hub){compared}")
     return config_from(model.config) if model.config and "model_type" in model.config else None
 
 
@@ -187,7 +187,7 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
         refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
 
 
-def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
+def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, report: PreflightReport) -> None:
     path = recipe.tokenizer.path or recipe.model.path
     revision = recipe.tokenizer.revision or (
         recipe.model.revision if path == recipe.model.path else None
@@ -195,14 +195,14 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
     if path and not (
         is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()
     ):
-        found.unchecked.append(
+        report.unchecked.append(
             f"`tokenizer.path`: {path} (Hub), and whether it gives the texts back"
         )
         return
-    tokenizer = found.run(load_tokenizer, recipe.tokenizer, recipe.model)
+    tokenizer = report.run(load_tokenizer, recipe.tokenizer, recipe.model)
     if tokenizer is None:
         return
-    found.tokenizer = tokenizer
+    report.tokenizer = tokenizer
     with suppress(RecipeError):  # from `sections_of`; the check of documents reports it
         for key, source in keyed_sources(*sections_of(recipe)):
             if (
@@ -210,17 +210,19 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
                 or isinstance(source, Source)
                 and source.fill_in_the_middle is not None
             ):
-                found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
-        if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else unreadable
-            check_first_examples(recipe, tokenizer, found)
+                report.run(encoder_of, source, DocumentEncoder(tokenizer), key)
+        if not any(
+            isinstance(mistake, DataError) for mistake in report.mistakes
+        ):  # else unreadable
+            check_first_examples(recipe, tokenizer, report)
     if model is None:
         return
-    found.run(check_new_rows, recipe.model, model, rows_needed(tokenizer))
+    report.run(check_new_rows, recipe.model, model, rows_needed(tokenizer))
     expects_bos = (
         model.config.model_type.startswith(EXPECTING_BOS) and not recipe.model.from_scratch
     )
     if expects_bos and tokenizer.bos_token in BOS and not adds_bos(tokenizer):
-        found.warnings.append(
+        report.warnings.append(
             f"`tokenizer.path`: {path} does not put {tokenizer.bos_token} before a text, as {model.config.model_type}"
             " models were trained. Set `add_bos_token` in its tokenizer_config.json, if the base did"
         )
@@ -228,7 +230,7 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: Prefli
         return
     known, needed = vocabulary_size(model.config), rows_needed(tokenizer)
     if needed > known:
-        found.refuse(
+        report.refuse(
             f"`tokenizer.path`: {path} has ids up to {needed - 1}, the model's vocabulary {known} rows. Set"
             " `model.resize_embeddings: true`, or use the model's own tokenizer."
         )
@@ -267,35 +269,35 @@ def name_of(model: PreTrainedModel, table: nn.Module) -> str:
     )
 
 
-def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
+def check_teacher(recipe: Recipe, model: PreTrainedModel | None, report: PreflightReport) -> None:
     path, key = (
         result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None,
         f"training.{TEACHER}",
     )
-    if path is None or not is_there(path, None, key, found) or model is None:
+    if path is None or not is_there(path, None, key, report) or model is None:
         return
     with suppress(CptError):  # already reported by the tokenizer's check
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        found.run(with_key, key, lambda: check_vocabulary(model, tokenizer, Model(path=path)))
+        report.run(with_key, key, lambda: check_vocabulary(model, tokenizer, Model(path=path)))
 
 
-def is_there(path: str, revision: str | None, key: str, found: PreflightReport) -> bool:
-    """Whether the config of another model can be read; adds mistakes to `found`."""
+def is_there(path: str, revision: str | None, key: str, report: PreflightReport) -> bool:
+    """Whether the config of another model can be read; adds mistakes to `report`."""
     if not (is_local(path) or is_cached(path, "config.json", revision) or hub_is_reachable()):
-        found.unchecked.append(f"`{key}`: {path} (Hub)")
+        report.unchecked.append(f"`{key}`: {path} (Hub)")
         return False
     return (
-        found.run(with_key, key, lambda: read_config(Model(path=path, revision=revision)))
+        report.run(with_key, key, lambda: read_config(Model(path=path, revision=revision)))
         is not None
     )
 
 
 def check_first_examples(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, report: PreflightReport
 ) -> None:
     for key, source in keyed_sources(*sections_of(recipe)):
         if form_of_source(source) != "document" and kind_of(source.path) == "local":
-            found.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))
+            report.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))
 
 
 def check_conversations(data: Data) -> None:

@@ -150,11 +150,11 @@ def check_resources(
     recipe: Recipe,
     config: PreTrainedConfig,
     profile: Profile | None,
-    found: PreflightReport,
+    report: PreflightReport,
     *,
     has_disk: bool = True,
 ) -> None:
-    """Compare the run with this machine's GPUs, and its disk if `has_disk`; add the plan to `found`."""
+    """Compare the run with this machine's GPUs, and its disk if `has_disk`; add the plan to `report`."""
     gpus = [] if recipe.training.get("use_cpu") else find_gpus()
     nodes = nodes_here()
     try:
@@ -164,7 +164,7 @@ def check_resources(
         )
         facts = sizes_for_stage(config, setup)
         if has_disk:
-            found.run(check_disk, recipe, disk_needs(recipe, facts, setup))
+            report.run(check_disk, recipe, disk_needs(recipe, facts, setup))
         if not gpus:
             return
         activations = count_activations(config, setup)
@@ -172,12 +172,12 @@ def check_resources(
         return
     except Exception as problem:  # from custom model code: an estimate must not stop a run
         why = f"({type(problem).__name__}: {problem})"
-        found.unchecked.append(f"`model`: memory is unknown {why}. `cpt rehearse` measures it")
+        report.unchecked.append(f"`model`: memory is unknown {why}. `cpt rehearse` measures it")
         return
     target = this_machine(world_size(), on_cpu=False, gpus=gpus)
     plan = plan_memory(facts, setup, activations, snapshot=recipe.checkpoints.in_background)
     mfu, share = assumed_mfu(setup), target.usable_share(recipe.safety.max_gpu_memory)
-    found.plan = {
+    report.plan = {
         "gpu": target.name,
         "gpus": target.gpus,
         "nodes": nodes,
@@ -196,7 +196,7 @@ def check_resources(
         message = (
             f"`training`: the run pins {pinned:.0f} GiB of host memory, and {free:.0f} are free"
         )
-        found.blockers.append(
+        report.blockers.append(
             ResourceError(f"{message}. Free some, or use a plan without them: `cpt plan`.")
         )
     if not fits(plan, target, share):
@@ -209,6 +209,6 @@ def check_resources(
             f"{plan.peak.size / GIB:.1f} GiB of a {target.name} with {target.memory_gib:.0f}{limit}"
         )
         host = f"{plan.host.size / GIB:.0f} GiB of a host with {target.host_memory_gib:.0f}"
-        found.warnings.append(
+        report.warnings.append(
             f"`training`: the plan needs {gpu}, and {host}. `cpt plan` shows the parts, and changes that fit"
         )

@@ -111,117 +111,117 @@ def refuse_mistakes(
     Raises:
         CptError: all mistakes together, in their class, or a RecipeError if their classes differ.
     """
-    found = check_reality(recipe, deepspeed=deepspeed)
-    if mistakes := [*found.mistakes, *found.blockers]:
+    report = check_reality(recipe, deepspeed=deepspeed)
+    if mistakes := [*report.mistakes, *report.blockers]:
         kinds = {type(mistake) for mistake in mistakes}
         kind = kinds.pop() if len(kinds) == 1 else RecipeError
         raise kind("\n".join(placed(str(mistake), root) for mistake in mistakes))
-    return found
+    return report
 
 
-def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
+def print_report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
     if torch.cuda.is_available() and not recipe.training.get("use_cpu"):
         ask_triton()
-    found = found_in(recipe)
-    lines = list(map(format_account, found.accounts))
-    lines += [f"warning: {placed(warning, root)}." for warning in found.warnings]
+    report = check_recipe(recipe)
+    lines = list(map(format_account, report.accounts))
+    lines += [f"warning: {placed(warning, root)}." for warning in report.warnings]
     for group, problems in {
-        "error": found.mistakes,
-        "blocker on this machine": found.blockers,
+        "error": report.mistakes,
+        "blocker on this machine": report.blockers,
     }.items():
         lines += [
             f"{group}: {type(problem).__name__}: {placed(str(problem), root)}"
             for problem in problems
         ]
-    lines += [f"not checked: {placed(unchecked, root)}" for unchecked in found.unchecked]
-    counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine"
+    lines += [f"not checked: {placed(unchecked, root)}" for unchecked in report.unchecked]
+    counts = f"{len(report.mistakes)} error(s), {len(report.blockers)} blocker(s) on this machine"
     for line in lines:
         print_once(line)
     print_once(
-        f"{path}: {counts}, {len(found.unchecked)} not checked."
-        if found.exit_code
+        f"{path}: {counts}, {len(report.unchecked)} not checked."
+        if report.exit_code
         else f"{path}: no mistakes."
     )
-    return found
+    return report
 
 
 @listing_once()
-def found_in(recipe: Recipe) -> PreflightReport:
+def check_recipe(recipe: Recipe) -> PreflightReport:
     """Check a recipe with values in place of `auto`."""
     chosen, unchosen = recipe, None
     try:
         chosen = with_chosen_values(recipe)
     except CptError as problem:  # mostly about the model, which the gate checks separately
         chosen, unchosen = with_placeholders(recipe), problem
-    found = check_reality(chosen)
-    if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]):
+    report = check_reality(chosen)
+    if not any(isinstance(mistake, DataError) for mistake in [*report.mistakes, *report.blockers]):
         # otherwise the same files would be reported twice
-        sizes = found.run(check_sizes, *sections_of(chosen), few=FEW)
+        sizes = report.run(check_sizes, *sections_of(chosen), few=FEW)
         if sizes is not None:
-            found.accounts, warnings = sizes
-            found.warnings += warnings
-        found.warnings += found.run(shared_line_warnings, sections_of(chosen)[0]) or []
-        compare_texts(chosen, found)
+            report.accounts, warnings = sizes
+            report.warnings += warnings
+        report.warnings += report.run(shared_line_warnings, sections_of(chosen)[0]) or []
+        compare_texts(chosen, report)
     if isinstance(unchosen, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
-        found.unchecked.append(
+        report.unchecked.append(
             f"{keys}: chosen at the start of the run, since the model's config cannot be read here"
         )
-    elif unchosen is not None and not found.mistakes:
-        found.mistakes.append(unchosen)
-    return found
+    elif unchosen is not None and not report.mistakes:
+        report.mistakes.append(unchosen)
+    return report
 
 
-def compare_texts(recipe: Recipe, found: PreflightReport) -> None:
+def compare_texts(recipe: Recipe, report: PreflightReport) -> None:
     """Check that the tokenizer, if it could be loaded here, gives a sample of each source back."""
-    if found.tokenizer is None:
+    if report.tokenizer is None:
         return
-    encoder = DocumentEncoder(found.tokenizer)
+    encoder = DocumentEncoder(report.tokenizer)
     data, evaluation = sections_of(recipe)
     for key, source in keyed_sources(data, evaluation):
-        found.warnings += found.run(compare_sample, data, source, key, encoder) or []
+        report.warnings += report.run(compare_sample, data, source, key, encoder) or []
 
 
 def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> PreflightReport:
     """Check everything that the recipe refers to, in seconds, without a GPU; nothing is written."""
-    found, training = PreflightReport(), recipe.training
+    report, training = PreflightReport(), recipe.training
     # a recipe in bf16 that is checked on a machine without a GPU
     elsewhere = bool(training.get("bf16")) and not torch.accelerator.is_available()
     has_gpu = elsewhere or torch.cuda.is_available()
-    found.run(check_gpus, training)
-    profile = found.run(check_deepspeed, recipe, deepspeed or training.get("deepspeed"), found)
+    report.run(check_gpus, training)
+    profile = report.run(check_deepspeed, recipe, deepspeed or training.get("deepspeed"), report)
     zero3 = profile is not None and zero_section(profile).get("stage") == 3
-    check_names(recipe, found, profile, zero3=zero3)
-    check_documents(recipe, found)
-    found.mistakes += check_tasks(recipe.evaluation.tasks)
-    check_packages(recipe, found, has_gpu=has_gpu)
-    model = check_model(recipe, found)
-    check_tokenizer(recipe, model, found)
-    check_teacher(recipe, model, found)
+    check_names(recipe, report, profile, zero3=zero3)
+    check_documents(recipe, report)
+    report.mistakes += check_tasks(recipe.evaluation.tasks)
+    check_packages(recipe, report, has_gpu=has_gpu)
+    model = check_model(recipe, report)
+    check_tokenizer(recipe, model, report)
+    check_teacher(recipe, model, report)
     for number, reward in enumerate(recipe.rewards):
         path, revision = reward.options.get("path"), reward.options.get("revision")
         if reward.name == "reward_model" and isinstance(path, str):
-            is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
-    check_engine(recipe, profile, model, found, elsewhere=elsewhere)
+            is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", report)
+    check_engine(recipe, profile, model, report, elsewhere=elsewhere)
     if world_size() > 1:  # before hours of tokenizing
-        found.run(micro_batches_per_step, recipe, world_size())
+        report.run(micro_batches_per_step, recipe, world_size())
     if recipe.stage in REWARDED:
-        found.run(check_generations, recipe, world_size())
+        report.run(check_generations, recipe, world_size())
     parameters = None if model is None else count_model_parameters(model).total
-    found.warnings += craft_warnings(
+    report.warnings += craft_warnings(
         recipe, parameters, None if model is None else longest_row(model.config)
     )
     if recipe.safety.max_gpu_memory is not None and (training.get("use_cpu") or not has_gpu):
-        found.warnings.append("`safety.max_gpu_memory` has no effect on a CPU")
+        report.warnings.append("`safety.max_gpu_memory` has no effect on a CPU")
     if elsewhere and not training.get("use_cpu"):
-        found.unchecked.append(
+        report.unchecked.append(
             "`training.bf16`: memory, without a GPU on this machine. `cpt plan RECIPE --gpu NAME` computes it"
         )
-    has_disk = bool(found.run(probe, "output_dir", recipe.output_dir / recipe.name))
+    has_disk = bool(report.run(probe, "output_dir", recipe.output_dir / recipe.name))
     if model is not None:
-        check_resources(recipe, model.config, profile, found, has_disk=has_disk)
-    expect_results_of_other_runs(recipe, found)
-    return found
+        check_resources(recipe, model.config, profile, report, has_disk=has_disk)
+    expect_results_of_other_runs(recipe, report)
+    return report
 
 
 def setting_mistakes(recipe: Recipe, model: PreTrainedModel | None) -> set[str]:
@@ -230,37 +230,37 @@ def setting_mistakes(recipe: Recipe, model: PreTrainedModel | None) -> set[str]:
     Args:
         model: the recipe's, on the meta device; None if it cannot be built.
     """
-    recipe, found = with_placeholders(recipe), PreflightReport()
-    profile = found.run(check_deepspeed, recipe, recipe.training.get("deepspeed"), found)
+    recipe, report = with_placeholders(recipe), PreflightReport()
+    profile = report.run(check_deepspeed, recipe, recipe.training.get("deepspeed"), report)
     zero3 = profile is not None and zero_section(profile).get("stage") == 3
-    check_names(recipe, found, profile, zero3=zero3)
-    check_engine(recipe, profile, model, found, elsewhere=True)
+    check_names(recipe, report, profile, zero3=zero3)
+    check_engine(recipe, profile, model, report, elsewhere=True)
     if model is not None:
-        check_architecture(recipe, model, found)
-    return set(map(str, found.mistakes))
+        check_architecture(recipe, model, report)
+    return set(map(str, report.mistakes))
 
 
 def check_engine(
     recipe: Recipe,
     profile: Profile | None,
     model: PreTrainedModel | None,
-    found: PreflightReport,
+    report: PreflightReport,
     *,
     elsewhere: bool,
 ) -> None:
     """Check recomputing, compiling and shared rows; `elsewhere`: the run is for another machine."""
     training = recipe.training
     zero3 = profile is not None and zero_section(profile).get("stage") == 3
-    found.run(
+    report.run(
         read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model)
     )
     even_rows = recipe.data.packing != "token_budget"
-    found.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
+    report.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
     if wanted_compiling(training) is not None and is_wrong_under_autocast(
         recipe, capability_of(None)
     ):
-        found.warnings.append(f"`training.torch_compile`: {WRONG_UNDER_AUTOCAST}. Remove it")
-    found.run(
+        report.warnings.append(f"`training.torch_compile`: {WRONG_UNDER_AUTOCAST}. Remove it")
+    report.run(
         check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere
     )
 
@@ -280,26 +280,26 @@ def check_gpus(training: Mapping[str, Any]) -> None:
         raise ResourceError(f"`training`: {problem}. {remedy}.")
 
 
-def check_documents(recipe: Recipe, found: PreflightReport) -> None:
+def check_documents(recipe: Recipe, report: PreflightReport) -> None:
     kinds = {kind_of(source.path) for _, source in keyed_sources(recipe.data, recipe.evaluation)}
     ask_hub = "hub" in kinds and hub_is_reachable()
-    found.unchecked += unchecked_sources(recipe.data, recipe.evaluation, ask_hub=ask_hub)
-    sections = found.run(sections_of, recipe)
+    report.unchecked += unchecked_sources(recipe.data, recipe.evaluation, ask_hub=ask_hub)
+    sections = report.run(sections_of, recipe)
     complaints = [] if sections is None else check_sources(*sections, ask_hub=ask_hub)
-    found.mistakes += [DataError(complaint) for complaint in complaints]
+    report.mistakes += [DataError(complaint) for complaint in complaints]
     if sections is None or complaints:
         return
     data, evaluation = sections
-    found.run(check_conversations, data)
+    report.run(check_conversations, data)
     # a model and its base are compared document by document
     for key, held_out, count in (
-        found.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ()
+        report.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ()
     ):
         holds = f"`{key}.path`: {held_out.path} has {count} document(s)"
         if count < FEWEST:
             needed = f"A model and its base are compared document by document: at least {FEWEST}, ideally {FEW}"
             remedy = "Add some, or make each line of a text a document: `text_documents: line`."
-            found.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
+            report.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
         elif (
             reported_name(held_out) not in recipe.evaluation.retain
             and not recipe.model.from_scratch
@@ -307,10 +307,10 @@ def check_documents(recipe: Recipe, found: PreflightReport) -> None:
             needed = f"an interval needs {FEW} or more, and with fewer than {TOO_FEW} the verdict is always unknown"
             if form_of_source(held_out) == "document":
                 needed += f"; the domain test needs {FEWEST_QUESTIONS}"
-            found.warnings.append(f"{holds}: {needed}. The verdict is based on few documents")
+            report.warnings.append(f"{holds}: {needed}. The verdict is based on few documents")
 
 
-def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
+def expect_results_of_other_runs(recipe: Recipe, report: PreflightReport) -> None:
     """Files missing under `output_dir` are blockers, not mistakes, if another run still has to make them."""
     documents = [source.path for source in (*recipe.data.sources, *recipe.evaluation.perplexity)]
     reward_models = [reward.options.get("path") for reward in recipe.rewards]
@@ -327,41 +327,43 @@ def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None
         if isinstance(path, str) and path and recipe.output_dir in Path(path).parents
     ]
     awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
-    for mistake in list(found.mistakes):
+    for mistake in list(report.mistakes):
         if any(path in str(mistake) for path in awaited):
-            found.mistakes.remove(mistake)
-            found.blockers.append(mistake)
-    for unchecked in list(found.unchecked):
+            report.mistakes.remove(mistake)
+            report.blockers.append(mistake)
+    for unchecked in list(report.unchecked):
         # `output_dir` does not exist yet, so the path looks like a Hub id
         if any(f": {path} (" in unchecked for path in awaited):
-            found.unchecked.remove(unchecked)
-            found.blockers.append(
+            report.unchecked.remove(unchecked)
+            report.blockers.append(
                 DataError(f"{unchecked.rpartition(' (')[0]} does not exist yet. Make it first.")
             )
 
 
 def check_names(
-    recipe: Recipe, found: PreflightReport, profile: Profile | None, *, zero3: bool
+    recipe: Recipe, report: PreflightReport, profile: Profile | None, *, zero3: bool
 ) -> None:
-    found.run(find_stage, recipe.stage)
-    found.run(try_optimizer, recipe, profile)
-    found.run(check_release, recipe, deepspeed=profile is not None)
-    found.run(check_rounding, recipe)
-    found.mistakes += [RecipeError(complaint) for complaint in found.run(check_fsdp, recipe) or ()]
-    found.run(check_quantization, recipe.model.lora, zero3=zero3)
-    found.run(check_lora_options, recipe.model.lora or {}, zero3=zero3)
-    found.run(try_schedule, recipe)
-    found.run(check_loss_guard, recipe.safety.loss_guard)
+    report.run(find_stage, recipe.stage)
+    report.run(try_optimizer, recipe, profile)
+    report.run(check_release, recipe, deepspeed=profile is not None)
+    report.run(check_rounding, recipe)
+    report.mistakes += [
+        RecipeError(complaint) for complaint in report.run(check_fsdp, recipe) or ()
+    ]
+    report.run(check_quantization, recipe.model.lora, zero3=zero3)
+    report.run(check_lora_options, recipe.model.lora or {}, zero3=zero3)
+    report.run(try_schedule, recipe)
+    report.run(check_loss_guard, recipe.safety.loss_guard)
     if recipe.safety.on_spike is not None:
-        found.run(find_handler, recipe.safety.on_spike)
-    found.run(find_oom_handler, recipe.safety.on_oom)
+        report.run(find_handler, recipe.safety.on_spike)
+    report.run(find_oom_handler, recipe.safety.on_oom)
     if recipe.checkpoints.kept is not None:
-        found.run(find_rule, recipe.checkpoints.kept)
+        report.run(find_rule, recipe.checkpoints.kept)
     if recipe.checkpoints.archive is not None:
-        found.run(check_archive, recipe.checkpoints.archive)
-    found.run(find_rewards, recipe.rewards)
-    found.run(check_callbacks, recipe.monitoring.callbacks)
-    found.run(check_reference, recipe)
+        report.run(check_archive, recipe.checkpoints.archive)
+    report.run(find_rewards, recipe.rewards)
+    report.run(check_callbacks, recipe.monitoring.callbacks)
+    report.run(check_reference, recipe)
 
 
 def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
@@ -406,18 +408,18 @@ def try_schedule(recipe: Recipe) -> None:
     phases_in_tokens(recipe)
 
 
-def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> None:
+def check_packages(recipe: Recipe, report: PreflightReport, *, has_gpu: bool) -> None:
     for number, tracker in enumerate(recipe.monitoring.trackers):
         key = f"`monitoring.trackers[{number}]`"
         if tracker not in INTEGRATION_TO_CALLBACK:
             known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} Known: {', '.join(INTEGRATION_TO_CALLBACK)}."
-            found.refuse(f"{key}: unknown tracker `{tracker}`.{known}")
+            report.refuse(f"{key}: unknown tracker `{tracker}`.{known}")
         elif tracker in TRACKERS and importlib.util.find_spec(tracker) is None:
             missing = f"{key}: {tracker} is not installed. Install it: pip install {tracker}"
-            found.blockers.append(ResourceError(missing))
+            report.blockers.append(ResourceError(missing))
     # `optimizer` and `torch_compile` are checked with their other requirements
     if recipe.training.get("use_liger_kernel"):
-        found.run(
+        report.run(
             require_triton,
             "`training.use_liger_kernel`",
             instead="`training.use_liger_kernel: false`",
@@ -425,9 +427,9 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
     if recipe.training.get("activation_offloading") and (
         recipe.training.get("use_cpu") or not has_gpu
     ):
-        found.refuse("`training.activation_offloading` needs a GPU. Remove it.")
+        report.refuse("`training.activation_offloading` needs a GPU. Remove it.")
     if recipe.model.attention == "flex_attention":
-        found.run(
+        report.run(
             require_triton, "`model.attention`: flex_attention", instead="`model.attention: auto`"
         )
     # without a GPU, cpt's chunked loss replaces Liger's kernels
@@ -437,11 +439,11 @@ def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> 
         and importlib.util.find_spec("liger_kernel") is None
     ):
         missing = "`training.use_liger_kernel`: not installed. Install it: pip install liger-kernel"
-        found.blockers.append(ResourceError(missing))
+        report.blockers.append(ResourceError(missing))
 
 
 def check_deepspeed(
-    recipe: Recipe, given: str | Profile | None, found: PreflightReport
+    recipe: Recipe, given: str | Profile | None, report: PreflightReport
 ) -> Profile | None:
     if not given:
         return None
@@ -450,8 +452,8 @@ def check_deepspeed(
             "DS_ACCELERATOR", "cpu"
         )  # DeepSpeed detects its device when it is imported
     profile = read_profile(given)
-    found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
-    found.warnings += [*changes_in_memory(given), *profile_warnings(given, recipe)]
+    report.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
+    report.warnings += [*changes_in_memory(given), *profile_warnings(given, recipe)]
     reason = (
         "`training.deepspeed`: offload_optimizer compiles its optimizer"
         if offloads(profile, "optimizer")
@@ -460,7 +462,7 @@ def check_deepspeed(
     if not torch.accelerator.is_available():
         reason = "`training.deepspeed`: DeepSpeed on a CPU compiles its communication"
     if reason:
-        found.run(require_programs, "g++", "ninja", reason=reason)
+        report.run(require_programs, "g++", "ninja", reason=reason)
     return profile
 
 
@@ -499,7 +501,7 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
     if recipe.stage != "cpt":
         return []
     base = known_base(recipe.model.path) if recipe.model.path else None
-    found = [*rate_warnings(recipe, parameters, base), *replay_warnings(recipe.data)]
+    warnings = [*rate_warnings(recipe, parameters, base), *replay_warnings(recipe.data)]
     schedule, total = recipe.schedule, recipe.budget.tokens
     share = schedule.options.get("warmup_share")
     warmup = (
@@ -513,35 +515,35 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
         and isinstance(warmup, int | float)
     ):
         if not warmup:
-            found.append(
+            warnings.append(
                 "`schedule.warmup_tokens` is missing: the first steps at full rate cause a loss spike. About 1 % of"
                 f" the budget ({REWARMING})"
             )
         elif total is not None and warmup > MOST_WARMUP * total:
             key = f"`schedule.{'warmup_share' if share else 'warmup_tokens'}`"
-            found.append(
+            warnings.append(
                 f"{key} is {100 * warmup / total:.0f} % of the budget: 0.5 to 2 % is usual ({REWARMING})"
             )
     if (
         recipe.checkpoints.every_tokens is recipe.checkpoints.every_steps is None
         and (total or 0) >= LONG_RUN
     ):
-        found.append(
+        warnings.append(
             "`checkpoints` has no interval, so a crash loses the whole run: with `every_steps: 0.1` it saves ten times"
         )
     length, batch = recipe.data.sequence_length, recipe.budget.global_batch_tokens
     if max_positions is not None and length > max_positions:
-        found.append(
+        warnings.append(
             f"`data.sequence_length` is {length:,}, but the model's config has {max_positions:,} positions. Use the"
             " base's length unless you train for long context"
         )
     of_base = base.batch_tokens if base is not None else None
     if batch is not None and base is not None and of_base is not None and batch > 2 * of_base:
-        found.append(
+        warnings.append(
             f"`budget.global_batch_tokens` is {batch:,}, more than twice the base's {of_base:,}"
             f" ({base.source}): smaller and more steps learn more from the same tokens"
         )
-    return found
+    return warnings
 
 
 def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None) -> Iterator[str]:
