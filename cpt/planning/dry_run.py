@@ -51,6 +51,10 @@ class PeakOfStorages(TorchDispatchMode):
         self.now -= self.alive.get(id(storage), (None, 0))[1]
         self.alive[id(storage)] = (weakref.ref(storage), 0)
 
+    def ignore_weights(self, module: nn.Module) -> None:
+        for tensor in (*module.parameters(), *module.buffers()):
+            self.ignore(tensor.untyped_storage())
+
     def watch(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)
         known = self.alive.get(key)
