@@ -90,18 +90,18 @@ class Activations:
 class ActivationCounts:
     """Activations of one row and of two, from which any number of rows is extrapolated."""
 
-    one: Activations
-    two: Activations
+    one_row: Activations
+    two_rows: Activations
 
     def of_rows(self, rows: int) -> Activations:
         """Extrapolate; copies of weights and positions count once."""
-        first = asdict(self.one)
-        second = asdict(self.two)
+        first = asdict(self.one_row)
+        second = asdict(self.two_rows)
         sizes: dict[str, Any] = {}
         for name in SIZES:
             each_row = second[name] - first[name]
             sizes[name] = first[name] + (rows - 1) * each_row
-        return replace(self.one, **sizes)
+        return replace(self.one_row, **sizes)
 
 
 class SavedBytes:
@@ -165,12 +165,12 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
             # routers and their kernels raise these
             with suppress(RuntimeError):
                 return ActivationCounts(
-                    one=counted(model, counted_setup, rows=1).times(factor),
-                    two=counted(model, counted_setup, rows=2).times(factor),
+                    one_row=counted(model, counted_setup, rows=1).times(factor),
+                    two_rows=counted(model, counted_setup, rows=2).times(factor),
                 )
         return ActivationCounts(
-            one=estimated(model, setup, rows=1).times(factor),
-            two=estimated(model, setup, rows=2).times(factor),
+            one_row=estimated(model, setup, rows=1).times(factor),
+            two_rows=estimated(model, setup, rows=2).times(factor),
         )
 
 

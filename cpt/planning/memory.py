@@ -97,7 +97,7 @@ def plan_memory(
     return MemoryPlan(
         moments=tuple(moments),
         host=host,
-        is_counted=activations.one.is_counted,
+        is_counted=activations.one_row.is_counted,
         model_alone=bytes_of_one_process(sizes, setup, activations),
     )
 

@@ -153,7 +153,7 @@ class StageKind:
     """A frozen copy of the model, unless there is an adapter."""
     beta: float | None = None
     """If set, the reference only exists if `training.beta` is above 0."""
-    written: tuple[str, int] | None = None
+    completion_limit: tuple[str, int] | None = None
     """Key and default of a completion's token limit."""
     taught: bool = False
     forward_passes: float = 0.0
@@ -167,14 +167,14 @@ KINDS: Mapping[str, StageKind] = {
     "orpo": StageKind(PAIRS),
     "cpo": StageKind(PAIRS),
     "reward": StageKind(SCORE),
-    "grpo": StageKind(TILES, beta=0.0, written=COMPLETION),
-    "rloo": StageKind(TILES, beta=0.05, written=COMPLETION, forward_passes=1.0),
-    "ppo": StageKind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
-    "spo": StageKind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
+    "grpo": StageKind(TILES, beta=0.0, completion_limit=COMPLETION),
+    "rloo": StageKind(TILES, beta=0.05, completion_limit=COMPLETION, forward_passes=1.0),
+    "ppo": StageKind(TILES, beta=0.0, completion_limit=COMPLETION, forward_passes=1.0),
+    "spo": StageKind(TILES, beta=0.0, completion_limit=COMPLETION, forward_passes=1.0),
     "distill": StageKind(TAUGHT, taught=True),
     "distill_text": StageKind(TAUGHT, taught=True),
-    "distill_on_policy": StageKind(TAUGHT_IN_TILES, taught=True, written=COMPLETION),
-    "gkd": StageKind(TAUGHT_WHOLE, taught=True, written=("max_new_tokens", 128)),
+    "distill_on_policy": StageKind(TAUGHT_IN_TILES, taught=True, completion_limit=COMPLETION),
+    "gkd": StageKind(TAUGHT_WHOLE, taught=True, completion_limit=("max_new_tokens", 128)),
 }
 """Other stages use all logits, and no further models."""
 
@@ -278,11 +278,11 @@ def read_reward_models(recipe: Recipe) -> tuple[list[ModelSizes], list[str]]:
 
 def read_completion(recipe: Recipe, kind: StageKind) -> int:
     """Tokens that the model may generate after a row."""
-    if kind.written is None:
+    if kind.completion_limit is None:
         return 0
     if recipe.stage == "gkd" and not float(recipe.training.get("lmbda", LMBDA)):
         return 0
-    key, default = kind.written
+    key, default = kind.completion_limit
     return int(recipe.training.get(key) or default)
 
 

@@ -348,7 +348,7 @@ def compiles(
     has_even_rows = (
         recipe.data.packing != "token_budget"
         and form_of_stage(stage) not in MASKED_FORMS
-        and (stage not in KINDS or KINDS[stage].written is None)
+        and (stage not in KINDS or KINDS[stage].completion_limit is None)
     )
     tokens, batch_tokens = recipe.budget.tokens, recipe.budget.global_batch_tokens
     has_few_steps = (
