@@ -66,24 +66,24 @@ class Activations:
 
     def times(self, factor: float) -> "Activations":
         """Scale to rows that are `factor` times as long, if no size grows with the square of their length."""
-        own = asdict(self)
-        sizes: dict[str, Any] = {name: int(factor * own[name]) for name in SIZES}
+        counts = asdict(self)
+        sizes: dict[str, Any] = {name: int(factor * counts[name]) for name in SIZES}
         return replace(self, **sizes)
 
     def kept_with(self, setup: Setup) -> tuple[float, float]:
         """Return the activations at the end of the forward pass: in total, and offloaded (all but two layers)."""
         recomputing = setup.recomputing
-        kept = float(self.kept)
+        total = float(self.kept)
         if setup.checkpointing:
             checkpoint = self.layer_inputs
             if recomputing.selective:
                 checkpoint += self.attention
             share = math.ceil(self.layers / recomputing.every_n_layers) / self.layers
-            kept = share * checkpoint + (1 - share) * self.kept
+            total = share * checkpoint + (1 - share) * self.kept
         offloaded = 0.0
         if recomputing.offload:
-            offloaded = kept * max(0.0, 1 - LAYERS_ON_THEIR_WAY / self.layers)
-        return kept, offloaded
+            offloaded = total * max(0.0, 1 - LAYERS_ON_THEIR_WAY / self.layers)
+        return total, offloaded
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class LayerCall:
     layer: nn.Module
     arguments: tuple[Any, ...]
     options: dict[str, Any]
-    kept: int
-    """Bytes that autograd saves in the layer, uncompiled."""
+    saved_bytes: int
+    """What autograd saves in the layer, uncompiled."""
     storages: list[int]
     """Addresses of the saved storages."""
 
@@ -179,10 +179,10 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     calls = call_layers(model, setup, rows, saved)
     if not calls:
         return Activations(saved.total, 0, 0, saved.total, forward=saved.total)
-    largest = max(calls, key=lambda call: call.kept)
+    largest = max(calls, key=lambda call: call.saved_bytes)
     # no backward pass reaches the layers below the first trained one
-    calls = [call for call in calls if call.kept]
-    outside = saved.total - sum(call.kept for call in calls)
+    calls = [call for call in calls if call.saved_bytes]
+    outside = saved.total - sum(call.saved_bytes for call in calls)
     outside_storages = set(saved.storages)
     for call in calls:
         outside_storages.difference_update(call.storages)
@@ -258,10 +258,11 @@ def forward_peak(call: LayerCall, setup: Setup) -> int:
 
 
 def compiled_sizes(
-    calls: list[LayerCall], kept: int, counted_storages: Set[int], setup: Setup
+    calls: list[LayerCall], outside: int, counted_storages: Set[int], setup: Setup
 ) -> dict[str, Any] | None:
     """Sizes that differ with compiled layers; None if torch cannot trace one, or compiles it in parts (experts)."""
     kinds: dict[tuple[Any, ...], CompiledLayer] = {}
+    saved_bytes = outside
     for call in calls:
         parameters = [(weight.shape, weight.requires_grad) for weight in call.layer.parameters()]
         kind = (type(call.layer), *parameters)
@@ -276,12 +277,14 @@ def compiled_sizes(
                 return None
         layer = kinds[kind]
         inputs = bytes_by_id(call.inputs[position] for position in layer.saved_inputs)
-        kept += layer.kept
-        kept += sum(size for storage, size in inputs.items() if storage not in counted_storages)
+        saved_bytes += layer.saved_bytes
+        saved_bytes += sum(
+            size for storage, size in inputs.items() if storage not in counted_storages
+        )
         counted_storages = counted_storages | inputs.keys()
-    largest = max(kinds.values(), key=lambda layer: layer.kept)
+    largest = max(kinds.values(), key=lambda layer: layer.saved_bytes)
     return {
-        "kept": kept,
+        "kept": saved_bytes,
         "backward": largest.backward,
         "again": largest.again,
         "layer_gradients": largest.gradients,
@@ -332,13 +335,13 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         numbers += max(shape) * (expert_share if ".experts." in name else 1)
         widest = max(widest, *shape)
     norms_bytes = layers * 2 * width * (4 + number_bytes)
-    kept = int(tokens * (numbers * number_bytes + norms_bytes))
+    saved_bytes = int(tokens * (numbers * number_bytes + norms_bytes))
     backward = 3 * tokens * widest * number_bytes
     return Activations(
-        kept=kept,
+        kept=saved_bytes,
         layer_inputs=tokens * layers * width * number_bytes,
         backward=backward,
-        again=kept // layers + backward,
+        again=saved_bytes // layers + backward,
         is_counted=False,
         attention=attention_outputs(model, setup, rows),
         layers=layers,
@@ -348,10 +351,10 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
 
 def share_of_experts(config: dict[str, Any]) -> float:
     """The share of tokens that an expert processes; 1 if the config does not have the number of experts."""
-    chosen = int(config.get("num_experts_per_tok") or 1)
+    experts_per_token = int(config.get("num_experts_per_tok") or 1)
     for name in ("num_local_experts", "num_experts", "n_routed_experts"):
         if config.get(name):
-            return chosen / int(config[name])
+            return experts_per_token / int(config[name])
     return 1.0
 
 
@@ -370,10 +373,10 @@ def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
 class CompiledLayer:
     """Bytes of one layer's two graphs."""
 
-    kept: int
+    saved_bytes: int
     """Computed in the forward graph and saved for the backward graph."""
     saved_inputs: tuple[int, ...]
-    """Positions among all leaves of the layer's arguments. Not in `kept`, since layers may share them."""
+    """Positions among all leaves of the layer's arguments. Not in `saved_bytes`, since layers may share them."""
     backward: int
     """Peak of the backward graph beyond what is saved, without the gradients of parameters."""
     again: int
@@ -393,7 +396,7 @@ def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
     saved, backward = split(traced, recompute=False, selective=selective)
     checkpoint, again = split(traced, recompute=True, selective=selective)
     return CompiledLayer(
-        kept=bytes_of(saved - outlives_graph),
+        saved_bytes=bytes_of(saved - outlives_graph),
         saved_inputs=tuple(
             position for storage, position in position_of.items() if storage in saved
         ),
@@ -477,24 +480,24 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, outlives_graph: St
     buffers = written_buffers(graph, num_state) - outlives_graph
     last_use: dict[torch.UntypedStorage | None, int] = {}
     for position, node in reversed(list(enumerate(nodes))):
-        own = storage_of(node)
-        runs = position
-        if own is not None and own not in buffers:  # a fused operation runs at its use
-            runs = last_use.get(own, position)
+        output = storage_of(node)
+        runs_at = position
+        if output is not None and output not in buffers:  # a fused operation runs at its use
+            runs_at = last_use.get(output, position)
         for source in node.all_input_nodes:
             storage = storage_of(source)
-            last_use[storage] = max(last_use.get(storage, 0), runs)
+            last_use[storage] = max(last_use.get(storage, 0), runs_at)
     inputs = {storage_of(node) for node in nodes if node.op == "placeholder"}
     alive = inputs - outlives_graph
     peak = bytes_of(alive)
     for position, node in enumerate(nodes):
         still_used = {storage for storage in alive if last_use.get(storage, 0) > position}
         if node.op == "call_function":
-            output = {storage_of(node)} & buffers
+            new_buffer = {storage_of(node)} & buffers
             # fused kernels reuse their inputs' buffers
             in_use = still_used if is_fusible(node) else alive
-            peak = max(peak, bytes_of(in_use | output))
-            still_used |= output
+            peak = max(peak, bytes_of(in_use | new_buffer))
+            still_used |= new_buffer
         alive = still_used
     return peak - bytes_of(saved - outlives_graph)
 
@@ -506,12 +509,12 @@ def written_buffers(graph: fx.Graph, num_state: int) -> set[torch.UntypedStorage
     """
     is_fusible = fusible_operations()
     outputs = outputs_of(graph)
-    written = {storage_of(node) for node in outputs[num_state:]}
+    buffers = {storage_of(node) for node in outputs[num_state:]}
     for node in graph.nodes:
         if node.op == "call_function" and not is_fusible(node):
-            written.add(storage_of(node))
-            written |= {storage_of(source) for source in node.all_input_nodes}
-    return written - {storage_of(node) for node in outputs[:num_state]}
+            buffers.add(storage_of(node))
+            buffers |= {storage_of(source) for source in node.all_input_nodes}
+    return buffers - {storage_of(node) for node in outputs[:num_state]}
 
 
 def outputs_of(graph: fx.Graph) -> list[fx.Node | None]:

@@ -75,9 +75,9 @@ def placed(message: str, root: Node | None) -> str:
     if root is None or key is None:
         return message
     steps = re.findall(r"\w+", key.group())
-    location = tuple(int(step) if step.isdigit() else step for step in steps)
-    place = place_of(root, location)
-    return message if message.startswith(f"{place.file}:") else f"{place}: {message}"
+    key_path = tuple(int(step) if step.isdigit() else step for step in steps)
+    location = place_of(root, key_path)
+    return message if message.startswith(f"{location.file}:") else f"{location}: {message}"
 
 
 @dataclass(frozen=True)

@@ -177,9 +177,10 @@ def choose_compiling(
     processes: int,
     on_cpu: bool,
 ) -> tuple[bool, str]:
-    zero3, model = False, None
+    zero3 = False
     if deepspeed:
         zero3 = zero_section(read_profile(deepspeed)).get("stage") == 3
+    model = None
     if not on_cpu:
         with suppress(Exception):  # errors in custom model code; the gate reports them
             model = build_on_meta(config or load_config(recipe.model))
@@ -246,7 +247,8 @@ def choose_batch(
             speed = planned_speed(sizes, candidate, target_without_links, mfu).tokens_per_second
             speed /= HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
             if speed > best_speed:
-                best_speed, best = speed, candidate
+                best_speed = speed
+                best = candidate
     except Exception as problem:  # errors in custom model code
         raise RecipeError(
             f"`training.{automatic[0]}: auto`: the model's memory could not be planned"

@@ -154,20 +154,20 @@ def check_recipe(recipe: Recipe) -> PreflightReport:
     """Check a recipe with values in place of `auto`."""
     refusal = None
     try:
-        chosen = with_chosen_values(recipe)
+        filled = with_chosen_values(recipe)
     except CptError as problem:  # mostly about the model, which the gate checks separately
-        chosen = with_placeholders(recipe)
+        filled = with_placeholders(recipe)
         refusal = problem
-    report = check_reality(chosen)
+    report = check_reality(filled)
     problems = [*report.mistakes, *report.blockers]
     if not any(isinstance(problem, DataError) for problem in problems):
         # otherwise the same files would be reported twice
-        sizes = report.run(check_sizes, *sections_of(chosen), few=FEW)
+        sizes = report.run(check_sizes, *sections_of(filled), few=FEW)
         if sizes is not None:
             report.accounts, warnings = sizes
             report.warnings += warnings
-        report.warnings += report.run(shared_line_warnings, sections_of(chosen)[0]) or []
-        compare_texts(chosen, report)
+        report.warnings += report.run(shared_line_warnings, sections_of(filled)[0]) or []
+        compare_texts(filled, report)
     if isinstance(refusal, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
         report.unchecked.append(

@@ -238,7 +238,8 @@ def find_source(path: str, text_column: str | None) -> DocumentSource:
         raise DataError(f"{reason} {to_convert(path) or 'Use another DOCUMENTS.'}") from problem
     first = next((name for name in files if format_of(name) not in TEXT_FILES), files[0])
     missing: list[BadRow] = []
-    for column in [text_column] if text_column else TEXT_COLUMNS:
+    columns = (text_column,) if text_column else TEXT_COLUMNS
+    for column in columns:
         source = DocumentSource(path=path, text_column=column)
         row = next(read_piece(source, Piece(first), "DOCUMENTS"), None)
         if not isinstance(row, BadRow) or row.reason != "missing column":
@@ -414,7 +415,8 @@ def choose(
     if shift is None:
         is_strong, shift_reason = measured_shift(statistics)
     else:
-        is_strong, shift_reason = shift == "strong", "as requested"
+        is_strong = shift == "strong"
+        shift_reason = "as requested"
     replay = 0.0
     if with_replay:
         replay = STRONG_REPLAY if is_strong else WEAK_REPLAY
@@ -465,11 +467,11 @@ def tokens_of_batch(base: BaseModel, target: Target, length: int, tokens: int) -
     """Tokens of a step: rows for all GPUs, times a power of two."""
     # give a GPU enough tokens at once to be busy, in fewer steps
     busy_tokens = min(BUSY_TOKENS * target.gpus, tokens / FEWEST_STEPS_ON_GPU)
-    most = min(LARGEST_BATCH, max(tokens / WANTED_STEPS, busy_tokens))
+    limit = min(LARGEST_BATCH, max(tokens / WANTED_STEPS, busy_tokens))
     if base.known is not None and base.known.batch_tokens:
-        most = min(most, base.known.batch_tokens)
+        limit = min(limit, base.known.batch_tokens)
     row_tokens = length * max(1, target.gpus)
-    doublings = math.floor(math.log2(max(1.0, most / row_tokens)))
+    doublings = math.floor(math.log2(max(1.0, limit / row_tokens)))
     return row_tokens * 2**doublings
 
 
@@ -528,7 +530,7 @@ def first_method_that_fits(
         fits_gpu = fits(plan, target)
         if fits_gpu and has_host:
             mfus = (assumed_mfu(setup), *reversed(MFU_RANGE))
-            expected, least, most = (
+            expected, shortest, longest = (
                 planned_speed(sizes, setup, target, mfu).hours(tokens) for mfu in mfus
             )
             return TrainingMethod(
@@ -538,16 +540,17 @@ def first_method_that_fits(
                 checkpointing=setup.checkpointing,
                 memory_gib=plan.peak.size / GIB,
                 trained=sizes.trained,
-                hours=(expected, least, most),
+                hours=(expected, shortest, longest),
                 refused=refused,
             )
+        method = METHODS[name]
+        if profile is not None:
+            method += f" with {profile}"
+        needs = f"{plan.host.size / GIB:.0f} GiB of host memory of {target.host_memory_gib:.0f}"
+        needs += f" ({target.host_source})"
         if has_host and not fits_gpu:
             needs = f"{plan.peak.size / GIB:.1f} GiB of {target.memory_gib:.0f} on the GPU"
-        else:
-            needs = f"{plan.host.size / GIB:.0f} GiB of host memory of {target.host_memory_gib:.0f}"
-            needs += f" ({target.host_source})"
-        engine_note = f" with {profile}" if profile else ""
-        refused.append(f"{METHODS[name]}{engine_note} needs {needs}")
+        refused.append(f"{method} needs {needs}")
     if not refused:
         raise ResourceError(f"{base.path} lacks linear layers for adapters. Remove --lora.")
     raise ResourceError(

@@ -185,7 +185,9 @@ def snapshots_of_run(
     step = shared_terms(sizes, setup, activations.of_rows(setup.sequences))
     loss = loss_terms(sizes, setup)
     layer_forward = step.rows.forward
-    states, gradients, buffers = step.states, step.gradients, step.buffers
+    states = step.states
+    gradients = step.gradients
+    buffers = step.buffers
     saved = (*states, step.earlier_gradients, step.activations)
     casts = casts_in_forward(sizes, setup)
     another = another_forward(sizes, setup, layer_forward)
@@ -209,10 +211,10 @@ def snapshots_of_run(
         moments |= moments_of_released_gradients(step)
     if setup.sampled:
         moments[SAMPLING] = sampling_terms(sizes, setup, activations)
-    return [
-        MemorySnapshot(name, tuple(term for term in terms if term.size))
-        for name, terms in moments.items()
-    ]
+    snapshots = []
+    for name, terms in moments.items():
+        snapshots.append(MemorySnapshot(name, tuple(term for term in terms if term.size)))
+    return snapshots
 
 
 def shared_terms(sizes: ModelSizes, setup: Setup, rows: Activations) -> StepTerms:
@@ -258,7 +260,8 @@ def backward_begins(step: StepTerms) -> tuple[Term, ...]:
 
 def backward_ends(step: StepTerms) -> tuple[Term, ...]:
     """The first layer's backward pass, when the activations of the others are freed."""
-    sizes, setup, gradients = step.sizes, step.setup, step.gradients
+    sizes, setup = step.sizes, step.setup
+    gradients = step.gradients
     layer = Term("one layer's backward pass", step.rows.again)
     if step.fills_gradients:
         is_unsharded = setup.zero is None and setup.gpus == 1
@@ -609,7 +612,8 @@ def sampling_terms(
     sizes: ModelSizes, setup: Setup, activations: ActivationCounts
 ) -> tuple[Term, ...]:
     """Sampling all completions together: their keys and values, and the prefill of their prompts."""
-    needs, zero, sampled = setup.needs, setup.zero, setup.sampled
+    needs, zero = setup.needs, setup.zero
+    sampled = setup.sampled
     terms = [*states_of(sizes, setup)]
     steps = needs.steps_per_generation
     samples_in_step = needs.stage == "gkd" or (steps is not None and steps < setup.accumulation)

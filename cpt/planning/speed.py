@@ -98,11 +98,8 @@ def named_gpus(
         raise ResourceError(
             f"--nodes {nodes}: set the total number of GPUs, such as --gpus {8 * nodes}."
         )
-    if gpu is None:
-        name, number = found_gpus[0].name, nodes * len(found_gpus)
-    else:
-        name, number = gpu, 1
-    number = gpus or number
+    name = found_gpus[0].name if gpu is None else gpu
+    number = gpus or (nodes * len(found_gpus) if gpu is None else 1)
     if number % nodes:
         raise ResourceError(f"--gpus {number} cannot be divided evenly over --nodes {nodes}.")
     return name, number
@@ -139,7 +136,8 @@ def find_target(
     if host_memory is not None:
         host_source = "as given"
     elif any(simplified_gpu(other.name) == simplified_gpu(kind.name) for other in find_gpus()):
-        host_memory, host_source = host_memory_gib(), "this machine"
+        host_memory = host_memory_gib()
+        host_source = "this machine"
     else:
         host_source = "assumed; set it with --host-memory GIB"
     peaks = {"fp32": kind.fp32_tflops, "tf32": kind.tf32_tflops}
