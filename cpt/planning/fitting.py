@@ -134,12 +134,12 @@ def with_chosen_values(
         else:
             del training[key]  # such as accumulation, which follows from the global batch
         print_once(
-            f"training.{key}: auto is {values.get(key, 'set by the other keys')} {place_of(target)}."
+            f"training.{key}: auto is {values.get(key, 'set by the other keys')} {here_or_there(target)}."
         )
     return recipe.model_copy(update={"training": training})
 
 
-def place_of(target: Target | None) -> str:
+def here_or_there(target: Target | None) -> str:
     return "here" if target is None else "there"
 
 
@@ -163,7 +163,7 @@ def with_compiling(
     )
     if not on_cpu and reason:
         print_once(
-            f"training.{COMPILING}: auto is {str(is_on).lower()} {place_of(target)}: {reason}."
+            f"training.{COMPILING}: auto is {str(is_on).lower()} {here_or_there(target)}: {reason}."
         )
     return recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
 

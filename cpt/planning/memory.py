@@ -313,7 +313,7 @@ def states_of(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 def unsharded_states(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     weights_bytes = bytes_of_weights(sizes, setup)
-    if setup.lora is not None:
+    if setup.lora is not None:  # adapters are fp32
         weights_bytes += 4.0 * sizes.trained
     optimizer_bytes = state_bytes(sizes, setup)
     if setup.pages_states:  # only buffers are on the GPU
@@ -328,21 +328,19 @@ def unsharded_states(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
 
 
 def states_under_fsdp(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tuple[Term, ...]:
-    gathered = sizes.parameters
+    numbers_in_use = sizes.parameters
     if not zero.keeps_gathered:
-        gathered = min(gathered, LAYERS_IN_USE * sizes.largest_layer + sizes.head)
+        numbers_in_use = min(numbers_in_use, LAYERS_IN_USE * sizes.largest_layer + sizes.head)
+    in_use_bytes = float(computed_bytes(setup) * numbers_in_use)
     optimizer_bytes = state_bytes(sizes, setup)
     if setup.weights_bytes == MASTER_BYTES:  # fp32 weights are not copies
         optimizer_bytes -= MASTER_BYTES * sizes.trained
+    over_gpus = f"{setup.optimizer}, over {setup.gpus} GPUs"
     return (
         Term("weights", bytes_under_engine(sizes, setup) / setup.gpus, part_of(setup.gpus)),
-        Term("layers in use", float(computed_bytes(setup) * gathered), "gathered from all GPUs"),
+        Term("layers in use", in_use_bytes, "gathered from all GPUs"),
         *other_models(sizes, setup),
-        Term(
-            "optimizer",
-            optimizer_bytes / setup.gpus,
-            f"{setup.optimizer}, over {setup.gpus} GPUs",
-        ),
+        Term("optimizer", optimizer_bytes / setup.gpus, over_gpus),
     )
 
 

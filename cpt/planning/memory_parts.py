@@ -133,7 +133,7 @@ def checkpoint_bytes(sizes: ModelSizes, setup: Setup) -> float:
     if setup.lora is None:
         saved_bytes = setup.weights_bytes * sizes.parameters
     elif setup.zero is None:
-        saved_bytes = 4 * sizes.trained
+        saved_bytes = 4 * sizes.trained  # adapters are fp32
     else:
         saved_bytes = setup.weights_bytes * sizes.trained
     return saved_bytes + state_bytes(sizes, setup)
