@@ -183,6 +183,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     # no backward pass reaches the layers below the first trained one
     calls = [call for call in calls if call.saved_bytes]
     outside = saved.total - sum(call.saved_bytes for call in calls)
+
     outside_storages = set(saved.storages)
     for call in calls:
         outside_storages.difference_update(call.storages)
@@ -192,6 +193,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     layer_inputs = outside + sum(
         size for storage, size in inputs.items() if storage not in outside_storages
     )
+
     forward = forward_peak(largest, setup)
     attention = attention_outputs(model, setup, rows)
     sizes: dict[str, Any] | None = None
@@ -236,6 +238,7 @@ def call_layers(
         for name, module in model.named_modules():
             if name.endswith(BASE_LAYER):  # bitsandbytes keeps their inputs
                 hooks.append(module.register_forward_pre_hook(saved.keep_inputs))
+
     try:
         with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
             model.base_model(**fake_row(setup, rows))
@@ -304,6 +307,7 @@ def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
         for parameter in layer.parameters()
         if parameter.requires_grad
     ]
+
     with PeakOfStorages() as storages:
         storages.ignore_weights(layer)
         with computing_as(setup):
@@ -334,6 +338,7 @@ def estimated(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
         shape = layer.get_parameter("weight").shape
         numbers += max(shape) * (expert_share if ".experts." in name else 1)
         widest = max(widest, *shape)
+
     norms_bytes = layers * 2 * width * (4 + number_bytes)
     saved_bytes = int(tokens * (numbers * number_bytes + norms_bytes))
     backward = 3 * tokens * widest * number_bytes
@@ -442,6 +447,7 @@ def trace_layer(layer_call: LayerCall, positions: list[int]) -> TracedLayer:
     for position in positions:
         leaf = leaves[position].detach()
         inputs.append(leaf.requires_grad_(position < num_positional and leaf.is_floating_point()))
+
     joint = trace_both_passes(call, (*weights, *inputs))
     gradients = sum(weight.nbytes for weight in weights if weight.requires_grad)
     return TracedLayer(joint, len(state), num_outputs, gradients)
@@ -487,6 +493,7 @@ def peak_of(graph: fx.Graph, num_state: int, saved: Storages, outlives_graph: St
         for source in node.all_input_nodes:
             storage = storage_of(source)
             last_use[storage] = max(last_use.get(storage, 0), runs_at)
+
     inputs = {storage_of(node) for node in nodes if node.op == "placeholder"}
     alive = inputs - outlives_graph
     peak = bytes_of(alive)

@@ -201,6 +201,7 @@ def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, report: Prefl
     if tokenizer is None:
         return
     report.tokenizer = tokenizer
+
     with suppress(RecipeError):  # from `sections_of`; the check of documents reports it
         for key, source in keyed_sources(*sections_of(recipe)):
             fills_in = isinstance(source, Source) and source.fill_in_the_middle is not None
@@ -225,12 +226,14 @@ def check_vocabularies(
     needed_rows = rows_needed(tokenizer)
     rows = vocabulary_size(model.config)
     report.run(check_new_rows, recipe.model, model, needed_rows)
+
     expects_bos = model_type.startswith(EXPECTING_BOS) and not recipe.model.from_scratch
     if expects_bos and tokenizer.bos_token in BOS and not adds_bos(tokenizer):
         report.warnings.append(
             f"`tokenizer.path`: {path} does not put {tokenizer.bos_token} before a text, as {model_type}"
             " models were trained. Set `add_bos_token` in its tokenizer_config.json, if the base did"
         )
+
     if needed_rows > rows and not recipe.model.resize_embeddings:
         report.refuse(
             f"`tokenizer.path`: {path} has ids up to {needed_rows - 1}, the model's vocabulary {rows} rows. Set"

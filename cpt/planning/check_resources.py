@@ -139,6 +139,7 @@ def check_disk(recipe: Recipe, needs: DiskNeeds, freed: int = 0) -> None:
     free = free_disk_gib(folder) * GIB + used + freed
     if needs.total <= free:
         return
+
     count = needs.checkpoints_at_once
     checkpoints = "checkpoint" if count == 1 else "checkpoints"
     remedy = "Free some, or choose another disk"
@@ -179,6 +180,7 @@ def check_resources(
         reason = f"({type(problem).__name__}: {problem})"
         report.unchecked.append(f"`model`: memory is unknown {reason}. `cpt rehearse` measures it")
         return
+
     target = this_machine(world_size(), on_cpu=False, gpus=gpus)
     share = target.usable_share(recipe.safety.max_gpu_memory)
     plan = plan_memory(sizes, setup, activations, snapshot=recipe.checkpoints.in_background)
@@ -196,6 +198,7 @@ def check_resources(
         "tokens_per_second": round(planned_speed(sizes, setup, target, mfu).tokens_per_second, 1),
         "assumed_mfu": mfu,
     }
+
     report.run(check_pinned, plan)
     if not fits(plan, target, share):
         report.warnings.append(lack_of_memory(plan, target, share))

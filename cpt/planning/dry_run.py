@@ -109,6 +109,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
             enable_checkpointing(model, setup)
         if setup.fused_loss and why_not_fused(model) is None:
             FusedLoss(model)
+
         optimizer = None
         if setup.zero is None:
             optimizer = build_planned_optimizer(model, setup)
@@ -116,6 +117,7 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(drop_gradient)
+
         row = fake_row(setup, setup.sequences)
         with PeakOfStorages() as storages:
             watch_weights(storages, model, setup)

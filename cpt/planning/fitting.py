@@ -110,6 +110,7 @@ def with_chosen_values(
         with_kernels = automatic_dtype(recipe, deepspeed=bool(engine), on_gpu=True)
         if with_kernels != automatic_dtype(recipe, deepspeed=bool(engine), on_gpu=False):
             report_fallback("model.dtype", "float32", triton_failure())
+
     automatic = automatic_keys(recipe.training)
     if not automatic:
         return recipe
@@ -127,6 +128,7 @@ def with_chosen_values(
         setup = main_process_decides(choose)
         values[MICRO_BATCH] = setup.micro_batch
         values |= dict.fromkeys(CHECKPOINTING, setup.checkpointing)
+
     training = dict(recipe.training)
     for key in automatic:
         if key in values:
@@ -222,6 +224,7 @@ def choose_batch(
             f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it sets how many completions are sampled"
             " at the same time. Write a number, or `generation_batch_size` instead of `steps_per_generation`."
         )
+
     setup = setup_without_auto(recipe, deepspeed, config, target, processes, nodes=nodes)
     micro_batches = [setup.micro_batch]
     if MICRO_BATCH in automatic:
@@ -229,6 +232,7 @@ def choose_batch(
     switches = [setup.checkpointing]
     if any(key in automatic for key in CHECKPOINTING):
         switches = [False, True]
+
     share = CAREFUL * target.usable_share(recipe.safety.max_gpu_memory)
     # The start of a run does not know link speeds, and must choose as `cpt plan` did.
     target_without_links = replace(target, gpu_link=0.0)
@@ -359,7 +363,7 @@ def cheapest_that_fits(
     Args:
         is_allowed: whether the recipe with these changes has no mistakes.
     """
-    search = Search(setup, target, count, mfu, share)
+    search = PlanSearch(setup, target, count, mfu, share)
     proposals: list[FittingPlan] = []
     for kinds in ([with_all_parameters], [with_small_states, with_adapters]):
         cheapest: list[FittingPlan] = []
@@ -375,7 +379,7 @@ def cheapest_that_fits(
 
 
 @dataclass
-class Search:
+class PlanSearch:
     """Plans of changed setups, compared with the recipe's own."""
 
     setup: Setup
@@ -396,16 +400,23 @@ class Search:
         plan = plan_memory(sizes, candidate, activations)
         if not fits(plan, self.target, self.share * (CAREFUL if changes else 1)):
             return None
+
         mfu = self.mfu * assumed_mfu(candidate) / assumed_mfu(self.setup)
         seconds = self.step_seconds(candidate, mfu)
-        # the other keys follow from these
+        own_seconds = self.step_seconds(self.setup, self.mfu)
+        # the rest follow from other changes
         num_changes = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})
         halvings = math.log2(max(1, self.setup.micro_batch / candidate.micro_batch))
         cost = seconds * CHANGE**num_changes * HALVED**halvings
         if candidate.updates_on_host and not self.target.host_is_known:
             cost *= UNKNOWN_HOST
-        slower = seconds / self.step_seconds(self.setup, self.mfu)
-        return FittingPlan(candidate, plan, changes, cost, slower)
+        return FittingPlan(
+            setup=candidate,
+            plan=plan,
+            changes=changes,
+            cost=cost,
+            slower=seconds / own_seconds,
+        )
 
     def step_seconds(self, candidate: Setup, mfu: float) -> float:
         """Seconds for the tokens of a step of the recipe."""

@@ -139,6 +139,7 @@ def print_report(path: Path, recipe: Recipe, root: Node | None = None) -> Prefli
         print_once(f"blocker on this machine: {type(blocker).__name__}: {problem}")
     for unchecked in report.unchecked:
         print_once(f"not checked: {placed(unchecked, root)}")
+
     counts = "no mistakes"
     if report.exit_code:
         counts = (
@@ -159,6 +160,7 @@ def check_recipe(recipe: Recipe) -> PreflightReport:
         filled = with_placeholders(recipe)
         refusal = problem
     report = check_reality(filled)
+
     problems = [*report.mistakes, *report.blockers]
     if not any(isinstance(problem, DataError) for problem in problems):
         # otherwise the same files would be reported twice
@@ -168,6 +170,7 @@ def check_recipe(recipe: Recipe) -> PreflightReport:
             report.warnings += warnings
         report.warnings += report.run(shared_line_warnings, sections_of(filled)[0]) or []
         compare_texts(filled, report)
+
     if isinstance(refusal, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
         report.unchecked.append(
@@ -196,16 +199,19 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
     # a recipe in bf16 that is checked on a machine without a GPU
     elsewhere = bool(training.get("bf16")) and not torch.accelerator.is_available()
     has_gpu = elsewhere or torch.cuda.is_available()
+
     report.run(check_gpus, training)
     profile = report.run(check_deepspeed, recipe, deepspeed or training.get("deepspeed"), report)
     check_names(recipe, report, profile)
     check_documents(recipe, report)
     report.mistakes += check_tasks(recipe.evaluation.tasks)
     check_packages(recipe, report, has_gpu=has_gpu)
+
     model = check_model(recipe, report)
     check_tokenizer(recipe, model, report)
     check_teacher(recipe, model, report)
     check_reward_models(recipe, report)
+
     check_engine(recipe, profile, model, report, elsewhere=elsewhere)
     if world_size() > 1:  # before hours of tokenizing
         report.run(micro_batches_per_step, recipe, world_size())
@@ -222,6 +228,7 @@ def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> 
         report.unchecked.append(
             "`training.bf16`: memory, without a GPU on this machine. `cpt plan RECIPE --gpu NAME` computes it"
         )
+
     has_disk = bool(report.run(probe, "output_dir", recipe.output_dir / recipe.name))
     if model is not None:
         check_resources(recipe, model.config, profile, report, has_disk=has_disk)
@@ -341,6 +348,7 @@ def expect_results_of_other_runs(recipe: Recipe, report: PreflightReport) -> Non
         for path in paths
         if isinstance(path, str) and path and is_result_to_come(path, recipe.output_dir)
     ]
+
     for mistake in list(report.mistakes):
         if any(path in str(mistake) for path in awaited):
             report.mistakes.remove(mistake)
@@ -580,6 +588,7 @@ def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None
         if rate > peak_rate:
             size = f"{parameters / 1e9:.2g}B parameters"
             yield f"{key}, above the largest peak published for {size}, {peak_rate:g} ({source})"
+
     # embeddings trained together with adapters need a lower rate
     embedding_rate = recipe.optimizer.options.get("embedding_learning_rate")
     if isinstance(embedding_rate, int | float):

@@ -160,17 +160,20 @@ def read_documents(
     formats = Counter(format_of(file.name).removeprefix(".") for file in files)
     statistics = DocumentStatistics(source, formats)
     read_bytes = read_sample(statistics)
+
     scale = 1.0
     if not statistics.is_whole:
         scale = sum(file.size for file in files) / read_bytes
     statistics.documents = round(statistics.documents_read * scale)
     statistics.text_bytes = round(statistics.text_bytes * scale)
     refuse_unusable(statistics)
+
     if importlib.util.find_spec("py3langid") is not None:
         identifier = language_identifier()
         statistics.languages = Counter(
             identifier.classify(text[:2000])[0] for text in statistics.sample[:200]
         )
+
     texts = [text[:LONGEST_TOKENISED] for text in statistics.sample]
     statistics.bytes_per_token = bytes_per_token(texts, encoder)
     statistics.tokens = round(statistics.text_bytes / statistics.bytes_per_token)
@@ -417,9 +420,11 @@ def choose(
     else:
         is_strong = shift == "strong"
         shift_reason = "as requested"
+
     replay = 0.0
     if with_replay:
         replay = STRONG_REPLAY if is_strong else WEAK_REPLAY
+
     held_out = max(LEAST_HELD_OUT, HELD_OUT_DOCUMENTS / statistics.documents)
     held_out = math.ceil(min(MOST_HELD_OUT, held_out) * 1000) / 1000
     domain_tokens = max(1.0, statistics.tokens * (1 - held_out))
@@ -428,15 +433,18 @@ def choose(
         tokens = max(1, round_down(epochs * domain_tokens / (1 - replay)))
     else:
         epochs = tokens * (1 - replay) / domain_tokens
+
     batch_tokens = tokens_of_batch(base, target, length, tokens)
     if tokens < FEWEST_STEPS * batch_tokens:
         raise DataError(
             f"{statistics.source.path}: its {statistics.tokens:,} tokens make {tokens // batch_tokens} steps of"
             f" {batch_tokens:,} tokens, too few to learn from. Add documents, or set --tokens to repeat them."
         )
+
     method = first_method_that_fits(base, target, length, tokens, batch_tokens, full)
     is_full = method.name == "full"
     rate, rate_reason = learning_rate(base, is_full=is_full, is_strong_shift=is_strong)
+
     # a token of evaluation costs a third of training; evaluation should take a tenth of the time
     held_out_tokens = max(1.0, held_out * statistics.tokens)
     evaluations = int(3 * EVALUATION_SHARE * tokens / held_out_tokens)
@@ -523,6 +531,7 @@ def first_method_that_fits(
         engine = str(REPOSITORY / profile) if profile else None
         setup, (sizes, activations) = choose_batch(recipe, engine, base.model.config, target, gpus)
         plan = plan_memory(sizes, setup, activations)
+
         # with an unknown host, only count memory that stays in use
         usable_host = USABLE_OF_HOST if target.host_is_known else 1.0
         has_host = plan.host.size / GIB <= usable_host * target.host_memory_gib
@@ -543,6 +552,7 @@ def first_method_that_fits(
                 hours=(expected, shortest, longest),
                 refused=refused,
             )
+
         method = METHODS[name]
         if profile is not None:
             method += f" with {profile}"
@@ -551,6 +561,7 @@ def first_method_that_fits(
         if has_host and not fits_gpu:
             needs = f"{plan.peak.size / GIB:.1f} GiB of {target.memory_gib:.0f} on the GPU"
         refused.append(f"{method} needs {needs}")
+
     if not refused:
         raise ResourceError(f"{base.path} lacks linear layers for adapters. Remove --lora.")
     raise ResourceError(

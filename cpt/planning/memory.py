@@ -207,10 +207,12 @@ def snapshots_of_run(
         "the update": (*states, gradients, *buffers, gradients_for_update(sizes, setup)),
         "an evaluation": (*states, *evaluation_terms(sizes, setup, layer_forward), *buffers),
     }
+
     if setup.releases:
         moments |= moments_of_released_gradients(step)
     if setup.sampled:
         moments[SAMPLING] = sampling_terms(sizes, setup, activations)
+
     snapshots = []
     for name, terms in moments.items():
         snapshots.append(MemorySnapshot(name, tuple(term for term in terms if term.size)))
@@ -222,11 +224,13 @@ def shared_terms(sizes: ModelSizes, setup: Setup, rows: Activations) -> StepTerm
     saved_bytes, offloaded_bytes = rows.kept_with(setup)
     if not setup.on_cpu:
         saved_bytes -= offloaded_bytes
+
     note = f"{setup.sequences} x {setup.length:,} tokens"
     if setup.checkpointing:
         note += ", layers recomputed"
     if setup.compiles:
         note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
+
     is_deepspeed = zero is not None and not zero.is_fsdp  # it allocates gradients once
     return StepTerms(
         sizes=sizes,
@@ -263,14 +267,20 @@ def backward_ends(step: StepTerms) -> tuple[Term, ...]:
     sizes, setup = step.sizes, step.setup
     gradients = step.gradients
     layer = Term("one layer's backward pass", step.rows.again)
-    if step.fills_gradients:
-        is_unsharded = setup.zero is None and setup.gpus == 1
-        if is_unsharded and not sizes.is_tied and trains_embedding(sizes, setup):
-            embedding_bytes = setup.weights_bytes * sizes.embedding  # its gradient is the last
-            gradients = replace(gradients, size=gradients.size - embedding_bytes)
-        return (*step.states, gradients, layer, *step.buffers)
-    new_gradients = (step.tied_gradient, layer, step.layer_gradients)
-    return (*step.states, gradients, *new_gradients, *step.buffers)
+    if not step.fills_gradients:
+        return (
+            *step.states,
+            gradients,
+            step.tied_gradient,
+            layer,
+            step.layer_gradients,
+            *step.buffers,
+        )
+    is_unsharded = setup.zero is None and setup.gpus == 1
+    if is_unsharded and not sizes.is_tied and trains_embedding(sizes, setup):
+        embedding_bytes = setup.weights_bytes * sizes.embedding  # its gradient is the last
+        gradients = replace(gradients, size=gradients.size - embedding_bytes)
+    return (*step.states, gradients, layer, *step.buffers)
 
 
 def moments_of_released_gradients(step: StepTerms) -> dict[str, tuple[Term, ...]]:
@@ -618,20 +628,24 @@ def sampling_terms(
     if zero is not None or samples_in_step:  # gradients of the step's other micro-batches
         terms.append(gradients_of(sizes, setup))
     terms += buffers_of(sizes, setup)
+
     cache_bytes = 0.0
     if needs.keeps_cache:
         number_bytes = 2 if setup.half else 4
         cache_bytes = float(sampled * setup.length * sizes.cached * number_bytes)
     note = f"keys and values of {sampled} x {setup.length:,} tokens"
     terms.append(Term("generation cache", cache_bytes, note))
+
     layer_bytes = activations.of_rows(sampled).forward / setup.length
     token_bytes = layer_bytes + 4.0 * sampled * sizes.hidden
     note = f"{sampled} prompts of up to {setup.sequence_length:,} tokens"
     terms.append(Term("one layer's forward pass", token_bytes * setup.sequence_length, note))
+
     logits_bytes = float(WORD_BYTES * sampled * sizes.vocabulary)
     terms.append(Term("logits", logits_bytes, "of each completion's next token"))
     if casts_weights(setup):
         terms.append(half_matrices(sizes))
+
     if zero is not None and zero.stage == 3 and needs.gathers:
         weights_bytes = float(setup.weights_bytes * sizes.parameters)
         note = "gathered (training.ds3_gather_for_generation)"
@@ -659,6 +673,7 @@ def terms_of_host(
         machines = 1 if setup.zero is None else setup.nodes
         copy_bytes = checkpoint_bytes(sizes, setup) / machines
         terms.append(Term("copy of the checkpoint that is written", copy_bytes))
+
     # the weights are loaded before the rest is allocated
     if all(term.size <= weights_bytes for term in terms):
         loaded_bytes = copies_while_loading(setup) * weights_bytes
@@ -675,6 +690,7 @@ def pinned_by_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> Iter
     if zero.offload_parameters:
         pinned_bytes = weights_bytes / setup.nodes * rounding(setup.weights_bytes * block)
         yield Term("weights", pinned_bytes, "half precision, pinned")
+
     if zero.offload_optimizer:
         part_on_host = setup.gpus_per_node * part
         states_bytes = part_on_host / sizes.trained * state_bytes(sizes, setup)
@@ -688,6 +704,7 @@ def pinned_by_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> Iter
         if zero.stage == 3:
             group_bytes = float(block_bytes * setup.gpus_per_node)
             yield Term("gradients in fp32", group_bytes, "of a sub-group, for the update")
+
     if zero.offload_parameters and needs.reference and setup.lora is None:
         yield Term("reference model", weights_bytes / setup.nodes, "half precision, pinned")
     if zero.offload_parameters and needs.teacher is not None:

@@ -202,9 +202,11 @@ def loss_in_tiles(sizes: ModelSizes, setup: Setup) -> LossTerms:
     copy_bytes = 0
     if setup.on_cpu:
         copy_bytes = 4 * models * tile * min(sizes.vocabulary, TILE_WORDS)
+
     copies_in_forward, copies_in_backward = COPIES_ON_CPU
     forward_bytes = float(tile_bytes + copies_in_forward * copy_bytes)
     backward_bytes = float(tile_bytes + copies_in_backward * copy_bytes)
+
     head_bytes = 0.0
     if trains_head(sizes, setup):  # its gradient in fp32, and cast to the weight's dtype
         head_bytes = (6.0 if setup.weights_bytes == 2 else 4.0) * sizes.head
@@ -265,6 +267,7 @@ def fused_loss(sizes: ModelSizes, setup: Setup) -> LossTerms:
         if is_half:
             rounded_bytes = head_bytes
         head_bytes = 4.0 * sizes.head
+
     numbers = chunk * sizes.vocabulary + tokens * sizes.hidden
     logits = Term(
         "logits",

@@ -85,6 +85,7 @@ def sizes_of_model(
     in_layers = [
         matrix.numel() for matrix in matrices if matrix is not head and matrix is not embedding
     ]
+
     adapters = None if lora is None else count_lora_parameters(model, lora)
     freeze_base(model, lora, train_only)
     trained = sum(matrix.numel() for matrix in matrices if matrix.requires_grad)
@@ -219,6 +220,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
     samples_here = completion > 0 and not training.get("use_vllm")
     if completion and not samples_here:
         uncounted.append("the memory of vLLM (`training.vllm_gpu_memory_utilization`)")
+
     # gkd samples without a cache while layers are recomputed
     keeps_cache = stage != "gkd" or not training.get("gradient_checkpointing")
     return StageNeeds(
@@ -264,6 +266,7 @@ def read_reward_models(recipe: Recipe) -> tuple[list[ModelSizes], list[str]]:
         except CptError as problem:
             uncounted.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
             continue
+
         sizes = sizes_of_model(config, None, 1)
         text_config = config.get_text_config()
         head = 0 if text_config.tie_word_embeddings else text_config.vocab_size * sizes.hidden

@@ -175,8 +175,9 @@ def find_gpu_type(name: str) -> GpuType:
     for spelling in (word, f"RTX{word}"):
         if spelling in kinds:
             return kinds[spelling]
-    near = next((other for other in kinds if word and other.startswith(word)), None)
-    near = near or closest(word, kinds) or closest(f"RTX{word}", kinds)
+
+    longer = [other for other in kinds if word and other.startswith(word)]
+    near = longer[0] if longer else closest(word, kinds) or closest(f"RTX{word}", kinds)
     hint = f" Did you mean `{kinds[near].name}`?" if near else ""
     names = ", ".join(kind.name for kind in GPU_TYPES)
     raise ResourceError(
@@ -209,6 +210,7 @@ def planned_speed(sizes: ModelSizes, setup: Setup, target: Target, mfu: float) -
     moving = moving_seconds(sizes, setup)
     updating = updating_seconds(sizes, setup, target, backward)
     waiting = waiting_seconds(sizes, setup, target, computing=computing, backward=backward)
+
     step = setup.accumulation * max(computing, moving) + updating + waiting
     delays: dict[str, float] = {}
     if setup.updates_on_host:
@@ -220,6 +222,7 @@ def planned_speed(sizes: ModelSizes, setup: Setup, target: Target, mfu: float) -
         * (moving - computing),
         "waiting for other GPUs: larger micro-batches": waiting,
     }
+
     delay, seconds = max(delays.items(), key=lambda entry: entry[1])
     waits = ""
     if seconds > NOTED * step:

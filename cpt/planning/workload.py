@@ -189,10 +189,12 @@ def read_setup(
     accumulation = int(training.get(ACCUMULATION, 1))
     if batch_tokens is not None:
         accumulation = max(1, round(batch_tokens / (micro_batch * gpus * length)))
+
     zero = read_fsdp_sharding(training) if profile is None else read_deepspeed_sharding(profile)
     zero3 = zero is not None and zero.stage == 3 and not zero.is_fsdp
     is_compiled, _ = compiles(recipe, zero3=zero3, on_cpu=on_cpu)
     fuses_by_default = not on_cpu and not training.get("label_smoothing_factor")
+
     needs = read_stage_needs(recipe)
     uncounted = (*needs.uncounted, *uncounted_of_engines(training, profile))
     return Setup(
@@ -344,6 +346,7 @@ def compiles(
         return True, "the recipe enables it"
     if training.get(COMPILING, AUTO) != AUTO:
         return False, "the recipe disables it"
+
     options = [training.get(f"{key}_kwargs") or {} for key in CHECKPOINTING]
     has_even_rows = (
         recipe.data.packing != "token_budget"
@@ -368,6 +371,7 @@ def compiles(
             option.get("use_reentrant") for option in options
         ),
     }
+
     if model is not None:
         name = type(model).__name__
         selective = any(option.get("selective") for option in options)
@@ -377,6 +381,7 @@ def compiles(
             "`selective` does not work in compiled parts of layers with experts": selective
             and has_experts(model),
         }
+
     for reason, applies in reasons.items():
         if applies:
             return False, reason
