@@ -519,7 +519,7 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
         *rate_warnings(recipe, parameters, base),
         *replay_warnings(recipe.data),
         *warmup_warnings(recipe),
-        *length_warnings(recipe, base, max_positions),
+        *size_warnings(recipe, base, max_positions),
     ]
 
 
@@ -544,7 +544,7 @@ def warmup_warnings(recipe: Recipe) -> Iterator[str]:
         yield f"`schedule.{key}` is {percent} of the budget: 0.5 to 2 % is usual ({REWARMING})"
 
 
-def length_warnings(
+def size_warnings(
     recipe: Recipe, base: KnownBase | None, max_positions: int | None
 ) -> Iterator[str]:
     """Warn of a long run without checkpoints, of long rows, and of large batches."""

@@ -36,7 +36,7 @@ from cpt.planning.fitting import (
     fits,
     shipped_profiles,
 )
-from cpt.planning.memory import plan_memory
+from cpt.planning.memory import MemoryPlan, plan_memory
 from cpt.planning.speed import MFU_RANGE, Target, assumed_mfu, planned_speed
 from cpt.recipe.keys import AUTO, CHECKPOINTING, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
@@ -389,12 +389,12 @@ def own_run(path: str) -> KnownBase | None:
     rates = [row["learning_rate"] for row in read_objects(metrics) if "learning_rate" in row]
     recipe = load_recipe(recipe_file)
     return KnownBase(
-        path,
-        f"its run, {run}",
-        recipe.optimizer.learning_rate,
-        float(rates[-1]) if rates else None,
-        recipe.budget.global_batch_tokens,
-        recipe.data.sequence_length,
+        name=path,
+        source=f"its run, {run}",
+        peak_learning_rate=recipe.optimizer.learning_rate,
+        final_learning_rate=float(rates[-1]) if rates else None,
+        batch_tokens=recipe.budget.global_batch_tokens,
+        sequence_length=recipe.data.sequence_length,
     )
 
 
@@ -532,10 +532,7 @@ def first_method_that_fits(
         setup, (sizes, activations) = choose_batch(recipe, engine, base.model.config, target, gpus)
         plan = plan_memory(sizes, setup, activations)
 
-        # with an unknown host, only count memory that stays in use
-        usable_host = USABLE_OF_HOST if target.host_is_known else 1.0
-        has_host = plan.host.size / GIB <= usable_host * target.host_memory_gib
-        has_host = has_host or not setup.updates_on_host
+        has_host = not setup.updates_on_host or fits_host(plan, target)
         fits_gpu = fits(plan, target)
         if fits_gpu and has_host:
             mfus = (assumed_mfu(setup), *reversed(MFU_RANGE))
@@ -568,6 +565,12 @@ def first_method_that_fits(
         f"{base.path} does not fit {gpus} x {target.name}: {'; '.join(refused)} (estimates). Use a smaller model,"
         " more GPUs (--gpus) or larger ones, or set the host's memory (--host-memory GIB)."
     )
+
+
+def fits_host(plan: MemoryPlan, target: Target) -> bool:
+    # of an unknown host, only count memory that stays in use
+    usable = USABLE_OF_HOST if target.host_is_known else 1.0
+    return plan.host.size / GIB <= usable * target.host_memory_gib
 
 
 def draft_recipe(
