@@ -43,4 +43,4 @@ def command(
     )
     with while_working(status):
         gate = import_module("cpt.planning.gate")  # imports torch, which takes seconds
-    raise typer.Exit(gate.report(recipe, loaded, root).exit_code)
+    raise typer.Exit(gate.print_report(recipe, loaded, root).exit_code)

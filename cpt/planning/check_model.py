@@ -24,7 +24,7 @@ from cpt.data.readers.example import example_of
 from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.data.store.tokenization import DocumentEncoder, adds_bos
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
-from cpt.models.adapters import check_lora, lora_options
+from cpt.models.adapters import check_lora, count_lora_parameters, lora_options
 from cpt.models.attention import (
     VARLEN,
     VARLEN_NAMES,
@@ -44,6 +44,7 @@ from cpt.models.new_rows import (
 from cpt.optim.groups import parameter_groups
 from cpt.planning.check_resources import PreflightReport
 from cpt.planning.model_sizes import TEACHER
+from cpt.planning.workload import computes_in_half
 from cpt.plugins import with_key
 from cpt.recipe.paths import is_local, result_of_run
 from cpt.recipe.rules import TAUGHT, keyed_sources
@@ -52,73 +53,75 @@ from cpt.stages.models import check_vocabulary
 from cpt.stages.rewards import check_columns
 from cpt.tokenizer.load import load_tokenizer
 
-POSITIONS = (
-    "wpe",
-    "embed_positions",
-    "position_embeddings",
-)  # names of learned position embeddings
+POSITIONS = ("wpe", "embed_positions", "position_embeddings")  # learned position embeddings
+EXPECTING_BOS = ("llama", "mistral", "gemma")
+BOS = ("<s>", "<bos>", "<|begin_of_text|>")
 
 
-EXPECTING_BOS, BOS = ("llama", "mistral", "gemma"), ("<s>", "<bos>", "<|begin_of_text|>")
-
-
-def check_model(recipe: Recipe, found: PreflightReport) -> PreTrainedModel | None:
+def check_model(recipe: Recipe, report: PreflightReport) -> PreTrainedModel | None:
     """Return the model without weights, checked against the recipe; None if it cannot be read here."""
     if recipe.model.train_only == NEW_ROWS:
-        found.run(new_ids, Path(str(recipe.model.path)).expanduser())
-    config = found.run(find_config, recipe, found)
+        report.run(new_ids, Path(str(recipe.model.path)).expanduser())
+    config = report.run(find_config, recipe, report)
     if config is None:
         return None
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         if recipe.model.trust_remote_code:
-            found.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
+            report.unchecked.append(f"`model.trust_remote_code`: the code of {recipe.model.path}")
         else:
-            found.refuse(
+            report.refuse(
                 f"`model.config.model_type`: {config.model_type} is not a causal language model. Choose one."
             )
         return None
     model = build_on_meta(config)
-    check_architecture(recipe, model, found)
+    check_architecture(recipe, model, report)
     return model
 
 
-def check_architecture(recipe: Recipe, model: PreTrainedModel, found: PreflightReport) -> None:
+def check_architecture(recipe: Recipe, model: PreTrainedModel, report: PreflightReport) -> None:
     config = model.config
-    found.run(check_attention, recipe, model)
+    report.run(check_attention, recipe, model)
     if recipe.data.packing not in ("none", "token_budget") and not isolates_documents(config):
-        found.refuse(
+        report.refuse(
             f"`data.packing`: {config.model_type} cannot isolate documents that are packed into one row. Write"
             " `packing: token_budget`, or `packing: none`."
         )
     length = recipe.data.sequence_length
-    tables = [
-        module for name, module in model.named_modules() if name.rpartition(".")[2] in POSITIONS
-    ]
-    positions = min(
-        (table.num_embeddings for table in tables if isinstance(table, nn.Embedding)),
-        default=length,
-    )
-    if positions < length:
-        learned = f"the model has {positions} learned positions"
-        found.refuse(f"`data.sequence_length` is {length}, but {learned}. Lower it to that.")
-    if recipe.stage == "reward":
-        found.run(check_scoring, config)
-    if recipe.model.lora is not None:
-        found.run(check_adapters, recipe, model, recipe.model.lora)
-    elif recipe.model.train_only is not None:
-        found.warnings += (
-            found.run(check_trained_parts, recipe, config, recipe.model.train_only) or ()
+    positions = learned_positions(model)
+    if positions is not None and positions < length:
+        report.refuse(
+            f"`data.sequence_length` is {length}, but the model has {positions} learned positions. Lower it to that."
         )
+    if recipe.stage == "reward":
+        report.run(check_scoring, config)
+    if recipe.model.lora is not None:
+        report.run(check_adapters, recipe, model, recipe.model.lora)
+    elif recipe.model.train_only is not None:
+        report.warnings += (
+            report.run(check_trained_parts, recipe, config, recipe.model.train_only) or ()
+        )
+
+
+def learned_positions(model: PreTrainedModel) -> int | None:
+    numbers = [
+        module.num_embeddings
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in POSITIONS and isinstance(module, nn.Embedding)
+    ]
+    return min(numbers, default=None)
 
 
 def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
     packed = recipe.data.packing != "token_budget"
-    in_half = recipe.model.dtype in ("bfloat16", "float16")
-    half = bool(recipe.training.get("bf16") or recipe.training.get("fp16") or in_half)
-    chosen = choose_attention(
-        recipe.model.attention, type(model), config=model.config, half_precision=half, packed=packed
+    is_half = computes_in_half(recipe.training) or recipe.model.dtype in ("bfloat16", "float16")
+    attention = choose_attention(
+        recipe.model.attention,
+        type(model),
+        config=model.config,
+        half_precision=is_half,
+        packed=packed,
     )
-    if chosen in VARLEN_NAMES:
+    if attention in VARLEN_NAMES:
         check_documents_can_be_handed_over(model)
     if recipe.model.attention == VARLEN and not packed:
         raise RecipeError(
@@ -130,10 +133,11 @@ def check_attention(recipe: Recipe, model: PreTrainedModel) -> None:
 def check_adapters(recipe: Recipe, model: PreTrainedModel, lora: Mapping[str, Any]) -> None:
     """Check that peft can build the adapters, and that they train embeddings if these have a learning rate."""
     check_lora(model, lora)
+    count_lora_parameters(model, lora)  # peft refuses some layers only when it adapts them
     if recipe.optimizer.options.get("embedding_learning_rate") is None:
         return
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    names = {name_of(model, table) for table in ends}
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = {name_of(model, table) for table in tables}
     if not names & trained_by(lora_options(model, lora)):
         raise RecipeError(
             "`optimizer.embedding_learning_rate` is set, but these adapters train neither embeddings nor head."
@@ -147,19 +151,14 @@ def check_trained_parts(
     """Check that the names exist, and that embeddings or head are trained if these have a learning rate."""
     model = build_on_meta(config)  # the other checks read the parameters of the whole model
     tied = freeze_others(model, train_only)
-    parameter_groups(
-        model, embedding_learning_rate=recipe.optimizer.options.get("embedding_learning_rate")
-    )
+    rate = recipe.optimizer.options.get("embedding_learning_rate")
+    parameter_groups(model, embedding_learning_rate=rate)
     return tied
 
 
-def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | None:
+def find_config(recipe: Recipe, report: PreflightReport) -> PreTrainedConfig | None:
     model = recipe.model
-    if (
-        model.path is None
-        or is_local(model.path)
-        or is_cached(model.path, "config.json", model.revision)
-    ):
+    if model.path is None or is_here(model.path, "config.json", model.revision):
         return load_config(model)
     if hub_is_reachable():
         try:
@@ -167,13 +166,15 @@ def find_config(recipe: Recipe, found: PreflightReport) -> PreTrainedConfig | No
         except ResourceError as problem:
             if isinstance(problem.__cause__, GatedRepoError):
                 raise
-    compared = (
-        ", and whether it has the shape of `model.config`"
-        if model.config and not model.from_scratch
-        else ""
-    )
-    found.unchecked.append(f"`model.path`: {model.path} (Hub){compared}")
+    unchecked = f"`model.path`: {model.path} (Hub)"
+    if model.config and not model.from_scratch:
+        unchecked += ", and whether it has the shape of `model.config`"
+    report.unchecked.append(unchecked)
     return config_from(model.config) if model.config and "model_type" in model.config else None
+
+
+def is_here(path: str, file: str, revision: str | None) -> bool:
+    return is_local(path) or is_cached(path, file, revision)
 
 
 def refuse_unreachable_model(recipe: Recipe) -> None:
@@ -186,49 +187,56 @@ def refuse_unreachable_model(recipe: Recipe) -> None:
         refuse_unreachable("`tokenizer.path`", tokenizer.path, tokenizer.revision, TOKENIZER)
 
 
-def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
+def check_tokenizer(recipe: Recipe, model: PreTrainedModel | None, report: PreflightReport) -> None:
     path = recipe.tokenizer.path or recipe.model.path
-    revision = recipe.tokenizer.revision or (
-        recipe.model.revision if path == recipe.model.path else None
-    )
-    if path and not (
-        is_local(path) or is_cached(path, "tokenizer_config.json", revision) or hub_is_reachable()
-    ):
-        found.unchecked.append(
+    revision = recipe.tokenizer.revision
+    if revision is None and path == recipe.model.path:
+        revision = recipe.model.revision
+    if path and not is_here(path, "tokenizer_config.json", revision) and not hub_is_reachable():
+        report.unchecked.append(
             f"`tokenizer.path`: {path} (Hub), and whether it gives the texts back"
         )
         return
-    tokenizer = found.run(load_tokenizer, recipe.tokenizer, recipe.model)
+    tokenizer = report.run(load_tokenizer, recipe.tokenizer, recipe.model)
     if tokenizer is None:
         return
-    found.tokenizer = tokenizer
+    report.tokenizer = tokenizer
+
     with suppress(RecipeError):  # from `sections_of`; the check of documents reports it
         for key, source in keyed_sources(*sections_of(recipe)):
-            if (
-                source.chat is not None
-                or isinstance(source, Source)
-                and source.fill_in_the_middle is not None
-            ):
-                found.run(encoder_of, source, DocumentEncoder(tokenizer), key)
-        if not any(isinstance(mistake, DataError) for mistake in found.mistakes):  # else unreadable
-            check_first_examples(recipe, tokenizer, found)
-    if model is None:
-        return
-    found.run(check_new_rows, recipe.model, model, rows_needed(tokenizer))
-    expects_bos = (
-        model.config.model_type.startswith(EXPECTING_BOS) and not recipe.model.from_scratch
-    )
+            fills_in = isinstance(source, Source) and source.fill_in_the_middle is not None
+            if source.chat is not None or fills_in:
+                report.run(encoder_of, source, DocumentEncoder(tokenizer), key)
+        if not any(
+            isinstance(mistake, DataError) for mistake in report.mistakes
+        ):  # else unreadable
+            check_first_examples(recipe, tokenizer, report)
+    if model is not None:
+        check_vocabularies(recipe, model, tokenizer, report)
+
+
+def check_vocabularies(
+    recipe: Recipe,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    report: PreflightReport,
+) -> None:
+    path = recipe.tokenizer.path or recipe.model.path
+    model_type = model.config.model_type
+    needed_rows = rows_needed(tokenizer)
+    rows = vocabulary_size(model.config)
+    report.run(check_new_rows, recipe.model, model, needed_rows)
+
+    expects_bos = model_type.startswith(EXPECTING_BOS) and not recipe.model.from_scratch
     if expects_bos and tokenizer.bos_token in BOS and not adds_bos(tokenizer):
-        found.warnings.append(
-            f"`tokenizer.path`: {path} does not put {tokenizer.bos_token} before a text, as {model.config.model_type}"
+        report.warnings.append(
+            f"`tokenizer.path`: {path} does not put {tokenizer.bos_token} before a text, as {model_type}"
             " models were trained. Set `add_bos_token` in its tokenizer_config.json, if the base did"
         )
-    if recipe.model.resize_embeddings:
-        return
-    known, needed = vocabulary_size(model.config), rows_needed(tokenizer)
-    if needed > known:
-        found.refuse(
-            f"`tokenizer.path`: {path} has ids up to {needed - 1}, the model's vocabulary {known} rows. Set"
+
+    if needed_rows > rows and not recipe.model.resize_embeddings:
+        report.refuse(
+            f"`tokenizer.path`: {path} has ids up to {needed_rows - 1}, the model's vocabulary {rows} rows. Set"
             " `model.resize_embeddings: true`, or use the model's own tokenizer."
         )
 
@@ -246,9 +254,9 @@ def check_new_rows(section: Model, model: PreTrainedModel, needed: int) -> None:
     options = lora_options(model, section.lora)
     if options.get("trainable_token_indices"):
         return
-    touched = trained_by(options)
+    names = trained_by(options)
     tables = {"embedding": model.get_input_embeddings(), "head": model.get_output_embeddings()}
-    trained = [name for name, table in tables.items() if name_of(model, table) in touched]
+    trained = [table for table, layer in tables.items() if name_of(model, layer) in names]
     is_tied = bool(model.config.get_text_config().tie_word_embeddings)
     refuse_frozen_tables(trained, num_new, is_tied=is_tied)
 
@@ -256,8 +264,9 @@ def check_new_rows(section: Model, model: PreTrainedModel, needed: int) -> None:
 def trained_by(options: Mapping[str, Any]) -> set[str]:
     """Last parts of the names of the modules that adapters train or adapt, without `all-linear`."""
     targets = options.get("target_modules") or ()
-    saved = options.get("modules_to_save") or ()
-    return {*saved, *(() if isinstance(targets, str) else targets)}
+    if isinstance(targets, str):
+        targets = ()
+    return {*targets, *(options.get("modules_to_save") or ())}
 
 
 def name_of(model: PreTrainedModel, table: nn.Module) -> str:
@@ -266,46 +275,42 @@ def name_of(model: PreTrainedModel, table: nn.Module) -> str:
     )
 
 
-def check_teacher(recipe: Recipe, model: PreTrainedModel | None, found: PreflightReport) -> None:
-    path, key = (
-        result_of_run(recipe.training.get(TEACHER)) if recipe.stage in TAUGHT else None,
-        f"training.{TEACHER}",
-    )
-    if path is None or not is_there(path, None, key, found) or model is None:
+def check_teacher(recipe: Recipe, model: PreTrainedModel | None, report: PreflightReport) -> None:
+    if recipe.stage not in TAUGHT:
+        return
+    key = f"training.{TEACHER}"
+    path = result_of_run(recipe.training.get(TEACHER))
+    if path is None or not is_there(path, None, key, report) or model is None:
         return
     with suppress(CptError):  # already reported by the tokenizer's check
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        found.run(with_key, key, lambda: check_vocabulary(model, tokenizer, Model(path=path)))
+        report.run(with_key, key, lambda: check_vocabulary(model, tokenizer, Model(path=path)))
 
 
-def is_there(path: str, revision: str | None, key: str, found: PreflightReport) -> bool:
-    """Whether the config of another model can be read; adds mistakes to `found`."""
-    if not (is_local(path) or is_cached(path, "config.json", revision) or hub_is_reachable()):
-        found.unchecked.append(f"`{key}`: {path} (Hub)")
+def is_there(path: str, revision: str | None, key: str, report: PreflightReport) -> bool:
+    """Whether the config of another model can be read; adds mistakes to `report`."""
+    if not is_here(path, "config.json", revision) and not hub_is_reachable():
+        report.unchecked.append(f"`{key}`: {path} (Hub)")
         return False
-    return (
-        found.run(with_key, key, lambda: read_config(Model(path=path, revision=revision)))
-        is not None
-    )
+    section = Model(path=path, revision=revision)
+    return report.run(with_key, key, lambda: read_config(section)) is not None
 
 
 def check_first_examples(
-    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, found: PreflightReport
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, report: PreflightReport
 ) -> None:
     for key, source in keyed_sources(*sections_of(recipe)):
         if form_of_source(source) != "document" and kind_of(source.path) == "local":
-            found.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))
+            report.run(check_first, recipe, source, key, DocumentEncoder(tokenizer))
 
 
 def check_conversations(data: Data) -> None:
-    keyed = [(f"data.sources[{number}]", source) for number, source in enumerate(data.sources)]
-    if any(
-        form_of_source(source) != "conversation" or kind_of(source.path) != "local"
-        for _, source in keyed
-    ):
-        return
+    for source in data.sources:
+        if form_of_source(source) != "conversation" or kind_of(source.path) != "local":
+            return
     texts = []
-    for key, source in keyed:
+    for number, source in enumerate(data.sources):
+        key = f"data.sources[{number}]"
         first = first_document(source, key)
         example = None if first is None else example_of(first.text)
         if first is None or example is None or not isinstance(example.messages, str):
@@ -320,15 +325,10 @@ def check_conversations(data: Data) -> None:
 
 
 def first_document(source: DocumentSource, key: str) -> Document | None:
-    first = next(
-        (
-            item
-            for piece in islice(pieces_of(source, key), 1)
-            for item in read_piece(source, piece, key)
-        ),
-        None,
-    )
-    return first if isinstance(first, Document) else None
+    for piece in islice(pieces_of(source, key), 1):
+        for row in read_piece(source, piece, key):
+            return row if isinstance(row, Document) else None
+    return None
 
 
 def check_first(recipe: Recipe, source: DocumentSource, key: str, plain: DocumentEncoder) -> None:

@@ -28,7 +28,7 @@ from cpt.models.freezing import freeze_others
 from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.layers import keep_attention
 from cpt.optim.adamw import OneKernelAdamW
-from cpt.optim.build import OPTIMIZERS, build_optimizer
+from cpt.optim.build import build_optimizer, facts_of
 from cpt.optim.gradients import ReleasedGradients
 from cpt.planning.workload import Setup
 from cpt.recipe.schema import Optimizer
@@ -43,19 +43,25 @@ class PeakOfStorages(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.alive: dict[int, tuple[weakref.ref[Any], int]] = {}  # storages and their bytes, by id
         self.now = 0
         self.peak = 0
 
     def ignore(self, storage: torch.UntypedStorage) -> None:
-        self.now -= self.alive.get(id(storage), (None, 0))[1]
+        _, size = self.alive.get(id(storage), (None, 0))
+        self.now -= size
         self.alive[id(storage)] = (weakref.ref(storage), 0)
+
+    def ignore_weights(self, module: nn.Module) -> None:
+        for tensor in (*module.parameters(), *module.buffers()):
+            self.ignore(tensor.untyped_storage())
 
     def watch(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)
-        known = self.alive.get(key)
-        if known is not None and known[0]() is storage:
-            return
+        if key in self.alive:
+            reference, _ = self.alive[key]
+            if reference() is storage:
+                return
         size = storage.nbytes()
         self.alive[key] = (weakref.ref(storage, lambda _: self.gone(key, size)), size)
         self.now += size
@@ -68,11 +74,11 @@ class PeakOfStorages(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
-        result = function(*arguments, **(options or {}))
-        for leaf in tree_leaves(result):
+        output = function(*arguments, **(options or {}))
+        for leaf in tree_leaves(output):
             if isinstance(leaf, torch.Tensor):
                 self.watch(leaf.untyped_storage())
-        return result
+        return output
 
 
 def tree_leaves(tree: Any) -> list[Any]:
@@ -100,33 +106,18 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
     with fake_tensors():
         move_from_meta(model)
         if setup.checkpointing:
-            keeps: dict[str, Any] = {"use_reentrant": False}
-            if setup.recomputing.selective:
-                keeps["context_fn"] = partial(
-                    create_selective_checkpoint_contexts, keep_planned_attention
-                )
-            # the newer name is not in transformers 5.17
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):
-                every = setup.recomputing.every_n_layers
-                model.gradient_checkpointing_enable(
-                    gradient_checkpointing_kwargs=keeps, every_n_layers=every
-                )
-            model.disable_input_require_grads()  # that of adapters stays
+            enable_checkpointing(model, setup)
         if setup.fused_loss and why_not_fused(model) is None:
             FusedLoss(model)
+
         optimizer = None
         if setup.zero is None:
-            options: dict[str, Any] = {} if setup.rounding is None else {"rounding": setup.rounding}
-            name = "adamw"  # others need as much
-            if setup.optimizer in OPTIMIZERS and OPTIMIZERS[setup.optimizer].releases_gradients:
-                name = setup.optimizer
-            optimizer = build_optimizer(Optimizer(name=name, **options), model)
-            if setup.releases:
-                ReleasedGradients(optimizer)
+            optimizer = build_planned_optimizer(model, setup)
         else:
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(drop_gradient)
+
         row = fake_row(setup, setup.sequences)
         with PeakOfStorages() as storages:
             watch_weights(storages, model, setup)
@@ -143,6 +134,33 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
         return storages.peak
 
 
+def enable_checkpointing(model: PreTrainedModel, setup: Setup) -> None:
+    options: dict[str, Any] = {"use_reentrant": False}
+    if setup.recomputing.selective:
+        options["context_fn"] = partial(
+            create_selective_checkpoint_contexts, keep_planned_attention
+        )
+    # the newer name is not in transformers 5.17
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs=options, every_n_layers=setup.recomputing.every_n_layers
+        )
+    model.disable_input_require_grads()  # that of adapters stays
+
+
+def build_planned_optimizer(model: PreTrainedModel, setup: Setup) -> torch.optim.Optimizer:
+    name = "adamw"  # others need as much
+    if facts_of(setup.optimizer).releases_gradients:
+        name = setup.optimizer
+    options: dict[str, Any] = {"name": name}
+    if setup.rounding is not None:
+        options["rounding"] = setup.rounding
+    optimizer = build_optimizer(Optimizer(**options), model)
+    if setup.releases:
+        ReleasedGradients(optimizer)
+    return optimizer
+
+
 def ignore_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
     """Do not count states on the host."""
     if isinstance(optimizer, OneKernelAdamW):
@@ -152,11 +170,11 @@ def ignore_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> 
 
 def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:
     """Count the memory before the first step; frozen layers of quantized models count as quantized."""
-    how = quantization_of(setup.lora)
+    quantized = quantization_of(setup.lora)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if how is not None and name.endswith(f"{BASE_LAYER}.weight"):
+        if quantized is not None and name.endswith(f"{BASE_LAYER}.weight"):
             storages.ignore(tensor.untyped_storage())
-            storages.now += round(how.bytes_per_weight * tensor.numel())
+            storages.now += round(quantized.bytes_per_weight * tensor.numel())
         else:
             storages.watch(tensor.untyped_storage())
 
@@ -174,11 +192,11 @@ def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
             attention = "sdpa"  # which saves at least as much
         elif attention.startswith(("flash", "sdpa", VARLEN)) and not setup.on_cpu:
             # a replacement that saves the same as GPU kernels, which cannot run on fake tensors
-            attention, with_mask = STAND_IN, attention == "sdpa" and setup.packed
+            has_mask = attention == "sdpa" and setup.packed
+            mask = sdpa_mask if has_mask else flash_attention_mask
+            attention = STAND_IN
             AttentionInterface.register(STAND_IN, planned_attention)
-            AttentionMaskInterface.register(
-                STAND_IN, sdpa_mask if with_mask else flash_attention_mask
-            )
+            AttentionMaskInterface.register(STAND_IN, mask)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
         if setup.lora is not None:
             add_lora(model, setup.lora)  # puts the adapters into the model's own layers
@@ -196,40 +214,40 @@ def move_from_meta(model: nn.Module) -> None:
             fake = nn.Parameter(
                 torch.empty_like(parameter, device="cpu"), requires_grad=parameter.requires_grad
             )
-            setattr(
-                module, name, moved.setdefault(id(parameter), fake)
-            )  # torch's LSTM updates its own list
+            # torch's LSTM updates its own list
+            setattr(module, name, moved.setdefault(id(parameter), fake))
         for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
-            setattr(
-                module, name, moved.setdefault(id(buffer), torch.empty_like(buffer, device="cpu"))
-            )
+            empty = torch.empty_like(buffer, device="cpu")
+            setattr(module, name, moved.setdefault(id(buffer), empty))
 
 
 def fake_row(setup: Setup, rows: int = 1) -> dict[str, torch.Tensor]:
     """The model's inputs; positions only if documents share a row, since these need a mask."""
-    ids = torch.zeros((rows, setup.length), dtype=torch.long)
-    return {"input_ids": ids} | ({"position_ids": torch.zeros_like(ids)} if setup.packed else {})
+    ids = torch.zeros((rows, setup.length), dtype=torch.long)  # (B, T)
+    inputs = {"input_ids": ids}
+    if setup.packed:
+        inputs["position_ids"] = torch.zeros_like(ids)
+    return inputs
 
 
 def computing_as(setup: Setup) -> torch.autocast:
     """Return autocast, enabled if fp32 weights or adapters compute in half precision."""
-    mixed = (
-        setup.half and (setup.weights_bytes == 4 or setup.lora is not None) and setup.zero is None
-    )
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed)
+    has_fp32 = setup.weights_bytes == 4 or setup.lora is not None
+    is_mixed = setup.half and has_fp32 and setup.zero is None
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_mixed)
 
 
 def empty_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    queries: torch.Tensor,  # (B, H, T, D)
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return flash kernels' outputs: [rows, tokens, heads, head dimension], and an fp32 number per head and token.
-
-    Queries, keys and values are [rows, heads, tokens, head dimension].
-    """
-    output = queries.new_empty(
-        queries.shape[0], queries.shape[2], queries.shape[1], values.shape[-1]
-    )
-    return output, queries.new_empty(queries.shape[:-1], dtype=torch.float32)
+    """Return flash kernels' outputs (B, T, H, D), and an fp32 number for each token and head (B, H, T)."""
+    rows, heads, tokens, _ = queries.shape
+    output = queries.new_empty(rows, tokens, heads, values.shape[-1])
+    sums = queries.new_empty(rows, heads, tokens, dtype=torch.float32)
+    return output, sums
 
 
 def empty_gradients(gradient: torch.Tensor, *saved: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -240,7 +258,8 @@ def differentiate(
     ctx: Any, gradient: torch.Tensor, _: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
     queries, keys, values, _, output, sums = ctx.saved_tensors
-    return *stand_in_backward(gradient, queries, keys, values, output, sums), None
+    gradients = stand_in_backward(gradient, queries, keys, values, output, sums)
+    return *gradients, None
 
 
 stand_in = torch.library.custom_op("cpt::planned_attention", empty_attention, mutates_args=())
@@ -268,12 +287,16 @@ def planned_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention function for transformers. With a mask, sdpa repeats keys and values and casts the mask."""
     dtype = computing_dtype(query, key, value)
-    query, key, value = (states.to(dtype) for states in (query, key, value))
+    query = query.to(dtype)
+    key = key.to(dtype)
+    value = value.to(dtype)
     if attention_mask is not None:
         repeats = query.shape[1] // key.shape[1]
-        key, value = repeat_kv(key, repeats), repeat_kv(value, repeats)
-        attention_mask = attention_mask.to(query.dtype)
-    return stand_in(query, key, value, attention_mask)[0], None
+        key = repeat_kv(key, repeats)
+        value = repeat_kv(value, repeats)
+        attention_mask = attention_mask.to(dtype)
+    output, _ = stand_in(query, key, value, attention_mask)
+    return output, None
 
 
 def keep_planned_attention(

@@ -4,8 +4,8 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
 from typing import Any
 
 import torch
@@ -66,7 +66,9 @@ CAREFUL = 0.95  # of a run's available memory, for proposals
 CHANGE = 1.03  # a plan with one change fewer may be this much slower
 UNKNOWN_HOST = 1.1  # a plan without offloading to a host of unknown memory may be this much slower
 HALVED = 1.05  # slowdown for half the micro-batch; a guess
-ACCUMULATION_KEY, COMPILING_KEY = f"training.{ACCUMULATION}", f"training.{COMPILING}"
+ACCUMULATION_KEY = f"training.{ACCUMULATION}"
+MICRO_BATCH_KEY = f"training.{MICRO_BATCH}"
+COMPILING_KEY = f"training.{COMPILING}"
 SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
 PROFILES = REPOSITORY / "deepspeed_configs"
 FSDP2 = Sharding(3, is_fsdp=True, reduces_each_micro_batch=True)
@@ -95,57 +97,77 @@ def with_chosen_values(
         RecipeError: the model's memory cannot be planned.
         ResourceError: the model's config cannot be read.
     """
-    number, machines = processes or world_size(), nodes or nodes_here()
+    processes = processes or world_size()
+    nodes = nodes or nodes_here()
     engine = deepspeed or recipe.training.get("deepspeed")
-    if target is None:
-        on_cpu, where = (
-            bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available(),
-            "here",
-        )
-    else:
-        on_cpu, where = target.on_cpu, "there"
-    if recipe.training.get(COMPILING, AUTO) == AUTO and (
-        COMPILING in recipe.training or not on_cpu
-    ):
-        is_on, reason = main_process_decides(
-            lambda: choose_compiling(
-                recipe, engine, config, target=target, processes=number, on_cpu=on_cpu
-            )
-        )
-        if not on_cpu and reason:
-            print_once(f"training.{COMPILING}: auto is {str(is_on).lower()} {where}: {reason}.")
-        recipe = recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
+    on_cpu = bool(recipe.training.get("use_cpu")) or not torch.cuda.is_available()
+    if target is not None:
+        on_cpu = target.on_cpu
+    recipe = with_compiling(
+        recipe, engine, config, target=target, processes=processes, on_cpu=on_cpu
+    )
     if target is None and not on_cpu and recipe.model.dtype == "auto" and triton_failure():
         with_kernels = automatic_dtype(recipe, deepspeed=bool(engine), on_gpu=True)
         if with_kernels != automatic_dtype(recipe, deepspeed=bool(engine), on_gpu=False):
             report_fallback("model.dtype", "float32", triton_failure())
-    asked = automatic_keys(recipe.training)
-    if not asked:
+
+    automatic = automatic_keys(recipe.training)
+    if not automatic:
         return recipe
-    values: dict[str, Any] = dict.fromkeys(
-        asked
-    )  # None removes a key: accumulation follows from the global batch
-    if LOADING[0] in asked:
+    values: dict[str, Any] = {}
+    if LOADING[0] in automatic:
         values[LOADING[0]] = 0  # the measured wait decides the number of loader threads
-    if any(key in asked for key in (MICRO_BATCH, *CHECKPOINTING)):
+    if any(key in automatic for key in (MICRO_BATCH, *CHECKPOINTING)):
 
         def choose() -> Setup:
-            shape, machine = (
-                config or load_config(recipe.model),
-                target or this_machine(number, on_cpu=on_cpu),
-            )
-            return choose_batch(recipe, engine, shape, machine, number, nodes=machines)[0]
+            shape = config or load_config(recipe.model)
+            machine = target or this_machine(processes, on_cpu=on_cpu)
+            setup, _ = choose_batch(recipe, engine, shape, machine, processes, nodes=nodes)
+            return setup
 
-        best = main_process_decides(choose)
-        chosen = {MICRO_BATCH: best.micro_batch, **dict.fromkeys(CHECKPOINTING, best.checkpointing)}
-        values |= {key: value for key, value in chosen.items() if key in asked}
-    for key in asked:
+        setup = main_process_decides(choose)
+        values[MICRO_BATCH] = setup.micro_batch
+        values |= dict.fromkeys(CHECKPOINTING, setup.checkpointing)
+
+    training = dict(recipe.training)
+    for key in automatic:
+        if key in values:
+            training[key] = values[key]
+        else:
+            del training[key]  # such as accumulation, which follows from the global batch
         print_once(
-            f"training.{key}: auto is {'set by the other keys' if values[key] is None else values[key]} {where}."
+            f"training.{key}: auto is {values.get(key, 'set by the other keys')} {here_or_there(target)}."
         )
-    training = {key: values.get(key, value) for key, value in recipe.training.items()}
-    left = {key: value for key, value in training.items() if key not in values or value is not None}
-    return recipe.model_copy(update={"training": left})
+    return recipe.model_copy(update={"training": training})
+
+
+def here_or_there(target: Target | None) -> str:
+    return "here" if target is None else "there"
+
+
+def with_compiling(
+    recipe: Recipe,
+    deepspeed: str | Profile | None,
+    config: PreTrainedConfig | None,
+    *,
+    target: Target | None,
+    processes: int,
+    on_cpu: bool,
+) -> Recipe:
+    """Return the recipe with a value for `torch_compile`, if that is `auto`; on a GPU it is by default."""
+    default = False if on_cpu else AUTO
+    if recipe.training.get(COMPILING, default) != AUTO:
+        return recipe
+    is_on, reason = main_process_decides(
+        lambda: choose_compiling(
+            recipe, deepspeed, config, target=target, processes=processes, on_cpu=on_cpu
+        )
+    )
+    if not on_cpu and reason:
+        print_once(
+            f"training.{COMPILING}: auto is {str(is_on).lower()} {here_or_there(target)}: {reason}."
+        )
+    return recipe.model_copy(update={"training": {**recipe.training, COMPILING: is_on}})
 
 
 def choose_compiling(
@@ -157,9 +179,10 @@ def choose_compiling(
     processes: int,
     on_cpu: bool,
 ) -> tuple[bool, str]:
-    zero3, model = False, None
+    zero3 = False
     if deepspeed:
         zero3 = zero_section(read_profile(deepspeed)).get("stage") == 3
+    model = None
     if not on_cpu:
         with suppress(Exception):  # errors in custom model code; the gate reports them
             model = build_on_meta(config or load_config(recipe.model))
@@ -195,64 +218,86 @@ def choose_batch(
     nodes: int = 1,
 ) -> tuple[Setup, Counts]:
     """Choose the fastest micro-batch and checkpointing that fit, else the smallest; also return model sizes."""
-    filled, asked, on_cpu = (
-        with_placeholders(recipe),
-        automatic_keys(recipe.training),
-        target.on_cpu,
-    )
-    share = target.usable_share(recipe.safety.max_gpu_memory)
-    if MICRO_BATCH in asked and recipe.training.get("steps_per_generation") is not None:
+    automatic = automatic_keys(recipe.training)
+    if MICRO_BATCH in automatic and recipe.training.get("steps_per_generation") is not None:
         raise RecipeError(
             f"`training.{MICRO_BATCH}: auto`: with `steps_per_generation` it sets how many completions are sampled"
             " at the same time. Write a number, or `generation_batch_size` instead of `steps_per_generation`."
         )
-    attention = (
-        "sdpa" if on_cpu and recipe.model.attention == "auto" else attention_on_gpu(filled, config)
-    )
-    profile = read_profile(deepspeed) if deepspeed else None
-    setup = read_setup(filled, processes, profile, attention=attention, on_cpu=on_cpu, nodes=nodes)
-    readers = groups_of_rows(recipe.training, processes)
-    rows = max(
-        1, (recipe.budget.global_batch_tokens or 0) // (recipe.data.sequence_length * readers)
-    )
-    most = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
-    sizes = [size for size in range(1, min(rows, most) + 1) if rows % size == 0]
-    sizes = sizes if MICRO_BATCH in asked else [setup.micro_batch]
-    switches = (
-        [False, True] if any(key in asked for key in CHECKPOINTING) else [setup.checkpointing]
-    )
-    found: list[tuple[float, int, Setup]] = []
+
+    setup = setup_without_auto(recipe, deepspeed, config, target, processes, nodes=nodes)
+    micro_batches = [setup.micro_batch]
+    if MICRO_BATCH in automatic:
+        micro_batches = divisors_of_batch(recipe, setup, processes)
+    switches = [setup.checkpointing]
+    if any(key in automatic for key in CHECKPOINTING):
+        switches = [False, True]
+
+    share = CAREFUL * target.usable_share(recipe.safety.max_gpu_memory)
+    # The start of a run does not know link speeds, and must choose as `cpt plan` did.
+    target_without_links = replace(target, gpu_link=0.0)
+    best_speed = 0.0
+    best = replace(setup, micro_batch=min(micro_batches), checkpointing=any(switches))
     try:
-        facts, activations = count_model(config, setup)
-        for size, again in product(sizes, switches):
-            candidate = replace(setup, micro_batch=size, checkpointing=again)
+        sizes, activations = count_model(config, setup)
+        for micro_batch, checkpointing in product(micro_batches, switches):
+            candidate = replace(setup, micro_batch=micro_batch, checkpointing=checkpointing)
             if setup.sampled:  # a step's completions are sampled together, for any micro-batch
-                candidate = replace(
-                    candidate, accumulation=max(1, setup.micro_batch * setup.accumulation // size)
-                )
-            if fits(plan_memory(facts, candidate, activations), target, share * CAREFUL):
-                idle = HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
-                # The start of a run does not know link speeds, and must choose as `cpt plan` did.
-                speed = planned_speed(
-                    facts, candidate, replace(target, gpu_link=0.0), assumed_mfu(candidate)
-                )
-                found.append((speed.tokens_per_second / idle, -size, candidate))
+                rows = setup.micro_batch * setup.accumulation
+                candidate = replace(candidate, accumulation=max(1, rows // micro_batch))
+            if not fits(plan_memory(sizes, candidate, activations), target, share):
+                continue
+            mfu = assumed_mfu(candidate)
+            speed = planned_speed(sizes, candidate, target_without_links, mfu).tokens_per_second
+            speed /= HALVED ** math.log2(BUSY_TOKENS / min(BUSY_TOKENS, candidate.tokens_at_once))
+            if speed > best_speed:
+                best_speed = speed
+                best = candidate
     except Exception as problem:  # errors in custom model code
         raise RecipeError(
-            f"`training.{asked[0]}: auto`: the model's memory could not be planned"
+            f"`training.{automatic[0]}: auto`: the model's memory could not be planned"
             f" ({type(problem).__name__}: {problem}). Write a number; `cpt rehearse` tests it."
         ) from problem
-    smallest = replace(setup, micro_batch=min(sizes), checkpointing=any(switches))
-    best = max(found, key=lambda one: one[:2])[2] if found else smallest
-    return best, (facts, activations)
+    return best, (sizes, activations)
+
+
+def setup_without_auto(
+    recipe: Recipe,
+    deepspeed: str | Profile | None,
+    config: PreTrainedConfig,
+    target: Target,
+    processes: int,
+    *,
+    nodes: int,
+) -> Setup:
+    filled = with_placeholders(recipe)
+    attention = attention_on_gpu(filled, config)
+    if target.on_cpu and recipe.model.attention == "auto":
+        attention = "sdpa"
+    return read_setup(
+        filled,
+        processes,
+        read_profile(deepspeed) if deepspeed else None,
+        attention=attention,
+        on_cpu=target.on_cpu,
+        nodes=nodes,
+    )
+
+
+def divisors_of_batch(recipe: Recipe, setup: Setup, processes: int) -> list[int]:
+    """Micro-batches that divide a process's rows of a step, up to those that keep a GPU busy."""
+    readers = groups_of_rows(recipe.training, processes)
+    batch_tokens = recipe.budget.global_batch_tokens or 0
+    rows = max(1, batch_tokens // (recipe.data.sequence_length * readers))
+    busy_rows = max(1, BUSY_TOKENS // (setup.needs.sequences * setup.length))
+    return [size for size in range(1, min(rows, busy_rows) + 1) if rows % size == 0]
 
 
 def with_placeholders(recipe: Recipe) -> Recipe:
     """Return the recipe with arbitrary numbers instead of `auto`, to check its other keys."""
-    asked = automatic_keys(recipe.training)
-    training = {
-        key: PLACEHOLDERS[key] if key in asked else value for key, value in recipe.training.items()
-    }
+    training = dict(recipe.training)
+    for key in automatic_keys(training):
+        training[key] = PLACEHOLDERS[key]
     return recipe.model_copy(update={"training": training})
 
 
@@ -264,7 +309,10 @@ def nodes_here() -> int:
 def this_machine(processes: int, *, on_cpu: bool, gpus: list[Gpu] | None = None) -> Target:
     """Return this machine's smallest GPU, or a process' share of its memory."""
     memory = host_memory_gib()
-    gpus = [] if on_cpu else find_gpus() if gpus is None else gpus
+    if on_cpu:
+        gpus = []
+    elif gpus is None:
+        gpus = find_gpus()
     if not gpus:
         return Target("CPU", 0, memory / processes, 1.0, memory, "this machine")
     smallest = min(gpus, key=lambda gpu: gpu.memory_gib)
@@ -278,6 +326,8 @@ class FittingPlan:
     setup: Setup
     plan: MemoryPlan
     changes: Changes
+    cost: float
+    """Seconds of a step, with penalties."""
     slower: float
     """Time relative to the unchanged recipe's, if that fitted."""
     others: tuple["FittingPlan", ...] = ()
@@ -286,8 +336,9 @@ class FittingPlan:
 
 def fits(plan: MemoryPlan, target: Target, share: float = 1.0) -> bool:
     """Whether the plan fits the GPU, and the host if its memory is known."""
-    usable = share * (USABLE_OF_HOST if target.on_cpu else USABLE) * target.memory_gib * GIB
-    return plan.peak.size <= usable and (not target.host_is_known or host_room(plan, target) >= 0)
+    usable = share * (USABLE_OF_HOST if target.on_cpu else USABLE)
+    has_room = plan.peak.size <= usable * target.memory_gib * GIB
+    return has_room and (not target.host_is_known or host_room(plan, target) >= 0)
 
 
 def host_room(plan: MemoryPlan, target: Target) -> float:
@@ -312,109 +363,102 @@ def cheapest_that_fits(
     Args:
         is_allowed: whether the recipe with these changes has no mistakes.
     """
-    known: dict[tuple[Any, ...], Counts] = {}
+    search = PlanSearch(setup, target, count, mfu, share)
+    proposals: list[FittingPlan] = []
+    for kinds in ([with_all_parameters], [with_small_states, with_adapters]):
+        cheapest: list[FittingPlan] = []
+        for kind in kinds:
+            plans = search.plans_by_cost(kind(setup, target))
+            cheapest += islice((plan for plan in plans if is_allowed(plan.changes)), 1)
+        proposals += sorted(cheapest, key=lambda plan: plan.cost)
+        if proposals and (target.host_is_known or host_room(proposals[0].plan, target) >= 0):
+            break
+    if not proposals:
+        return None
+    return replace(proposals[0], others=tuple(proposals[1:]))
 
-    def counted(candidate: Setup) -> Counts:
-        lora = tuple((candidate.lora or {}).items())
-        what = (
+
+@dataclass
+class PlanSearch:
+    """Plans of changed setups, compared with the recipe's own."""
+
+    setup: Setup
+    target: Target
+    count: Callable[[Setup], Counts]
+    mfu: float
+    share: float
+    counts: dict[tuple[Any, ...], Counts] = field(default_factory=dict)
+    """Counts so far, by what determines them."""
+
+    def plans_by_cost(self, candidates: Iterator[tuple[Setup, Changes]]) -> list[FittingPlan]:
+        plans = [self.plan(candidate, changes) for candidate, changes in candidates]
+        return sorted((plan for plan in plans if plan is not None), key=lambda plan: plan.cost)
+
+    def plan(self, candidate: Setup, changes: Changes) -> FittingPlan | None:
+        """Return the candidate's plan; None if it does not fit."""
+        sizes, activations = self.counted(candidate)
+        plan = plan_memory(sizes, candidate, activations)
+        if not fits(plan, self.target, self.share * (CAREFUL if changes else 1)):
+            return None
+
+        mfu = self.mfu * assumed_mfu(candidate) / assumed_mfu(self.setup)
+        seconds = self.step_seconds(candidate, mfu)
+        own_seconds = self.step_seconds(self.setup, self.mfu)
+        # the rest follow from other changes
+        num_changes = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})
+        halvings = math.log2(max(1, self.setup.micro_batch / candidate.micro_batch))
+        cost = seconds * CHANGE**num_changes * HALVED**halvings
+        if candidate.updates_on_host and not self.target.host_is_known:
+            cost *= UNKNOWN_HOST
+        return FittingPlan(
+            setup=candidate,
+            plan=plan,
+            changes=changes,
+            cost=cost,
+            slower=seconds / own_seconds,
+        )
+
+    def step_seconds(self, candidate: Setup, mfu: float) -> float:
+        """Seconds for the tokens of a step of the recipe."""
+        sizes, _ = self.counted(candidate)
+        speed = planned_speed(sizes, candidate, self.target, mfu)
+        return self.setup.tokens_per_step / speed.tokens_per_second
+
+    def counted(self, candidate: Setup) -> Counts:
+        key = (
             candidate.as_computed.weights_bytes,
             candidate.compiles,
             candidate.zero is None,
-            lora,
+            *(candidate.lora or {}).items(),
         )
-        if what not in known:
-            known[what] = count(candidate)
-        return known[what]
-
-    own_seconds = (
-        setup.tokens_per_step
-        / planned_speed(counted(setup)[0], setup, target, mfu).tokens_per_second
-    )
-
-    def evaluated(candidate: Setup, changes: Changes) -> tuple[float, FittingPlan] | None:
-        facts, activations = counted(candidate)
-        plan = plan_memory(facts, candidate, activations)
-        if not fits(plan, target, share * (CAREFUL if changes else 1)):
-            return None
-        reached = mfu * assumed_mfu(candidate) / assumed_mfu(setup)
-        seconds = (
-            setup.tokens_per_step
-            / planned_speed(facts, candidate, target, reached).tokens_per_second
-        )
-        halvings = math.log2(max(1, setup.micro_batch / candidate.micro_batch))
-        number = len(
-            changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS}
-        )  # these follow from other changes
-        needs_host = candidate.zero is not None and candidate.zero.offload_optimizer
-        unsure = UNKNOWN_HOST if not target.host_is_known and needs_host else 1
-        cost = seconds * CHANGE**number * HALVED**halvings * unsure
-        return cost, FittingPlan(candidate, plan, changes, seconds / own_seconds)
-
-    found: list[FittingPlan] = []
-    for kinds in ([with_all_parameters], [with_small_states, with_adapters]):
-        best: list[tuple[float, FittingPlan]] = []
-        for kind in kinds:
-            fitting = [one for pair in kind(setup, target) if (one := evaluated(*pair)) is not None]
-            fitting.sort(key=lambda pair: pair[0])
-            cheapest = next((pair for pair in fitting if is_allowed(pair[1].changes)), None)
-            best += [] if cheapest is None else [cheapest]
-        found += [one for _, one in sorted(best, key=lambda pair: pair[0])]
-        if found and (target.host_is_known or host_room(found[0].plan, target) >= 0):
-            break
-    return replace(found[0], others=tuple(found[1:])) if found else None
+        if key not in self.counts:
+            self.counts[key] = self.count(candidate)
+        return self.counts[key]
 
 
 def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
     """Yield all combinations of micro-batch, checkpointing, fused loss and engine; adapters are kept."""
-    engines: list[tuple[Changes, Sharding | None]] = [({}, setup.zero)]
-    for path, shipped in shipped_profiles() if not target.on_cpu else ():
-        if shipped != setup.zero and (setup.gpus > 1 or shipped.offload_optimizer):
-            engines.append(({"training.deepspeed": path}, shipped))
-    is_divided, is_own_loss = (
-        setup.zero is not None and setup.zero.is_fsdp,
-        setup.needs.stage not in KINDS,
-    )
-    is_plain = (
-        setup.optimizer == "adamw"
-        and setup.rounding is None
-        and setup.lora is None
-        and not setup.releases
-    )
-    # same check as in `cpt.training.engine_profiles`
-    if (
-        setup.gpus > 1
-        and not target.on_cpu
-        and not is_divided
-        and is_own_loss
-        and is_plain
-        and not setup.scales_loss
-    ):
-        engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
     micro_batches = [setup.micro_batch]
     while micro_batches[-1] % 2 == 0:
         micro_batches.append(micro_batches[-1] // 2)
-    fused = (
-        (setup.fused_loss,)
-        if target.on_cpu or setup.needs.logits != WHOLE
-        else (setup.fused_loss, True)
-    )
+    fused = [setup.fused_loss]
+    if setup.needs.logits == WHOLE and not target.on_cpu:
+        fused.append(True)
+    engines = engines_to_try(setup, target)
     choices = product(micro_batches, (setup.checkpointing, True), fused, engines)
     for micro_batch, checkpointing, fused_loss, (engine, zero) in choices:
-        recomputes_hooks = checkpointing and CHECKPOINTS_AROUND_CALLS
-        breaks_graphs = (
-            zero is not None and zero.stage == 3 and (recomputes_hooks or not zero.is_fsdp)
-        )
-        compiles = setup.compiles and not breaks_graphs
+        compiles = setup.compiles and not breaks_graphs(zero, checkpointing=checkpointing)
         changed = replace(
             setup, checkpointing=checkpointing, fused_loss=fused_loss, zero=zero, compiles=compiles
         )
-        changes: Changes = (
-            {"training.gradient_checkpointing": True}
-            if checkpointing != setup.checkpointing
-            else {}
-        )
-        changes |= {"model.fused_loss": fused_loss} if fused_loss != setup.fused_loss else {}
-        changes |= engine | ({COMPILING_KEY: False} if compiles != setup.compiles else {})
+        changes: Changes = {}
+        if checkpointing != setup.checkpointing:
+            changes["training.gradient_checkpointing"] = True
+        if fused_loss != setup.fused_loss:
+            changes["model.fused_loss"] = fused_loss
+        changes |= engine
+        if compiles != setup.compiles:
+            changes[COMPILING_KEY] = False
         if engine:
             is_cast = zero is FSDP2
             changed = replace(changed, half=True, weights_bytes=4 if is_cast else 2)
@@ -423,24 +467,53 @@ def with_all_parameters(setup: Setup, target: Target) -> Iterator[tuple[Setup, C
                 changes["training.bf16"] = True
             if is_cast and trains_half(setup):
                 changes["model.dtype"] = "auto"  # fp32 parts, which compute in bfloat16
-        if micro_batch != setup.micro_batch:  # the same rows per step, in smaller micro-batches
-            needs, accumulation = (
-                changed.needs,
-                setup.accumulation * setup.micro_batch // micro_batch,
-            )
-            changes["training.per_device_train_batch_size"] = micro_batch
-            if not setup.batch_is_given:
-                changes[ACCUMULATION_KEY] = accumulation
-            if (
-                needs.steps_per_generation is not None
-            ):  # to sample the same number of completions at once
-                steps = needs.steps_per_generation * setup.micro_batch // micro_batch
-                changes["training.steps_per_generation"] = steps
-                needs = replace(needs, steps_per_generation=steps)
-            changed = replace(
-                changed, micro_batch=micro_batch, accumulation=accumulation, needs=needs
-            )
+        if micro_batch != setup.micro_batch:
+            changed = in_smaller_batches(changed, micro_batch, changes)
         yield changed, changes
+
+
+def engines_to_try(setup: Setup, target: Target) -> list[tuple[Changes, Sharding | None]]:
+    """The recipe's engine, the shipped profiles of DeepSpeed, and FSDP2."""
+    engines: list[tuple[Changes, Sharding | None]] = [({}, setup.zero)]
+    if target.on_cpu:
+        return engines
+    for path, shipped in shipped_profiles():
+        if shipped != setup.zero and (setup.gpus > 1 or shipped.offload_optimizer):
+            engines.append(({"training.deepspeed": path}, shipped))
+    # same check as in `cpt.training.engine_profiles`
+    is_supported = (
+        setup.optimizer == "adamw"
+        and setup.rounding is None
+        and setup.lora is None
+        and setup.needs.stage not in KINDS
+        and not setup.releases
+        and not setup.scales_loss
+    )
+    has_fsdp = setup.zero is not None and setup.zero.is_fsdp
+    if setup.gpus > 1 and is_supported and not has_fsdp:
+        engines.append(({"training.fsdp": True, SYNCS: True}, FSDP2))
+    return engines
+
+
+def breaks_graphs(zero: Sharding | None, *, checkpointing: bool) -> bool:
+    """Whether layers cannot be compiled under this engine."""
+    if zero is None or zero.stage < 3:
+        return False
+    return not zero.is_fsdp or (checkpointing and CHECKPOINTS_AROUND_CALLS)
+
+
+def in_smaller_batches(setup: Setup, micro_batch: int, changes: Changes) -> Setup:
+    """Return the setup with the same rows per step, and add its keys to `changes`."""
+    needs = setup.needs
+    times = setup.micro_batch // micro_batch
+    changes[MICRO_BATCH_KEY] = micro_batch
+    if not setup.batch_is_given:
+        changes[ACCUMULATION_KEY] = setup.accumulation * times
+    if needs.steps_per_generation is not None:  # to sample the same number of completions at once
+        needs = replace(needs, steps_per_generation=needs.steps_per_generation * times)
+        changes["training.steps_per_generation"] = needs.steps_per_generation
+    accumulation = setup.accumulation * times
+    return replace(setup, micro_batch=micro_batch, accumulation=accumulation, needs=needs)
 
 
 def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes]]:
@@ -453,34 +526,32 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Cha
     ):
         return
     small = replace(setup, weights_bytes=2, zero=None, half=True)
-    is_written = (
-        trains_half(setup) and setup.optimizer in IN_8_BIT
-    )  # with adamw, `auto` may be bfloat16
-    first: Changes = {} if is_written else {"model.dtype": "bfloat16"}
-    last = without_engine(setup) | ({} if setup.half else {"training.bf16": True})
-    for optimizer, (candidate, changes) in product(IN_8_BIT, with_all_parameters(small, target)):
-        changed = replace(candidate, optimizer=optimizer)
-        if changed.zero is not None:
-            continue
-        name = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
-        yield changed, first | name | changes | last
-        if setup.gpus == 1 and setup.needs.stage not in KINDS and not setup.releases:
-            is_one_portion = changed.accumulation == 1 and ACCUMULATION_KEY not in changes
-            tokens = {"budget.global_batch_tokens": changed.micro_batch * changed.sequence_length}
-            step = (
-                {}
-                if is_one_portion
-                else tokens
-                if changed.batch_is_given
-                else {ACCUMULATION_KEY: 1}
-            )
-            released = (
-                {"optimizer.release_gradients": True}
-                | changes
-                | step
-                | {"training.max_grad_norm": 0}
-            )
-            yield replace(changed, releases=True, accumulation=1), first | name | released | last
+    first: Changes = {}
+    if not trains_half(setup) or setup.optimizer not in IN_8_BIT:  # adamw's `auto` may be bfloat16
+        first["model.dtype"] = "bfloat16"
+    last = without_engine(setup)
+    if not setup.half:
+        last["training.bf16"] = True
+    for optimizer in IN_8_BIT:
+        name: Changes = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
+        for candidate, changes in with_all_parameters(replace(small, optimizer=optimizer), target):
+            if candidate.zero is not None:
+                continue
+            yield candidate, first | name | changes | last
+            if setup.gpus == 1 and setup.needs.stage not in KINDS and not setup.releases:
+                released = first | name | release_gradients(candidate, changes) | last
+                yield replace(candidate, releases=True, accumulation=1), released
+
+
+def release_gradients(setup: Setup, changes: Changes) -> Changes:
+    """Add the keys that make a micro-batch a step."""
+    released: Changes = {"optimizer.release_gradients": True} | changes
+    if setup.accumulation > 1 or ACCUMULATION_KEY in changes:
+        if setup.batch_is_given:
+            released["budget.global_batch_tokens"] = setup.micro_batch * setup.sequence_length
+        else:
+            released[ACCUMULATION_KEY] = 1
+    return released | {"training.max_grad_norm": 0}
 
 
 def without_engine(setup: Setup) -> Changes:
@@ -496,16 +567,18 @@ def with_adapters(setup: Setup, target: Target) -> Iterator[tuple[Setup, Changes
         return
     half = setup.half or not target.on_cpu
     lora = replace(setup, lora={"r": 16}, zero=None, half=half, weights_bytes=2 if half else 4)
+    first: Changes = {"model.lora": {"r": 16}} | without_engine(setup)
+    if half and not setup.half:
+        first["training.bf16"] = True
     for candidate, changes in with_all_parameters(lora, target):
         if candidate.zero is None:
-            bf16 = {"training.bf16": True} if half and not setup.half else {}
-            yield candidate, {"model.lora": {"r": 16}} | without_engine(setup) | bf16 | changes
+            yield candidate, first | changes
 
 
 def shipped_profiles() -> list[tuple[str, Sharding]]:
-    files = {
-        f"{PROFILES.name}/{file.name}": json.loads(file.read_text())
-        for file in sorted(PROFILES.glob("*.json"))
-    }
-    read = [(name, read_deepspeed_sharding(profile)) for name, profile in files.items()]
-    return [(name, zero) for name, zero in read if zero is not None]
+    profiles: list[tuple[str, Sharding]] = []
+    for file in sorted(PROFILES.glob("*.json")):
+        zero = read_deepspeed_sharding(json.loads(file.read_text()))
+        if zero is not None:
+            profiles.append((f"{PROFILES.name}/{file.name}", zero))
+    return profiles

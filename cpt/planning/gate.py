@@ -60,14 +60,18 @@ from cpt.planning.check_model import (
 )
 from cpt.planning.check_resources import PreflightReport, check_resources, placed
 from cpt.planning.fitting import capability_of, with_chosen_values, with_placeholders
-from cpt.planning.model_sizes import TEACHER
-from cpt.planning.workload import WRONG_UNDER_AUTOCAST, is_wrong_under_autocast
+from cpt.planning.model_sizes import JUDGE, TEACHER
+from cpt.planning.workload import (
+    WRONG_UNDER_AUTOCAST,
+    computes_in_half,
+    is_wrong_under_autocast,
+)
 from cpt.plugins import did_you_mean, find, with_key
 from cpt.recipe.huggingface_keys import find_stage
 from cpt.recipe.keys import automatic_keys, micro_batches_per_step
 from cpt.recipe.paths import result_of_run, unfinished_run
 from cpt.recipe.rules import REWARDED, keyed_sources, reported_name
-from cpt.recipe.schema import Data, Recipe
+from cpt.recipe.schema import Data, DocumentSource, Recipe
 from cpt.recipe.tree import Node
 from cpt.stages.models import check_reference
 from cpt.stages.rewards import find_rewards
@@ -89,13 +93,13 @@ from cpt.training.restart import find_oom_handler
 
 HIDDEN_GPUS = ("", "-1")  # by CUDA_VISIBLE_DEVICES
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "swanlab")
-LEAST_LEARNING_RATE, HIGHEST_FOR_ADAMW = 1e-6, 1e-2
+LEAST_LEARNING_RATE = 1e-6
+HIGHEST_FOR_ADAMW = 1e-2
 LORA_BAND = (1e-5, 5e-4)  # the sweep of arXiv 2405.09673
-LARGEST_PEAKS = {
-    1_000_000_000: (3e-3, "SmolLM 135M, huggingface/smollm"),
-    None: (6e-4, "Falcon 7B, its card"),
-}
-MOST_WARMUP, STRONG_REPLAY = 0.1, 0.5
+LARGEST_PEAK_BELOW_1B = (3e-3, "SmolLM 135M, huggingface/smollm")
+LARGEST_PEAK = (6e-4, "Falcon 7B, its card")
+MOST_WARMUP = 0.1
+STRONG_REPLAY = 0.5
 LONG_RUN = 10_000_000  # tokens
 REWARMING = "arXiv 2403.08763"
 REPLAYED = ("replay", "general")
@@ -113,117 +117,125 @@ def refuse_mistakes(
     Raises:
         CptError: all mistakes together, in their class, or a RecipeError if their classes differ.
     """
-    found = check_reality(recipe, deepspeed=deepspeed)
-    if mistakes := [*found.mistakes, *found.blockers]:
+    report = check_reality(recipe, deepspeed=deepspeed)
+    mistakes = [*report.mistakes, *report.blockers]
+    if mistakes:
         kinds = {type(mistake) for mistake in mistakes}
         kind = kinds.pop() if len(kinds) == 1 else RecipeError
         raise kind("\n".join(placed(str(mistake), root) for mistake in mistakes))
-    return found
+    return report
 
 
-def report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
+def print_report(path: Path, recipe: Recipe, root: Node | None = None) -> PreflightReport:
     if torch.cuda.is_available() and not recipe.training.get("use_cpu"):
         ask_triton()
-    found = found_in(recipe)
-    lines = list(map(format_account, found.accounts))
-    lines += [f"warning: {placed(warning, root)}." for warning in found.warnings]
-    for group, problems in {
-        "error": found.mistakes,
-        "blocker on this machine": found.blockers,
-    }.items():
-        lines += [
-            f"{group}: {type(problem).__name__}: {placed(str(problem), root)}"
-            for problem in problems
-        ]
-    lines += [f"not checked: {placed(unchecked, root)}" for unchecked in found.unchecked]
-    counts = f"{len(found.mistakes)} error(s), {len(found.blockers)} blocker(s) on this machine"
-    for line in lines:
-        print_once(line)
-    print_once(
-        f"{path}: {counts}, {len(found.unchecked)} not checked."
-        if found.exit_code
-        else f"{path}: no mistakes."
-    )
-    return found
+    report = check_recipe(recipe)
+    for account in report.accounts:
+        print_once(format_account(account))
+    for warning in report.warnings:
+        print_once(f"warning: {placed(warning, root)}.")
+    for mistake in report.mistakes:
+        print_once(f"error: {type(mistake).__name__}: {placed(str(mistake), root)}")
+    for blocker in report.blockers:
+        problem = placed(str(blocker), root)
+        print_once(f"blocker on this machine: {type(blocker).__name__}: {problem}")
+    for unchecked in report.unchecked:
+        print_once(f"not checked: {placed(unchecked, root)}")
+
+    counts = "no mistakes"
+    if report.exit_code:
+        counts = (
+            f"{len(report.mistakes)} error(s), {len(report.blockers)} blocker(s) on this machine"
+        )
+        counts += f", {len(report.unchecked)} not checked"
+    print_once(f"{path}: {counts}.")
+    return report
 
 
 @listing_once()
-def found_in(recipe: Recipe) -> PreflightReport:
+def check_recipe(recipe: Recipe) -> PreflightReport:
     """Check a recipe with values in place of `auto`."""
-    chosen, unchosen = recipe, None
+    refusal = None
     try:
-        chosen = with_chosen_values(recipe)
+        filled = with_chosen_values(recipe)
     except CptError as problem:  # mostly about the model, which the gate checks separately
-        chosen, unchosen = with_placeholders(recipe), problem
-    found = check_reality(chosen)
-    if not any(isinstance(mistake, DataError) for mistake in [*found.mistakes, *found.blockers]):
+        filled = with_placeholders(recipe)
+        refusal = problem
+    report = check_reality(filled)
+
+    problems = [*report.mistakes, *report.blockers]
+    if not any(isinstance(problem, DataError) for problem in problems):
         # otherwise the same files would be reported twice
-        sizes = found.run(check_sizes, *sections_of(chosen), few=FEW)
+        sizes = report.run(check_sizes, *sections_of(filled), few=FEW)
         if sizes is not None:
-            found.accounts, warnings = sizes
-            found.warnings += warnings
-        found.warnings += found.run(shared_line_warnings, sections_of(chosen)[0]) or []
-        compare_texts(chosen, found)
-    if isinstance(unchosen, ResourceError):
+            report.accounts, warnings = sizes
+            report.warnings += warnings
+        report.warnings += report.run(shared_line_warnings, sections_of(filled)[0]) or []
+        compare_texts(filled, report)
+
+    if isinstance(refusal, ResourceError):
         keys = ", ".join(f"`training.{key}: auto`" for key in automatic_keys(recipe.training))
-        found.unchecked.append(
+        report.unchecked.append(
             f"{keys}: chosen at the start of the run, since the model's config cannot be read here"
         )
-    elif unchosen is not None and not found.mistakes:
-        found.mistakes.append(unchosen)
-    return found
+    elif refusal is not None and not report.mistakes:
+        report.mistakes.append(refusal)
+    return report
 
 
-def compare_texts(recipe: Recipe, found: PreflightReport) -> None:
+def compare_texts(recipe: Recipe, report: PreflightReport) -> None:
     """Check that the tokenizer, if it could be loaded here, gives a sample of each source back."""
-    if found.tokenizer is None:
+    if report.tokenizer is None:
         return
-    encoder = DocumentEncoder(found.tokenizer)
+    encoder = DocumentEncoder(report.tokenizer)
     data, evaluation = sections_of(recipe)
     for key, source in keyed_sources(data, evaluation):
-        found.warnings += found.run(compare_sample, data, source, key, encoder) or []
+        report.warnings += report.run(compare_sample, data, source, key, encoder) or []
 
 
 def check_reality(recipe: Recipe, *, deepspeed: str | Profile | None = None) -> PreflightReport:
     """Check everything that the recipe refers to, in seconds, without a GPU; nothing is written."""
-    found, training = PreflightReport(), recipe.training
+    report = PreflightReport()
+    training = recipe.training
+    use_cpu = bool(training.get("use_cpu"))
     # a recipe in bf16 that is checked on a machine without a GPU
     elsewhere = bool(training.get("bf16")) and not torch.accelerator.is_available()
     has_gpu = elsewhere or torch.cuda.is_available()
-    found.run(check_gpus, training)
-    profile = found.run(check_deepspeed, recipe, deepspeed or training.get("deepspeed"), found)
-    zero3 = profile is not None and zero_section(profile).get("stage") == 3
-    check_names(recipe, found, profile, zero3=zero3)
-    check_documents(recipe, found)
-    found.mistakes += check_tasks(recipe.evaluation.tasks)
-    check_packages(recipe, found, has_gpu=has_gpu)
-    model = check_model(recipe, found)
-    check_tokenizer(recipe, model, found)
-    check_teacher(recipe, model, found)
-    for number, reward in enumerate(recipe.rewards):
-        path, revision = reward.options.get("path"), reward.options.get("revision")
-        if reward.name == "reward_model" and isinstance(path, str):
-            is_there(str(result_of_run(path)), revision, f"rewards[{number}].path", found)
-    check_engine(recipe, profile, model, found, elsewhere=elsewhere)
+
+    report.run(check_gpus, training)
+    profile = report.run(check_deepspeed, recipe, deepspeed or training.get("deepspeed"), report)
+    check_names(recipe, report, profile)
+    check_documents(recipe, report)
+    report.mistakes += check_tasks(recipe.evaluation.tasks)
+    check_packages(recipe, report, has_gpu=has_gpu)
+
+    model = check_model(recipe, report)
+    check_tokenizer(recipe, model, report)
+    check_teacher(recipe, model, report)
+    check_reward_models(recipe, report)
+
+    check_engine(recipe, profile, model, report, elsewhere=elsewhere)
     if world_size() > 1:  # before hours of tokenizing
-        found.run(micro_batches_per_step, recipe, world_size())
+        report.run(micro_batches_per_step, recipe, world_size())
     if recipe.stage in REWARDED:
-        found.run(check_generations, recipe, world_size())
-    parameters = None if model is None else count_model_parameters(model).total
-    found.warnings += craft_warnings(
-        recipe, parameters, None if model is None else longest_row(model.config)
-    )
-    if recipe.safety.max_gpu_memory is not None and (training.get("use_cpu") or not has_gpu):
-        found.warnings.append("`safety.max_gpu_memory` has no effect on a CPU")
-    if elsewhere and not training.get("use_cpu"):
-        found.unchecked.append(
+        report.run(check_generations, recipe, world_size())
+    if model is None:
+        report.warnings += craft_warnings(recipe, None, None)
+    else:
+        parameters = count_model_parameters(model).total
+        report.warnings += craft_warnings(recipe, parameters, longest_row(model.config))
+    if recipe.safety.max_gpu_memory is not None and (use_cpu or not has_gpu):
+        report.warnings.append("`safety.max_gpu_memory` has no effect on a CPU")
+    if elsewhere and not use_cpu:
+        report.unchecked.append(
             "`training.bf16`: memory, without a GPU on this machine. `cpt plan RECIPE --gpu NAME` computes it"
         )
-    has_disk = bool(found.run(probe, "output_dir", recipe.output_dir / recipe.name))
+
+    has_disk = bool(report.run(probe, "output_dir", recipe.output_dir / recipe.name))
     if model is not None:
-        check_resources(recipe, model.config, profile, found, has_disk=has_disk)
-    expect_results_of_other_runs(recipe, found)
-    return found
+        check_resources(recipe, model.config, profile, report, has_disk=has_disk)
+    expect_results_of_other_runs(recipe, report)
+    return report
 
 
 def setting_mistakes(recipe: Recipe, model: PreTrainedModel | None) -> set[str]:
@@ -232,49 +244,56 @@ def setting_mistakes(recipe: Recipe, model: PreTrainedModel | None) -> set[str]:
     Args:
         model: the recipe's, on the meta device; None if it cannot be built.
     """
-    recipe, found = with_placeholders(recipe), PreflightReport()
-    profile = found.run(check_deepspeed, recipe, recipe.training.get("deepspeed"), found)
-    zero3 = profile is not None and zero_section(profile).get("stage") == 3
-    check_names(recipe, found, profile, zero3=zero3)
-    check_engine(recipe, profile, model, found, elsewhere=True)
+    recipe = with_placeholders(recipe)
+    report = PreflightReport()
+    profile = report.run(check_deepspeed, recipe, recipe.training.get("deepspeed"), report)
+    check_names(recipe, report, profile)
+    check_engine(recipe, profile, model, report, elsewhere=True)
     if model is not None:
-        check_architecture(recipe, model, found)
-    return set(map(str, found.mistakes))
+        check_architecture(recipe, model, report)
+    return set(map(str, report.mistakes))
 
 
 def check_engine(
     recipe: Recipe,
     profile: Profile | None,
     model: PreTrainedModel | None,
-    found: PreflightReport,
+    report: PreflightReport,
     *,
     elsewhere: bool,
 ) -> None:
     """Check recomputing, compiling and shared rows; `elsewhere`: the run is for another machine."""
     training = recipe.training
-    zero3 = profile is not None and zero_section(profile).get("stage") == 3
-    found.run(
-        read_recomputing, training, zero3=zero3, experts=model is not None and has_experts(model)
-    )
+    zero3 = is_zero3(profile)
+    experts = model is not None and has_experts(model)
+    report.run(read_recomputing, training, zero3=zero3, experts=experts)
     even_rows = recipe.data.packing != "token_budget"
-    found.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
-    if wanted_compiling(training) is not None and is_wrong_under_autocast(
-        recipe, capability_of(None)
-    ):
-        found.warnings.append(f"`training.torch_compile`: {WRONG_UNDER_AUTOCAST}. Remove it")
-    found.run(
+    report.run(check_compiling, training, zero3=zero3, even_rows=even_rows)
+    compiles = wanted_compiling(training) is not None
+    if compiles and is_wrong_under_autocast(recipe, capability_of(None)):
+        report.warnings.append(f"`training.torch_compile`: {WRONG_UNDER_AUTOCAST}. Remove it")
+    report.run(
         check_parallelism, recipe, profile, model, processes=world_size(), elsewhere=elsewhere
     )
 
 
+def is_zero3(profile: Profile | None) -> bool:
+    return profile is not None and zero_section(profile).get("stage") == 3
+
+
+def check_reward_models(recipe: Recipe, report: PreflightReport) -> None:
+    for number, reward in enumerate(recipe.rewards):
+        path = reward.options.get("path")
+        if reward.name == JUDGE and isinstance(path, str):
+            key = f"rewards[{number}].path"
+            is_there(str(result_of_run(path)), reward.options.get("revision"), key, report)
+
+
 def check_gpus(training: Mapping[str, Any]) -> None:
     """Refuse half precision, which is for a GPU, if torch cannot use this machine's: the run would be on the CPU."""
-    is_for_gpu = training.get("bf16") or training.get("fp16") or torch.cuda.is_available()
-    if (
-        not is_for_gpu
-        or training.get("use_cpu")
-        or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN_GPUS
-    ):
+    is_for_gpu = computes_in_half(training) or torch.cuda.is_available()
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN_GPUS
+    if not is_for_gpu or training.get("use_cpu") or is_hidden:
         return
     problem = torch_problem(find_gpus())
     if problem is not None:
@@ -282,88 +301,97 @@ def check_gpus(training: Mapping[str, Any]) -> None:
         raise ResourceError(f"`training`: {problem}. {remedy}.")
 
 
-def check_documents(recipe: Recipe, found: PreflightReport) -> None:
+def check_documents(recipe: Recipe, report: PreflightReport) -> None:
     kinds = {kind_of(source.path) for _, source in keyed_sources(recipe.data, recipe.evaluation)}
     ask_hub = "hub" in kinds and hub_is_reachable()
-    found.unchecked += unchecked_sources(recipe.data, recipe.evaluation, ask_hub=ask_hub)
-    sections = found.run(sections_of, recipe)
+    report.unchecked += unchecked_sources(recipe.data, recipe.evaluation, ask_hub=ask_hub)
+    sections = report.run(sections_of, recipe)
     complaints = [] if sections is None else check_sources(*sections, ask_hub=ask_hub)
-    found.mistakes += [DataError(complaint) for complaint in complaints]
+    report.mistakes += [DataError(complaint) for complaint in complaints]
     if sections is None or complaints:
         return
     data, evaluation = sections
-    found.run(check_conversations, data)
-    # a model and its base are compared document by document
-    for key, held_out, count in (
-        found.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS))) or ()
-    ):
-        holds = f"`{key}.path`: {held_out.path} has {count} document(s)"
-        if count < FEWEST:
-            needed = f"A model and its base are compared document by document: at least {FEWEST}, ideally {FEW}"
-            remedy = "Add some, or make each line of a text a document: `text_documents: line`."
-            found.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
-        elif (
-            reported_name(held_out) not in recipe.evaluation.retain
-            and not recipe.model.from_scratch
-        ):
-            needed = f"an interval needs {FEW} or more, and with fewer than {TOO_FEW} the verdict is always unknown"
-            if form_of_source(held_out) == "document":
-                needed += f"; the domain test needs {FEWEST_QUESTIONS}"
-            found.warnings.append(f"{holds}: {needed}. The verdict is based on few documents")
+    report.run(check_conversations, data)
+    sets = report.run(lambda: list(small_sets(data, evaluation, FEWEST_QUESTIONS)))
+    for key, held_out, count in sets or ():
+        check_number_held_out(recipe, key, held_out, count, report)
 
 
-def expect_results_of_other_runs(recipe: Recipe, found: PreflightReport) -> None:
+def check_number_held_out(
+    recipe: Recipe, key: str, held_out: DocumentSource, count: int, report: PreflightReport
+) -> None:
+    """A model and its base are compared document by document."""
+    holds = f"`{key}.path`: {held_out.path} has {count} document(s)"
+    if count < FEWEST:
+        needed = f"A model and its base are compared document by document: at least {FEWEST}, ideally {FEW}"
+        remedy = "Add some, or make each line of a text a document: `text_documents: line`."
+        report.mistakes.append(DataError(f"{holds}. {needed}. {remedy}"))
+        return
+    if recipe.model.from_scratch or reported_name(held_out) in recipe.evaluation.retain:
+        return
+    needed = f"an interval needs {FEW} or more, and with fewer than {TOO_FEW} the verdict is always unknown"
+    if form_of_source(held_out) == "document":
+        needed += f"; the domain test needs {FEWEST_QUESTIONS}"
+    report.warnings.append(f"{holds}: {needed}. The verdict is based on few documents")
+
+
+def expect_results_of_other_runs(recipe: Recipe, report: PreflightReport) -> None:
     """Files missing under `output_dir` are blockers, not mistakes, if another run still has to make them."""
-    documents = [source.path for source in (*recipe.data.sources, *recipe.evaluation.perplexity)]
-    reward_models = [reward.options.get("path") for reward in recipe.rewards]
-    read = [
+    paths = [
         recipe.model.path,
         recipe.tokenizer.path,
         recipe.training.get(TEACHER),
-        *reward_models,
-        *documents,
+        *(reward.options.get("path") for reward in recipe.rewards),
+        *(source.path for source in recipe.data.sources),
+        *(source.path for source in recipe.evaluation.perplexity),
     ]
-    under = [
+    awaited = [
         path
-        for path in read
-        if isinstance(path, str) and path and recipe.output_dir in Path(path).parents
+        for path in paths
+        if isinstance(path, str) and path and is_result_to_come(path, recipe.output_dir)
     ]
-    awaited = [path for path in under if not Path(path).exists() or unfinished_run(path)]
-    for mistake in list(found.mistakes):
+
+    for mistake in list(report.mistakes):
         if any(path in str(mistake) for path in awaited):
-            found.mistakes.remove(mistake)
-            found.blockers.append(mistake)
-    for unchecked in list(found.unchecked):
+            report.mistakes.remove(mistake)
+            report.blockers.append(mistake)
+    for unchecked in list(report.unchecked):
         # `output_dir` does not exist yet, so the path looks like a Hub id
         if any(f": {path} (" in unchecked for path in awaited):
-            found.unchecked.remove(unchecked)
-            found.blockers.append(
+            report.unchecked.remove(unchecked)
+            report.blockers.append(
                 DataError(f"{unchecked.rpartition(' (')[0]} does not exist yet. Make it first.")
             )
 
 
-def check_names(
-    recipe: Recipe, found: PreflightReport, profile: Profile | None, *, zero3: bool
-) -> None:
-    found.run(find_stage, recipe.stage)
-    found.run(try_optimizer, recipe, profile)
-    found.run(check_release, recipe, deepspeed=profile is not None)
-    found.run(check_rounding, recipe)
-    found.mistakes += [RecipeError(complaint) for complaint in found.run(check_fsdp, recipe) or ()]
-    found.run(check_quantization, recipe.model.lora, zero3=zero3)
-    found.run(check_lora_options, recipe.model.lora or {}, zero3=zero3)
-    found.run(try_schedule, recipe)
-    found.run(check_loss_guard, recipe.safety.loss_guard)
+def is_result_to_come(path: str, output_dir: Path) -> bool:
+    is_result = output_dir in Path(path).parents
+    return is_result and (not Path(path).exists() or bool(unfinished_run(path)))
+
+
+def check_names(recipe: Recipe, report: PreflightReport, profile: Profile | None) -> None:
+    zero3 = is_zero3(profile)
+    report.run(find_stage, recipe.stage)
+    report.run(try_optimizer, recipe, profile)
+    report.run(check_release, recipe, deepspeed=profile is not None)
+    report.run(check_rounding, recipe)
+    report.mistakes += [
+        RecipeError(complaint) for complaint in report.run(check_fsdp, recipe) or ()
+    ]
+    report.run(check_quantization, recipe.model.lora, zero3=zero3)
+    report.run(check_lora_options, recipe.model.lora or {}, zero3=zero3)
+    report.run(try_schedule, recipe)
+    report.run(check_loss_guard, recipe.safety.loss_guard)
     if recipe.safety.on_spike is not None:
-        found.run(find_handler, recipe.safety.on_spike)
-    found.run(find_oom_handler, recipe.safety.on_oom)
+        report.run(find_handler, recipe.safety.on_spike)
+    report.run(find_oom_handler, recipe.safety.on_oom)
     if recipe.checkpoints.kept is not None:
-        found.run(find_rule, recipe.checkpoints.kept)
+        report.run(find_rule, recipe.checkpoints.kept)
     if recipe.checkpoints.archive is not None:
-        found.run(check_archive, recipe.checkpoints.archive)
-    found.run(find_rewards, recipe.rewards)
-    found.run(check_callbacks, recipe.monitoring.callbacks)
-    found.run(check_reference, recipe)
+        report.run(check_archive, recipe.checkpoints.archive)
+    report.run(find_rewards, recipe.rewards)
+    report.run(check_callbacks, recipe.monitoring.callbacks)
+    report.run(check_reference, recipe)
 
 
 def try_optimizer(recipe: Recipe, profile: Profile | None) -> None:
@@ -408,61 +436,50 @@ def try_schedule(recipe: Recipe) -> None:
     phases_in_tokens(recipe)
 
 
-def check_packages(recipe: Recipe, found: PreflightReport, *, has_gpu: bool) -> None:
+def check_packages(recipe: Recipe, report: PreflightReport, *, has_gpu: bool) -> None:
     for number, tracker in enumerate(recipe.monitoring.trackers):
         key = f"`monitoring.trackers[{number}]`"
         if tracker not in INTEGRATION_TO_CALLBACK:
-            known = f"{did_you_mean(tracker, INTEGRATION_TO_CALLBACK)} Known: {', '.join(INTEGRATION_TO_CALLBACK)}."
-            found.refuse(f"{key}: unknown tracker `{tracker}`.{known}")
+            hint = did_you_mean(tracker, INTEGRATION_TO_CALLBACK)
+            names = ", ".join(INTEGRATION_TO_CALLBACK)
+            report.refuse(f"{key}: unknown tracker `{tracker}`.{hint} Known: {names}.")
         elif tracker in TRACKERS and importlib.util.find_spec(tracker) is None:
             missing = f"{key}: {tracker} is not installed. Install it: pip install {tracker}"
-            found.blockers.append(ResourceError(missing))
+            report.blockers.append(ResourceError(missing))
+    training = recipe.training
     # `optimizer` and `torch_compile` are checked with their other requirements
-    if recipe.training.get("use_liger_kernel"):
-        found.run(
-            require_triton,
-            "`training.use_liger_kernel`",
-            instead="`training.use_liger_kernel: false`",
-        )
-    if recipe.training.get("activation_offloading") and (
-        recipe.training.get("use_cpu") or not has_gpu
-    ):
-        found.refuse("`training.activation_offloading` needs a GPU. Remove it.")
+    if training.get("use_liger_kernel"):
+        key = "`training.use_liger_kernel`"
+        report.run(require_triton, key, instead="`training.use_liger_kernel: false`")
+        # without a GPU, cpt's chunked loss replaces Liger's kernels
+        if has_gpu and importlib.util.find_spec("liger_kernel") is None:
+            missing = f"{key}: not installed. Install it: pip install liger-kernel"
+            report.blockers.append(ResourceError(missing))
+    if training.get("activation_offloading") and (training.get("use_cpu") or not has_gpu):
+        report.refuse("`training.activation_offloading` needs a GPU. Remove it.")
     if recipe.model.attention == "flex_attention":
-        found.run(
-            require_triton, "`model.attention`: flex_attention", instead="`model.attention: auto`"
-        )
-    # without a GPU, cpt's chunked loss replaces Liger's kernels
-    if (
-        recipe.training.get("use_liger_kernel")
-        and has_gpu
-        and importlib.util.find_spec("liger_kernel") is None
-    ):
-        missing = "`training.use_liger_kernel`: not installed. Install it: pip install liger-kernel"
-        found.blockers.append(ResourceError(missing))
+        key = "`model.attention`: flex_attention"
+        report.run(require_triton, key, instead="`model.attention: auto`")
 
 
 def check_deepspeed(
-    recipe: Recipe, given: str | Profile | None, found: PreflightReport
+    recipe: Recipe, engine: str | Profile | None, report: PreflightReport
 ) -> Profile | None:
-    if not given:
+    if not engine:
         return None
     if not find_gpus():
-        os.environ.setdefault(
-            "DS_ACCELERATOR", "cpu"
-        )  # DeepSpeed detects its device when it is imported
-    profile = read_profile(given)
-    found.mistakes += [RecipeError(complaint) for complaint in check_profile(given, recipe)]
-    found.warnings += [*changes_in_memory(given), *profile_warnings(given, recipe)]
-    reason = (
-        "`training.deepspeed`: offload_optimizer compiles its optimizer"
-        if offloads(profile, "optimizer")
-        else ""
-    )
+        # DeepSpeed detects its device when it is imported
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    profile = read_profile(engine)
+    report.mistakes += [RecipeError(complaint) for complaint in check_profile(engine, recipe)]
+    report.warnings += [*changes_in_memory(engine), *profile_warnings(engine, recipe)]
+    reason = ""
     if not torch.accelerator.is_available():
-        reason = "`training.deepspeed`: DeepSpeed on a CPU compiles its communication"
+        reason = "DeepSpeed on a CPU compiles its communication"
+    elif offloads(profile, "optimizer"):
+        reason = "offload_optimizer compiles its optimizer"
     if reason:
-        found.run(require_programs, "g++", "ninja", reason=reason)
+        report.run(require_programs, "g++", "ninja", reason=f"`training.deepspeed`: {reason}")
     return profile
 
 
@@ -478,22 +495,21 @@ def probe(key: str, folder: Path) -> bool:
         ) from problem
 
 
-def check_archive(place: str) -> None:
+def check_archive(url: str) -> None:
     try:
-        files, path = fsspec.core.url_to_fs(place)
+        files, path = fsspec.core.url_to_fs(url)
     except ImportError as problem:
-        raise ResourceError(
-            f"`checkpoints.archive`: {place} needs a package: {problem}"
-        ) from problem
+        raise ResourceError(f"`checkpoints.archive`: {url} needs a package: {problem}") from problem
     except ValueError as problem:
-        raise RecipeError(f"`checkpoints.archive`: {place}: {problem}") from problem
+        raise RecipeError(f"`checkpoints.archive`: {url}: {problem}") from problem
     if isinstance(files, LocalFileSystem):
         probe("checkpoints.archive", Path(path))
 
 
 def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | None) -> list[str]:
     """List settings outside published ranges, with sources; `parameters` is None if only the Hub has the number."""
-    rate, name = recipe.optimizer.learning_rate, recipe.optimizer.name
+    rate = recipe.optimizer.learning_rate
+    name = recipe.optimizer.name
     if rate > HIGHEST_FOR_ADAMW and "adamw" in name.lower():
         return [
             f"`optimizer.learning_rate` is {rate:g}: {name} usually diverges at such rates. 1e-5 to 1e-3 is usual"
@@ -501,53 +517,64 @@ def craft_warnings(recipe: Recipe, parameters: int | None, max_positions: int | 
     if recipe.stage != "cpt":
         return []
     base = known_base(recipe.model.path) if recipe.model.path else None
-    found = [*rate_warnings(recipe, parameters, base), *replay_warnings(recipe.data)]
+    return [
+        *rate_warnings(recipe, parameters, base),
+        *replay_warnings(recipe.data),
+        *warmup_warnings(recipe),
+        *size_warnings(recipe, base, max_positions),
+    ]
+
+
+def warmup_warnings(recipe: Recipe) -> Iterator[str]:
     schedule, total = recipe.schedule, recipe.budget.tokens
+    if ":" in schedule.name or schedule.name == "continued":
+        return
     share = schedule.options.get("warmup_share")
-    warmup = (
-        share * (total or 1)
-        if isinstance(share, float)
-        else schedule.options.get("warmup_tokens", 0)
-    )
-    if (
-        ":" not in schedule.name
-        and schedule.name != "continued"
-        and isinstance(warmup, int | float)
-    ):
-        if not warmup:
-            found.append(
-                "`schedule.warmup_tokens` is missing: the first steps at full rate cause a loss spike. About 1 % of"
-                f" the budget ({REWARMING})"
-            )
-        elif total is not None and warmup > MOST_WARMUP * total:
-            key = f"`schedule.{'warmup_share' if share else 'warmup_tokens'}`"
-            found.append(
-                f"{key} is {100 * warmup / total:.0f} % of the budget: 0.5 to 2 % is usual ({REWARMING})"
-            )
-    if (
-        recipe.checkpoints.every_tokens is recipe.checkpoints.every_steps is None
-        and (total or 0) >= LONG_RUN
-    ):
-        found.append(
+    warmup = schedule.options.get("warmup_tokens", 0)
+    if isinstance(share, float):
+        warmup = share * (total or 1)
+    if not isinstance(warmup, int | float):
+        return
+    if not warmup:
+        yield (
+            "`schedule.warmup_tokens` is missing: the first steps at full rate cause a loss spike. About 1 % of"
+            f" the budget ({REWARMING})"
+        )
+    elif total is not None and warmup > MOST_WARMUP * total:
+        key = "warmup_share" if share else "warmup_tokens"
+        percent = f"{100 * warmup / total:.0f} %"
+        yield f"`schedule.{key}` is {percent} of the budget: 0.5 to 2 % is usual ({REWARMING})"
+
+
+def size_warnings(
+    recipe: Recipe, base: KnownBase | None, max_positions: int | None
+) -> Iterator[str]:
+    """Warn of a long run without checkpoints, of long rows, and of large batches."""
+    checkpoints, budget = recipe.checkpoints, recipe.budget
+    has_interval = checkpoints.every_tokens is not None or checkpoints.every_steps is not None
+    if not has_interval and (budget.tokens or 0) >= LONG_RUN:
+        yield (
             "`checkpoints` has no interval, so a crash loses the whole run: with `every_steps: 0.1` it saves ten times"
         )
-    length, batch = recipe.data.sequence_length, recipe.budget.global_batch_tokens
+    length = recipe.data.sequence_length
     if max_positions is not None and length > max_positions:
-        found.append(
+        yield (
             f"`data.sequence_length` is {length:,}, but the model's config has {max_positions:,} positions. Use the"
             " base's length unless you train for long context"
         )
-    of_base = base.batch_tokens if base is not None else None
-    if batch is not None and base is not None and of_base is not None and batch > 2 * of_base:
-        found.append(
-            f"`budget.global_batch_tokens` is {batch:,}, more than twice the base's {of_base:,}"
+    batch = budget.global_batch_tokens
+    if batch is None or base is None or base.batch_tokens is None:
+        return
+    if batch > 2 * base.batch_tokens:
+        yield (
+            f"`budget.global_batch_tokens` is {batch:,}, more than twice the base's {base.batch_tokens:,}"
             f" ({base.source}): smaller and more steps learn more from the same tokens"
         )
-    return found
 
 
 def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None) -> Iterator[str]:
-    lora, rate = recipe.model.lora, recipe.optimizer.learning_rate
+    lora = recipe.model.lora
+    rate = recipe.optimizer.learning_rate
     key = f"`optimizer.learning_rate` is {rate:g}"
     low, high = LORA_BAND
     if lora is not None and not low <= rate <= high:
@@ -556,20 +583,20 @@ def rate_warnings(recipe: Recipe, parameters: int | None, base: KnownBase | None
         yield f"{key}: such a low rate barely changes the weights; start near the base's last one ({REWARMING})"
     if lora is None and base is not None and base.peak_learning_rate is not None:
         if rate > base.peak_learning_rate:
-            known = f"{base.peak_learning_rate:g} ({base.source})"
-            yield f"{key}, above the peak of the base's pre-training, {known}: expect forgetting"
+            peak = f"{base.peak_learning_rate:g} ({base.source})"
+            yield f"{key}, above the peak of the base's pre-training, {peak}: expect forgetting"
     elif lora is None and parameters is not None:
-        peak, whose = next(
-            peak for limit, peak in LARGEST_PEAKS.items() if limit is None or parameters < limit
-        )
-        if rate > peak:
-            yield f"{key}, above the largest peak published for {parameters / 1e9:.2g}B parameters, {peak:g} ({whose})"
+        peak_rate, source = LARGEST_PEAK if parameters >= 1e9 else LARGEST_PEAK_BELOW_1B
+        if rate > peak_rate:
+            size = f"{parameters / 1e9:.2g}B parameters"
+            yield f"{key}, above the largest peak published for {size}, {peak_rate:g} ({source})"
+
     # embeddings trained together with adapters need a lower rate
-    of_embedding = recipe.optimizer.options.get("embedding_learning_rate")
-    if isinstance(of_embedding, int | float):
-        if of_embedding > rate:
-            of_it = f"`optimizer.embedding_learning_rate` is {of_embedding:g}"
-            yield f"{of_it}: 2 to 10 times below `learning_rate` is usual"
+    embedding_rate = recipe.optimizer.options.get("embedding_learning_rate")
+    if isinstance(embedding_rate, int | float):
+        if embedding_rate > rate:
+            key = f"`optimizer.embedding_learning_rate` is {embedding_rate:g}"
+            yield f"{key}: 2 to 10 times below `learning_rate` is usual"
     elif lora is not None and lora.get("preset") == "cpt":
         yield (
             "`model.lora: cpt` trains embeddings and head at the adapters' learning rate: 2 to 10 times less is usual."
@@ -587,13 +614,13 @@ def replay_warnings(data: Data) -> Iterator[str]:
         )
     if data.phases or data.temperature is not None:
         return
-    replays = [
-        source
-        for source in data.sources
-        if any(word in reported_name(source).lower() for word in REPLAYED)
-    ]
-    share = sum(source.weight for source in replays) / sum(source.weight for source in data.sources)
-    if replays and share < 0.01:
+    replayed = 0.0
+    for source in data.sources:
+        name = reported_name(source).lower()
+        if any(word in name for word in REPLAYED):
+            replayed += source.weight
+    share = replayed / sum(source.weight for source in data.sources)
+    if 0 < share < 0.01:
         yield f"`data.sources`: {100 * share:.1f} % is replayed; 1 to 5 %, or 25 %, is usual ({REWARMING})"
     elif share > STRONG_REPLAY:
         yield f"`data.sources`: {100 * share:.0f} % is replayed, more than was tested (half, {REWARMING})"

@@ -6,6 +6,7 @@ the model itself (`cpt.planning.activations`); memory of kernels and libraries i
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedConfig
@@ -14,11 +15,10 @@ from cpt.hardware import GIB
 from cpt.models.adapters import quantization_of, reader_of_weights
 from cpt.models.fused_loss import SCORED_POSITIONS
 from cpt.optim.adamw import BUFFER, BUFFERS
-from cpt.planning.activations import ActivationCounts, count_activations
+from cpt.planning.activations import ActivationCounts, Activations, count_activations
 from cpt.planning.memory_parts import (
-    MASTER,
-    PAGED,
-    REDUCED,
+    MASTER_BYTES,
+    REDUCED_BYTES,
     MemorySnapshot,
     Term,
     accumulates_in_fp32,
@@ -38,15 +38,16 @@ from cpt.planning.model_sizes import ModelSizes, sizes_of_model, with_own_head
 from cpt.planning.workload import Setup, Sharding
 from cpt.training.averaging import BUCKET_BYTES
 
-CONTEXT = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
-COMMUNICATION = 0.4 * GIB  # NCCL's buffers, with more than one GPU
+CONTEXT_BYTES = 0.6 * GIB  # CUDA's context and the workspaces of its matrix products
+COMMUNICATION_BYTES = 0.4 * GIB  # NCCL's buffers, with more than one GPU
 FRAGMENTATION = 0.03  # of allocated memory: unusable gaps between blocks
-MOVED, BUCKETS = "the largest matrix on its way to the host", "communication buckets"
+MOVED = "the largest matrix on its way to the host"
+BUCKETS = "communication buckets"
 SAMPLING = "sampling completions"
 WORD_BYTES = 16  # of a logit of a completion's next token: in fp32, as log-softmax, sorted, and as probability
-PROCESS = 3 * GIB  # Python, torch and CUDA libraries in host memory
-WORKER = 0.5 * GIB
-AHEAD = 2  # layers that FSDP2 gathers at once: the current and the next
+PROCESS_BYTES = 3 * GIB  # Python, torch and CUDA libraries in host memory
+WORKER_BYTES = 0.5 * GIB
+LAYERS_IN_USE = 2  # that FSDP2 gathers at the same time: the current and the next
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def count_model(config: PreTrainedConfig, setup: Setup) -> tuple[ModelSizes, Act
 
 
 def plan_memory(
-    facts: ModelSizes,
+    sizes: ModelSizes,
     setup: Setup,
     activations: ActivationCounts,
     *,
@@ -83,382 +84,572 @@ def plan_memory(
     snapshot: bool = False,
 ) -> MemoryPlan:
     """`workers` read data for each GPU; with `snapshot`, a copy on the host is written in the background."""
-    moments, is_counted = snapshots_of_run(facts, setup, activations), activations.one.is_counted
-    # one process with all weights; under an engine, no gradients or optimizer
-    engine = None if setup.zero is None else Sharding(2, offload_optimizer=True)
-    single = replace(
-        setup, gpus=1, zero=engine, recomputing=replace(setup.recomputing, offload=False)
-    )
-    alone = max(
-        sum(term.size for term in moment.terms if term.name not in (MOVED, BUCKETS))
-        for moment in snapshots_of_run(facts, single, activations)
-    )
-    here = setup.gpus_per_node
-    of_processes = here * (PROCESS + workers * WORKER)
-    processes = Term("processes", of_processes, f"{here} of training, {workers * here} of data")
-    whole: list[MemorySnapshot] = []
+    moments = snapshots_of_run(sizes, setup, activations)
     if setup.on_cpu:  # all processes share one memory
-        for moment in moments:
-            terms = [replace(term, size=term.size * setup.gpus) for term in moment.terms]
-            whole.append(MemorySnapshot(moment.name, (*terms, processes)))
-        return MemoryPlan(
-            tuple(whole), max(whole, key=lambda moment: moment.size), is_counted, alone
-        )
-    libraries = Term(
-        "CUDA and its libraries", CONTEXT + (COMMUNICATION if setup.gpus > 1 else 0), "assumed"
+        processes = term_of_processes(setup, workers)
+        moments = [of_all_processes(moment, setup.gpus, processes) for moment in moments]
+        host = max(moments, key=lambda moment: moment.size)
+    else:
+        moments = [with_libraries(moment, setup.gpus) for moment in moments]
+        _, offloaded_bytes = activations.of_rows(setup.sequences).kept_with(setup)
+        terms = terms_of_host(sizes, setup, offloaded_bytes, snapshot=snapshot)
+        host = MemorySnapshot("host", (*terms, term_of_processes(setup, workers)))
+    return MemoryPlan(
+        moments=tuple(moments),
+        host=host,
+        is_counted=activations.one_row.is_counted,
+        model_alone=bytes_of_one_process(sizes, setup, activations),
     )
-    for moment in moments:
-        between = Term(
-            "fragmentation", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above"
-        )
-        whole.append(MemorySnapshot(moment.name, (*moment.terms, between, libraries)))
-    _, waiting = activations.of_rows(setup.sequences).kept_with(setup)
-    host = MemorySnapshot(
-        "host", (*terms_of_host(facts, setup, waiting, snapshot=snapshot), processes)
+
+
+def term_of_processes(setup: Setup, workers: int) -> Term:
+    processes = setup.gpus_per_node
+    size = processes * (PROCESS_BYTES + workers * WORKER_BYTES)
+    return Term("processes", size, f"{processes} of training, {workers * processes} of data")
+
+
+def of_all_processes(moment: MemorySnapshot, number: int, processes: Term) -> MemorySnapshot:
+    terms = [replace(term, size=term.size * number) for term in moment.terms]
+    return MemorySnapshot(moment.name, (*terms, processes))
+
+
+def with_libraries(moment: MemorySnapshot, gpus: int) -> MemorySnapshot:
+    gaps = Term("fragmentation", FRAGMENTATION * moment.size, f"{FRAGMENTATION:.0%} of the above")
+    size = CONTEXT_BYTES + COMMUNICATION_BYTES if gpus > 1 else CONTEXT_BYTES
+    libraries = Term("CUDA and its libraries", size, "assumed")
+    return MemorySnapshot(moment.name, (*moment.terms, gaps, libraries))
+
+
+def bytes_of_one_process(sizes: ModelSizes, setup: Setup, activations: ActivationCounts) -> float:
+    """Return the peak of one process with all weights; under an engine, without gradients and optimizer."""
+    single = replace(
+        setup,
+        gpus=1,
+        zero=None if setup.zero is None else Sharding(2, offload_optimizer=True),
+        recomputing=replace(setup.recomputing, offload=False),
     )
-    return MemoryPlan(tuple(whole), host, is_counted, alone)
+    peak_bytes = 0.0
+    for moment in snapshots_of_run(sizes, single, activations):
+        of_model = [term.size for term in moment.terms if term.name not in (MOVED, BUCKETS)]
+        peak_bytes = max(peak_bytes, sum(of_model))
+    return peak_bytes
+
+
+# --- moments of a step -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """Terms that several moments of a step share; those that are not in memory have size 0."""
+
+    sizes: ModelSizes
+    setup: Setup
+    rows: Activations
+    """Of the rows of a micro-batch."""
+    states: tuple[Term, ...]
+    buffers: tuple[Term, ...]
+    activations: Term
+    """Saved by the forward pass."""
+    gradients: Term
+    """All gradients on one GPU."""
+    has_earlier_gradients: bool
+    """`gradients` exist before the last backward pass, which adds to them."""
+    layer_gradients: Term
+    """Gradients of a compiled layer, which exist all at once."""
+
+    @property
+    def earlier_gradients(self) -> Term:
+        return self.gradients if self.has_earlier_gradients else replace(self.gradients, size=0.0)
+
+    @property
+    def fills_gradients(self) -> bool:
+        """Whether the backward pass makes `gradients`: none exist before, and none are released."""
+        return not self.has_earlier_gradients and not self.setup.releases
+
+    @property
+    def tied_gradient(self) -> Term:
+        """The gradient of a tied head, which waits for the embedding's."""
+        size = head_gradient(self.sizes, self.setup) if self.sizes.is_tied else 0.0
+        return Term("gradient of the head", size)
+
+    @property
+    def layer_backward(self) -> Term:
+        size = self.rows.again if self.setup.checkpointing else self.rows.backward
+        return Term("one layer's backward pass", size)
 
 
 def snapshots_of_run(
-    facts: ModelSizes, setup: Setup, activations: ActivationCounts
+    sizes: ModelSizes, setup: Setup, activations: ActivationCounts
 ) -> list[MemorySnapshot]:
-    rows, zero = activations.of_rows(setup.sequences), setup.zero
-    states, buffers, gradients = (
-        states_of(facts, setup),
-        buffers_of(facts, setup),
-        gradients_of(facts, setup),
-    )
-    is_kept_by_engine = zero is not None and not zero.is_fsdp  # DeepSpeed allocates them once
-    waiting = (gradients,) if setup.accumulation > 1 or is_kept_by_engine else ()
-    note = f"{setup.sequences} x {setup.length:,} tokens{', layers recomputed' if setup.checkpointing else ''}"
-    if setup.compiles:
-        note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
-    size, waiting_on_host = rows.kept_with(setup)
-    kept = Term("activations", size if setup.on_cpu else size - waiting_on_host, note)
-    one_layer = Term(
-        "one layer's backward pass", rows.again if setup.checkpointing else rows.backward
-    )
-    of_layer = Term(
-        "a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer"
-    )
-    is_separate = bool(waiting or setup.releases)  # otherwise all gradients include a layer's
-    first_layer = Term("one layer's backward pass", rows.again)
-    last = (first_layer, of_layer) if is_separate else (first_layer,)
-    head = Term("gradient of the head", head_gradient(facts, setup))
-    # a tied head's gradient waits for the embedding's
-    ends = (head,) if facts.is_tied or not is_separate else ()
-    tied = (head,) if facts.is_tied and is_separate else ()
-    # the embedding's gradient comes last, unless tied to the head
-    is_alone = (
-        zero is None and setup.gpus == setup.accumulation == 1 and trains_embedding(facts, setup)
-    )
-    is_missing = is_alone and not facts.is_tied and not setup.releases
-    missing = setup.weights_bytes * facts.embedding if is_missing else 0
-    but_embedding = replace(gradients, size=gradients.size - missing)
-    # autocast keeps its casts until the forward pass ends; without checkpointing layers keep them anyway
-    is_cast = setup.half and setup.weights_bytes == 4 and setup.checkpointing and zero is None
-    cast = (half_matrices(facts),) if is_cast else ()
-    of_update: tuple[Term, ...] = ()
-    if (
-        zero is not None and not zero.offload_optimizer and not zero.is_fsdp
-    ):  # DeepSpeed casts the gradients
-        part = facts.trained / setup.gpus
-        numbers = min(part, zero.sub_group_size) if zero.stage == 3 else part
-        of_update = (Term("gradients in fp32", 4.0 * numbers, "for the update"),)
-    (before, at_loss, ready), another = (
-        loss_terms(facts, setup),
-        another_forward(facts, setup, rows.forward),
-    )
+    """Return the moments in their order, without terms of size 0."""
+    step = shared_terms(sizes, setup, activations.of_rows(setup.sequences))
+    loss = loss_terms(sizes, setup)
+    layer_forward = step.rows.forward
+    states = step.states
+    gradients = step.gradients
+    buffers = step.buffers
+    saved = (*states, step.earlier_gradients, step.activations)
+    casts = casts_in_forward(sizes, setup)
+    another = another_forward(sizes, setup, layer_forward)
     moments: dict[str, tuple[Term, ...]] = {
-        "the forward pass ends": (*states, *waiting, kept, *cast, *before, *buffers),
-        "another model's forward pass": (*states, *waiting, kept, *another, *buffers),
-        "the loss": (*states, *waiting, kept, *at_loss, *buffers),
-        "the head's backward pass": (*states, *waiting, kept, *ready, *buffers),
-        "the backward pass begins": (*states, *waiting, *ends, kept, one_layer, of_layer, *buffers),
-        "the first layer's backward pass": (*states, but_embedding, *tied, *last, *buffers),
+        "the forward pass ends": (*saved, casts, *loss.before_gradients, *buffers),
+        "another model's forward pass": (*saved, another, *buffers),
+        "the loss": (*saved, *loss.with_gradients, *buffers),
+        "the head's backward pass": (*saved, *loss.early_gradients, *buffers),
+        "the backward pass begins": backward_begins(step),
+        "the first layer's backward pass": backward_ends(step),
         "the embedding's backward pass": (
             *states,
             gradients,
-            *embedding_twice(facts, setup),
+            embedding_gradient(sizes, setup),
             *buffers,
         ),
-        "the update": (*states, gradients, *buffers, *of_update),
-        "an evaluation": (*states, *scored_terms(facts, setup, rows.forward), *buffers),
+        "the update": (*states, gradients, *buffers, gradients_for_update(sizes, setup)),
+        "an evaluation": (*states, *evaluation_terms(sizes, setup, layer_forward), *buffers),
     }
+
     if setup.releases:
-        if not of_layer.size:
-            of_layer = replace(gradients, size=float(setup.weights_bytes * facts.largest_in_layers))
-        moments["the head's update"] = (*states, gradients, kept, *buffers, *of_update)
-        moments["a layer's update"] = (*states, of_layer, *tied, kept, one_layer, *buffers)
+        moments |= moments_of_released_gradients(step)
     if setup.sampled:
-        moments[SAMPLING] = sampling_terms(facts, setup, activations)
-    return [
-        MemorySnapshot(name, tuple(term for term in terms if term.size))
-        for name, terms in moments.items()
-    ]
+        moments[SAMPLING] = sampling_terms(sizes, setup, activations)
+
+    snapshots = []
+    for name, terms in moments.items():
+        snapshots.append(MemorySnapshot(name, tuple(term for term in terms if term.size)))
+    return snapshots
+
+
+def shared_terms(sizes: ModelSizes, setup: Setup, rows: Activations) -> StepTerms:
+    zero = setup.zero
+    saved_bytes, offloaded_bytes = rows.kept_with(setup)
+    if not setup.on_cpu:
+        saved_bytes -= offloaded_bytes
+
+    note = f"{setup.sequences} x {setup.length:,} tokens"
+    if setup.checkpointing:
+        note += ", layers recomputed"
+    if setup.compiles:
+        note += ", compiled" if rows.layer_gradients else ", as if not compiled: an upper bound"
+
+    is_deepspeed = zero is not None and not zero.is_fsdp  # it allocates gradients once
+    return StepTerms(
+        sizes=sizes,
+        setup=setup,
+        rows=rows,
+        states=states_of(sizes, setup),
+        buffers=buffers_of(sizes, setup),
+        activations=Term("activations", saved_bytes, note),
+        gradients=gradients_of(sizes, setup),
+        has_earlier_gradients=is_deepspeed or setup.accumulation > 1,
+        layer_gradients=Term(
+            "a layer's gradients", float(rows.layer_gradients), "all at once from a compiled layer"
+        ),
+    )
+
+
+def backward_begins(step: StepTerms) -> tuple[Term, ...]:
+    head = step.tied_gradient  # another head's is added to an earlier one, or released
+    if step.fills_gradients:
+        head = replace(head, size=head_gradient(step.sizes, step.setup))
+    return (
+        *step.states,
+        step.earlier_gradients,
+        head,
+        step.activations,
+        step.layer_backward,
+        step.layer_gradients,
+        *step.buffers,
+    )
+
+
+def backward_ends(step: StepTerms) -> tuple[Term, ...]:
+    """The first layer's backward pass, when the activations of the others are freed."""
+    sizes, setup = step.sizes, step.setup
+    gradients = step.gradients
+    layer = Term("one layer's backward pass", step.rows.again)
+    if not step.fills_gradients:
+        return (
+            *step.states,
+            gradients,
+            step.tied_gradient,
+            layer,
+            step.layer_gradients,
+            *step.buffers,
+        )
+    is_unsharded = setup.zero is None and setup.gpus == 1
+    if is_unsharded and not sizes.is_tied and trains_embedding(sizes, setup):
+        embedding_bytes = setup.weights_bytes * sizes.embedding  # its gradient is the last
+        gradients = replace(gradients, size=gradients.size - embedding_bytes)
+    return (*step.states, gradients, layer, *step.buffers)
+
+
+def moments_of_released_gradients(step: StepTerms) -> dict[str, tuple[Term, ...]]:
+    """The first update and a later one, in the backward pass."""
+    sizes, setup = step.sizes, step.setup
+    layer_gradients = step.layer_gradients
+    if not layer_gradients.size:
+        size = float(setup.weights_bytes * sizes.largest_in_layers)
+        layer_gradients = replace(step.gradients, size=size)
+    return {
+        "the head's update": (
+            *step.states,
+            step.gradients,
+            step.activations,
+            *step.buffers,
+            gradients_for_update(sizes, setup),
+        ),
+        "a layer's update": (
+            *step.states,
+            layer_gradients,
+            step.tied_gradient,
+            step.activations,
+            step.layer_backward,
+            *step.buffers,
+        ),
+    }
 
 
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
-def states_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    zero, others, quantized = setup.zero, other_models(facts, setup), quantization_of(setup.lora)
-    states, trained = state_bytes(facts, setup), facts.trained
-    note = "fp32" if setup.weights_bytes == 4 else "half precision"
-    note = (
-        note
-        if quantized is None
-        else f"{quantized.bits} bit in linear layers, half precision elsewhere"
+def states_of(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
+    """Weights, optimizer and other models on one GPU."""
+    if setup.zero is None:
+        return unsharded_states(sizes, setup)
+    if setup.zero.is_fsdp:
+        return states_under_fsdp(sizes, setup, setup.zero)
+    return states_under_deepspeed(sizes, setup, setup.zero)
+
+
+def unsharded_states(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
+    weights_bytes = bytes_of_weights(sizes, setup)
+    if setup.lora is not None:  # adapters are fp32
+        weights_bytes += 4.0 * sizes.trained
+    optimizer_bytes = state_bytes(sizes, setup)
+    if setup.pages_states:  # only buffers are on the GPU
+        optimizer_bytes = float(BUFFERS * BUFFER)
+    has_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
+    optimizer = "optimizer and fp32 weights" if has_master else "optimizer"
+    return (
+        Term("weights", weights_bytes, precision_of(setup)),
+        Term(optimizer, optimizer_bytes, setup.optimizer),
+        *other_models(sizes, setup),
     )
-    if zero is None:
-        weights = float(setup.weights_bytes * facts.parameters)
-        if quantized is not None:
-            others_bytes = 2 * (facts.parameters - facts.in_linear_layers)
-            weights = quantized.bytes_per_weight * facts.in_linear_layers + others_bytes
-        adapters = 0.0 if setup.lora is None else 4.0 * trained
-        has_master = (
-            setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
-        )
-        name = "optimizer and fp32 weights" if has_master else "optimizer"
-        # of paged states, only two buffers are on the GPU
-        here = float(BUFFERS * BUFFER) if setup.optimizer == PAGED else states
-        return Term("weights", weights + adapters, note), Term(name, here, setup.optimizer), *others
-    whole = float(setup.weights_bytes * (facts.parameters + (0 if setup.lora is None else trained)))
-    of_part = f"a {setup.gpus}th part" if setup.gpus > 1 else ""
+
+
+def states_under_fsdp(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tuple[Term, ...]:
+    numbers_in_use = sizes.parameters
+    if not zero.keeps_gathered:
+        numbers_in_use = min(numbers_in_use, LAYERS_IN_USE * sizes.largest_layer + sizes.head)
+    in_use_bytes = float(computed_bytes(setup) * numbers_in_use)
+    optimizer_bytes = state_bytes(sizes, setup)
+    if setup.weights_bytes == MASTER_BYTES:  # fp32 weights are not copies
+        optimizer_bytes -= MASTER_BYTES * sizes.trained
     over_gpus = f"{setup.optimizer}, over {setup.gpus} GPUs"
-    if zero.is_fsdp:
-        held = facts.parameters if zero.keeps_gathered else AHEAD * facts.largest_layer + facts.head
-        in_use = float(computed_bytes(setup) * min(facts.parameters, held))
-        apart = states - (
-            MASTER * trained if setup.weights_bytes == MASTER else 0
-        )  # fp32 weights are not copies
-        return (
-            Term("weights", whole / setup.gpus, of_part),
-            Term("layers in use", in_use, "gathered from all GPUs"),
-            *others,
-            Term("optimizer", apart / setup.gpus, over_gpus),
-        )
-    terms: tuple[Term, ...] = (Term("weights", whole, note), *others)
-    if zero.stage == 3:
-        here = 0.0 if zero.offload_parameters else whole / setup.gpus
-        in_use = setup.weights_bytes * gathered(facts, zero)
-        gathers = Term("layers in use", in_use, "gathered from all GPUs or from the host")
-        terms = (Term("weights", here, of_part), gathers, *others)
-    if zero.offload_optimizer:
-        return terms
-    of_states = over_gpus if setup.gpus > 1 else setup.optimizer
-    return *terms, Term("optimizer and fp32 weights", states / setup.gpus, of_states)
+    return (
+        Term("weights", bytes_under_engine(sizes, setup) / setup.gpus, part_of(setup.gpus)),
+        Term("layers in use", in_use_bytes, "gathered from all GPUs"),
+        *other_models(sizes, setup),
+        Term("optimizer", optimizer_bytes / setup.gpus, over_gpus),
+    )
 
 
-def gathered(model: ModelSizes, zero: Sharding) -> float:
-    """Numbers in full layers gathered by ZeRO-3: in use, prefetched, or not released yet."""
-    held = zero.prefetch_bucket_size + model.largest_layer
-    if zero.max_reuse_distance > 0:
-        held = max(held, zero.max_live_parameters)
-    return min(max(held, model.largest_matrix), model.parameters)
-
-
-def other_models(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    """Frozen models on one GPU: sharded if ZeRO-3 shards the trained model, else whole."""
-    needs, zero = setup.needs, setup.zero
-    models: list[tuple[str, ModelSizes, int]] = []
-    if needs.reference and setup.lora is None:
-        models.append(("reference model", facts, setup.weights_bytes))
-    if needs.teacher is not None:
-        models.append(("teacher", needs.teacher, needs.teacher.weights_bytes))
+def states_under_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tuple[Term, ...]:
+    weights_bytes = bytes_under_engine(sizes, setup)
     terms: list[Term] = []
-    for name, model, each in models:
-        whole = float(each * model.parameters)
-        if zero is None or zero.stage < 3:
-            terms.append(Term(name, whole, "fp32" if each == 4 else "half precision"))
-            continue
-        here = 0.0 if zero.offload_parameters else whole / setup.gpus
-        terms.append(Term(name, here, f"a {setup.gpus}th part" if setup.gpus > 1 else ""))
-        terms.append(Term(f"layers in use of the {name}", each * gathered(model, zero), "gathered"))
-    if in_bytes := sum(one.weights_bytes * one.parameters for one in needs.reward_models):
-        terms.append(
-            Term("reward model" + "s" * (len(needs.reward_models) > 1), float(in_bytes), "whole")
-        )
+    if zero.stage < 3:
+        terms.append(Term("weights", weights_bytes, precision_of(setup)))
+    else:
+        on_gpu_bytes = 0.0 if zero.offload_parameters else weights_bytes / setup.gpus
+        terms.append(Term("weights", on_gpu_bytes, part_of(setup.gpus)))
+        gathered_bytes = setup.weights_bytes * gathered(sizes, zero)
+        note = "gathered from all GPUs or from the host"
+        terms.append(Term("layers in use", gathered_bytes, note))
+    terms += other_models(sizes, setup)
+    if not zero.offload_optimizer:
+        note = setup.optimizer
+        if setup.gpus > 1:
+            note += f", over {setup.gpus} GPUs"
+        optimizer_bytes = state_bytes(sizes, setup) / setup.gpus
+        terms.append(Term("optimizer and fp32 weights", optimizer_bytes, note))
     return tuple(terms)
+
+
+def bytes_of_weights(sizes: ModelSizes, setup: Setup) -> float:
+    """Bytes of all weights, without adapters."""
+    quantized = quantization_of(setup.lora)
+    if quantized is None:
+        return float(setup.weights_bytes * sizes.parameters)
+    others_bytes = 2 * (sizes.parameters - sizes.in_linear_layers)
+    return quantized.bytes_per_weight * sizes.in_linear_layers + others_bytes
+
+
+def bytes_under_engine(sizes: ModelSizes, setup: Setup) -> float:
+    """Bytes of all weights, and of adapters in the same dtype."""
+    adapters = 0 if setup.lora is None else sizes.trained
+    return bytes_of_weights(sizes, setup) + setup.weights_bytes * adapters
+
+
+def precision_of(setup: Setup) -> str:
+    quantized = quantization_of(setup.lora)
+    if quantized is not None:
+        return f"{quantized.bits} bit in linear layers, half precision elsewhere"
+    return "fp32" if setup.weights_bytes == 4 else "half precision"
+
+
+def part_of(gpus: int) -> str:
+    return f"a {gpus}th part" if gpus > 1 else ""
+
+
+def gathered(sizes: ModelSizes, zero: Sharding) -> float:
+    """Numbers in full layers gathered by ZeRO-3: in use, prefetched, or not released yet."""
+    numbers = zero.prefetch_bucket_size + sizes.largest_layer
+    if zero.max_reuse_distance > 0:
+        numbers = max(numbers, zero.max_live_parameters)
+    return min(max(numbers, sizes.largest_matrix), sizes.parameters)
+
+
+def other_models(sizes: ModelSizes, setup: Setup) -> list[Term]:
+    """Frozen models on one GPU: sharded if ZeRO-3 shards the trained model, else whole."""
+    needs = setup.needs
+    terms: list[Term] = []
+    if needs.reference and setup.lora is None:
+        reference = replace(sizes, weights_bytes=setup.weights_bytes)
+        terms += frozen_model("reference model", reference, setup)
+    if needs.teacher is not None:
+        terms += frozen_model("teacher", needs.teacher, setup)
+    judges = needs.reward_models
+    if judges:
+        judges_bytes = sum(judge.weights_bytes * judge.parameters for judge in judges)
+        name = "reward models" if len(judges) > 1 else "reward model"
+        terms.append(Term(name, float(judges_bytes), "whole"))
+    return terms
+
+
+def frozen_model(name: str, sizes: ModelSizes, setup: Setup) -> list[Term]:
+    zero = setup.zero
+    model_bytes = float(sizes.weights_bytes * sizes.parameters)
+    if zero is None or zero.stage < 3:
+        return [Term(name, model_bytes, "fp32" if sizes.weights_bytes == 4 else "half precision")]
+    on_gpu_bytes = 0.0 if zero.offload_parameters else model_bytes / setup.gpus
+    gathered_bytes = sizes.weights_bytes * gathered(sizes, zero)
+    return [
+        Term(name, on_gpu_bytes, part_of(setup.gpus)),
+        Term(f"layers in use of the {name}", gathered_bytes, "gathered"),
+    ]
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
-def gradients_of(facts: ModelSizes, setup: Setup) -> Term:
+def gradients_of(sizes: ModelSizes, setup: Setup) -> Term:
     """Gradients on one GPU, when all exist."""
-    zero, note, trained = setup.zero, "", facts.trained
-    if zero is None:
-        note = "one at a time" if setup.releases else ""
-        numbers = (
-            min(facts.largest_matrix, trained) if setup.releases and setup.lora is None else trained
-        )
-        are_views = setup.gpus > 1 and not accumulates_in_fp32(
-            setup
-        )  # gradients are views of DDP's buckets
-        return Term(
-            "gradients", 0.0 if are_views else float(bytes_of_gradient(setup) * numbers), note
-        )
+    if setup.zero is None:
+        return unsharded_gradients(sizes, setup)
+    return sharded_gradients(sizes, setup, setup.zero)
+
+
+def unsharded_gradients(sizes: ModelSizes, setup: Setup) -> Term:
+    numbers = sizes.trained
+    if setup.releases and setup.lora is None:
+        numbers = min(numbers, sizes.largest_matrix)
+    gradients_bytes = float(bytes_of_gradient(setup) * numbers)
+    if setup.gpus > 1 and not accumulates_in_fp32(setup):
+        gradients_bytes = 0.0  # gradients are views of DDP's buckets
+    return Term("gradients", gradients_bytes, "one at a time" if setup.releases else "")
+
+
+def sharded_gradients(sizes: ModelSizes, setup: Setup, zero: Sharding) -> Term:
     # FSDP2 only reduces a step's last gradients: accelerate's `no_sync` keeps the others unsharded
-    keeps_whole = zero.is_fsdp and setup.accumulation > 1 and not zero.reduces_each_micro_batch
+    is_whole = zero.is_fsdp and setup.accumulation > 1 and not zero.reduces_each_micro_batch
     if setup.releases:
         note = "one at a time"
-    elif keeps_whole:
+    elif is_whole:
         note = "whole in fp32 until the step's last micro-batch"
-    elif zero.stage > 1 and setup.gpus > 1:
-        note = f"a {setup.gpus}th part"
-    if zero.is_fsdp:
-        size = REDUCED * trained / (1 if keeps_whole else setup.gpus)
-    elif zero.offload_optimizer and not (zero.stage < 3 and zero.accumulates_in_fp32):
-        size = 0.0  # only fp32 gradients of ZeRO-1 and 2 stay on the GPU
     else:
-        each = 4 if zero.accumulates_in_fp32 else setup.weights_bytes
-        size = each * trained / (1 if zero.stage == 1 else setup.gpus)
-    return Term("gradients", size, note)
+        note = part_of(setup.gpus) if zero.stage > 1 else ""
+    if zero.is_fsdp:
+        gradient_bytes = REDUCED_BYTES
+    else:
+        gradient_bytes = 4 if zero.accumulates_in_fp32 else setup.weights_bytes
+        # of offloaded ones, only fp32 gradients of ZeRO-1 and 2 stay on the GPU
+        if zero.offload_optimizer and (zero.stage == 3 or not zero.accumulates_in_fp32):
+            gradient_bytes = 0
+    parts = 1 if is_whole or zero.stage == 1 else setup.gpus
+    return Term("gradients", gradient_bytes * sizes.trained / parts, note)
 
 
-def embedding_twice(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
-    # A tied embedding adds its gradient to the head's; a fused loss's gradient cannot be added to in place. One of
-    # them is counted among the gradients, but if an engine removes gradients, the last one still exists.
-    if not trains_embedding(facts, setup):
-        return ()
+def embedding_gradient(sizes: ModelSizes, setup: Setup) -> Term:
+    """Gradients of the embedding in addition to that which is counted among all gradients.
+
+    A tied embedding adds its gradient to the head's; a fused loss's gradient cannot be added to in place. If an engine
+    removes gradients, the last one still exists.
+    """
+    name = "gradient of the embedding"
+    if not trains_embedding(sizes, setup):
+        return Term(name, 0.0)
     if accumulates_in_fp32(setup):  # each new one is cast before it is added
-        size = float((setup.weights_bytes + 4 + (4 if facts.is_tied else 0)) * facts.embedding)
-        return (Term("gradient of the embedding", size, "and its fp32 copy"),)
-    copies = (2 if fuses(facts, setup) else 1) if facts.is_tied else 0
-    copies += setup.zero is not None
-    note = "in addition to the head's" if facts.is_tied else "whole, for a moment"
-    return (
-        Term(
-            "gradient of the embedding", float(copies * setup.weights_bytes * facts.embedding), note
-        ),
-    )
+        copies_bytes = setup.weights_bytes + (8 if sizes.is_tied else 4)
+        return Term(name, float(copies_bytes * sizes.embedding), "and its fp32 copy")
+    copies = 0 if setup.zero is None else 1
+    note = "whole, for a moment"
+    if sizes.is_tied:
+        copies += 2 if fuses(sizes, setup) else 1
+        note = "in addition to the head's"
+    return Term(name, float(copies * setup.weights_bytes * sizes.embedding), note)
 
 
-# --- temporary buffers ---------------------------------------------------------------------------------------------
+def gradients_for_update(sizes: ModelSizes, setup: Setup) -> Term:
+    """DeepSpeed's copy of the gradients in fp32, if it updates on the GPU."""
+    zero = setup.zero
+    numbers = 0.0
+    if zero is not None and not zero.is_fsdp and not zero.offload_optimizer:
+        numbers = sizes.trained / setup.gpus
+        if zero.stage == 3:
+            numbers = min(numbers, zero.sub_group_size)
+    return Term("gradients in fp32", 4.0 * numbers, "for the update")
 
 
-def half_matrices(facts: ModelSizes) -> Term:
-    # autocast keeps copies of trained weights only, and autograd that of the head
-    matrices = facts.trained + (0 if facts.trains_head else facts.head)
-    matrices -= facts.embedding if facts.trains_embedding and not facts.is_tied else 0
-    return Term("half-precision weights", 2.0 * matrices, "of autocast")
+# --- temporary buffers -----------------------------------------------------------------------------------------------
 
 
-def buffers_of(facts: ModelSizes, setup: Setup) -> tuple[Term, ...]:
+def casts_weights(setup: Setup) -> bool:
+    """Whether autocast copies fp32 weights in half precision; it keeps the copies until the forward pass ends."""
+    return setup.half and setup.weights_bytes == 4 and setup.zero is None
+
+
+def casts_in_forward(sizes: ModelSizes, setup: Setup) -> Term:
+    """Autocast's copies when the forward pass ends; without checkpointing they are part of the layers' activations."""
+    casts = half_matrices(sizes)
+    return casts if casts_weights(setup) and setup.checkpointing else replace(casts, size=0.0)
+
+
+def half_matrices(sizes: ModelSizes) -> Term:
+    numbers = sizes.trained  # autocast keeps copies of trained weights only
+    if not sizes.trains_head:
+        numbers += sizes.head  # autograd keeps this copy
+    if sizes.trains_embedding and not sizes.is_tied:
+        numbers -= sizes.embedding  # not the input of a product
+    return Term("half-precision weights", 2.0 * numbers, "of autocast")
+
+
+def buffers_of(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     """Buffers of DDP, DeepSpeed and FSDP2, and a quantized matrix that is dequantized to half precision."""
+    return (*buffers_of_engine(sizes, setup), *dequantized(sizes, setup))
+
+
+def buffers_of_engine(sizes: ModelSizes, setup: Setup) -> Iterable[Term]:
     zero = setup.zero
     if zero is None:
-        each = 4 if setup.lora is not None else setup.weights_bytes
-        note, copied = "DDP's, with all gradients", 0
-        if accumulates_in_fp32(setup):
-            note, copied = (
-                "DDP's, unused, and one of fp32 gradients",
-                min(BUCKET_BYTES, 4 * facts.trained),
-            )
-        buckets = (
-            (Term("gradient buckets", float(each * facts.trained + copied), note),)
-            if setup.gpus > 1
-            else ()
-        )
-        quantized = quantization_of(setup.lora)
-        if quantized is None:
-            return buckets
-        whole = Term(
-            "a matrix in half precision", 2.0 * facts.largest_in_layers, f"of {quantized.bits} bit"
-        )
-        widest = (
-            setup.tokens_at_once * facts.largest_in_layers / facts.hidden
-            if quantized.bits == 8
-            else 0.0
-        )
-        return (*buckets, whole, Term("a product of 8-bit integers", 4.0 * widest, "int32"))
+        return buckets_of_ddp(sizes, setup)
     if zero.is_fsdp:
-        size = float((computed_bytes(setup) + REDUCED) * facts.largest_layer)
+        number_bytes = computed_bytes(setup) + REDUCED_BYTES
+        size = float(number_bytes * sizes.largest_layer)
         return (Term("communication buffers", size, "a layer and its gradients"),)
-    each, twice = setup.weights_bytes, 2 if zero.overlap_comm else 1
-    reduce = each * min(zero.reduce_bucket_size, facts.trained) * twice
-    gather = (
-        each * min(zero.allgather_bucket_size, facts.trained)
-        if zero.stage < 3 and setup.gpus > 1
-        else 0
-    )
-    moved = each * facts.largest_matrix * 2 if zero.offload_optimizer and zero.stage < 3 else 0
-    note = "reduce_bucket_size" + (", twice" if zero.overlap_comm else "")
-    return Term(BUCKETS, float(reduce + gather), note), Term(MOVED, float(moved))
+    return buffers_of_deepspeed(sizes, setup, zero)
 
 
-def another_forward(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
+def buckets_of_ddp(sizes: ModelSizes, setup: Setup) -> Iterator[Term]:
+    if setup.gpus == 1:
+        return
+    gradient_bytes = 4 if setup.lora is not None else setup.weights_bytes
+    buckets_bytes = gradient_bytes * sizes.trained
+    note = "DDP's, with all gradients"
+    if accumulates_in_fp32(setup):
+        buckets_bytes += min(BUCKET_BYTES, 4 * sizes.trained)
+        note = "DDP's, unused, and one of fp32 gradients"
+    yield Term("gradient buckets", float(buckets_bytes), note)
+
+
+def buffers_of_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> tuple[Term, ...]:
+    number_bytes = setup.weights_bytes
+    buckets_bytes = number_bytes * min(zero.reduce_bucket_size, sizes.trained)
+    note = "reduce_bucket_size"
+    if zero.overlap_comm:
+        buckets_bytes *= 2
+        note += ", twice"
+    if zero.stage < 3 and setup.gpus > 1:
+        buckets_bytes += number_bytes * min(zero.allgather_bucket_size, sizes.trained)
+    moved_bytes = 0
+    if zero.stage < 3 and zero.offload_optimizer:
+        moved_bytes = 2 * number_bytes * sizes.largest_matrix
+    return Term(BUCKETS, float(buckets_bytes), note), Term(MOVED, float(moved_bytes))
+
+
+def dequantized(sizes: ModelSizes, setup: Setup) -> Iterator[Term]:
+    quantized = quantization_of(setup.lora)
+    if quantized is None:
+        return
+    matrix_bytes = 2.0 * sizes.largest_in_layers
+    yield Term("a matrix in half precision", matrix_bytes, f"of {quantized.bits} bit")
+    if quantized.bits == 8:
+        outputs = setup.tokens_at_once * sizes.largest_in_layers / sizes.hidden
+        yield Term("a product of 8-bit integers", 4.0 * outputs, "int32")
+
+
+def another_forward(sizes: ModelSizes, setup: Setup, layer_bytes: float) -> Term:
     """One layer of a frozen model that runs while the trained model's activations are stored."""
     needs = setup.needs
     if needs.teacher is not None:
-        return (
-            Term(
-                "the teacher's forward pass",
-                of_layer * needs.teacher.hidden / facts.hidden,
-                "one layer",
-            ),
-        )
-    is_amid = (
-        needs.reference and not needs.completion
-    )  # otherwise the reference scores completions before the step
-    return (Term("the reference's forward pass", of_layer, "one layer"),) if is_amid else ()
+        teacher_bytes = layer_bytes * needs.teacher.hidden / sizes.hidden
+        return Term("the teacher's forward pass", teacher_bytes, "one layer")
+    # the reference scores completions before the step
+    runs_in_step = needs.reference and not needs.completion
+    return Term("the reference's forward pass", layer_bytes if runs_in_step else 0.0, "one layer")
 
 
-def scored_terms(facts: ModelSizes, setup: Setup, of_layer: float) -> tuple[Term, ...]:
+def evaluation_terms(sizes: ModelSizes, setup: Setup, layer_bytes: float) -> tuple[Term, ...]:
     """An evaluation: logits of some positions at a time if the model supports it, else all with an fp32 copy."""
-    computed, tokens = computed_bytes(setup), setup.tokens_at_once
-    size, note = (computed + 4) * tokens * facts.vocabulary, f"{facts.vocabulary:,} for each token"
-    if facts.has_fused_loss:
-        size = computed * (min(tokens, SCORED_POSITIONS) * facts.vocabulary + tokens * facts.hidden)
+    number_bytes = computed_bytes(setup)
+    tokens = setup.tokens_at_once
+    if sizes.has_fused_loss:
+        numbers = min(tokens, SCORED_POSITIONS) * sizes.vocabulary + tokens * sizes.hidden
+        logits_bytes = number_bytes * numbers
         note = f"of {SCORED_POSITIONS:,} tokens at once"
-    forward = Term("one layer's forward pass", of_layer)
-    cast = half_head(facts, setup)
-    if cast.size and setup.zero is None:  # autocast keeps its casts until the forward pass ends
-        cast = half_matrices(facts)
-    return forward, Term("logits", float(size), note), cast
+    else:
+        logits_bytes = (number_bytes + 4) * tokens * sizes.vocabulary
+        note = f"{sizes.vocabulary:,} for each token"
+    return (
+        Term("one layer's forward pass", layer_bytes),
+        Term("logits", float(logits_bytes), note),
+        half_matrices(sizes) if casts_weights(setup) else half_head(sizes, setup),
+    )
 
 
 def sampling_terms(
-    facts: ModelSizes, setup: Setup, activations: ActivationCounts
+    sizes: ModelSizes, setup: Setup, activations: ActivationCounts
 ) -> tuple[Term, ...]:
     """Sampling all completions together: their keys and values, and the prefill of their prompts."""
-    sampled, zero, needs = setup.sampled, setup.zero, setup.needs
-    cache = (
-        float(sampled * setup.length * facts.cached * (2 if setup.half else 4))
-        if needs.keeps_cache
-        else 0.0
-    )
-    of_layer = activations.of_rows(sampled).forward / setup.length + 4.0 * sampled * facts.hidden
-    prompts, words = (
-        of_layer * setup.sequence_length,
-        float(WORD_BYTES * sampled * facts.vocabulary),
-    )
+    needs, zero = setup.needs, setup.zero
+    sampled = setup.sampled
+    terms = [*states_of(sizes, setup)]
     steps = needs.steps_per_generation
-    is_amid = (
-        zero is not None
-        or needs.stage == "gkd"
-        or (steps is not None and steps < setup.accumulation)
-    )
-    terms = [
-        *states_of(facts, setup),
-        *(
-            [gradients_of(facts, setup)] if is_amid else []
-        ),  # gradients of the step's other micro-batches
-        *buffers_of(facts, setup),
-        Term("generation cache", cache, f"keys and values of {sampled} x {setup.length:,} tokens"),
-        Term(
-            "one layer's forward pass",
-            prompts,
-            f"{sampled} prompts of up to {setup.sequence_length:,} tokens",
-        ),
-        Term("logits", words, "of each completion's next token"),
-    ]
-    if setup.half and setup.weights_bytes == 4 and zero is None:
-        terms.append(half_matrices(facts))
+    samples_in_step = needs.stage == "gkd" or (steps is not None and steps < setup.accumulation)
+    if zero is not None or samples_in_step:  # gradients of the step's other micro-batches
+        terms.append(gradients_of(sizes, setup))
+    terms += buffers_of(sizes, setup)
+
+    cache_bytes = 0.0
+    if needs.keeps_cache:
+        number_bytes = 2 if setup.half else 4
+        cache_bytes = float(sampled * setup.length * sizes.cached * number_bytes)
+    note = f"keys and values of {sampled} x {setup.length:,} tokens"
+    terms.append(Term("generation cache", cache_bytes, note))
+
+    layer_bytes = activations.of_rows(sampled).forward / setup.length
+    token_bytes = layer_bytes + 4.0 * sampled * sizes.hidden
+    note = f"{sampled} prompts of up to {setup.sequence_length:,} tokens"
+    terms.append(Term("one layer's forward pass", token_bytes * setup.sequence_length, note))
+
+    logits_bytes = float(WORD_BYTES * sampled * sizes.vocabulary)
+    terms.append(Term("logits", logits_bytes, "of each completion's next token"))
+    if casts_weights(setup):
+        terms.append(half_matrices(sizes))
+
     if zero is not None and zero.stage == 3 and needs.gathers:
-        whole = float(setup.weights_bytes * facts.parameters)
-        terms.append(Term("whole weights", whole, "gathered (training.ds3_gather_for_generation)"))
+        weights_bytes = float(setup.weights_bytes * sizes.parameters)
+        note = "gathered (training.ds3_gather_for_generation)"
+        terms.append(Term("whole weights", weights_bytes, note))
     return tuple(terms)
 
 
@@ -466,62 +657,83 @@ def sampling_terms(
 
 
 def terms_of_host(
-    facts: ModelSizes, setup: Setup, activations: float, *, snapshot: bool
+    sizes: ModelSizes, setup: Setup, offloaded_bytes: float, *, snapshot: bool
 ) -> list[Term]:
     """Memory of one machine's host, with its GPUs' part of sharded states, without the processes themselves."""
-    zero, needs, here, trained = setup.zero, setup.needs, setup.gpus_per_node, facts.trained
-    whole = float(setup.weights_bytes * facts.parameters)
+    processes = setup.gpus_per_node
+    weights_bytes = float(setup.weights_bytes * sizes.parameters)
     terms: list[Term] = []
-    if zero is None:
-        if setup.optimizer == PAGED:
-            terms.append(
-                Term("optimizer", here * state_bytes(facts, setup), f"{setup.optimizer}, pinned")
-            )
-    else:
-        # ZeRO's memory is pinned, and torch rounds each pinned block up to a power of two
-        part = math.ceil(trained / setup.gpus)
-        block = min(part, zero.sub_group_size) if zero.stage == 3 else part
-        if zero.offload_parameters:
-            weights = whole / setup.nodes * rounding(setup.weights_bytes * block)
-            terms.append(Term("weights", weights, "half precision, pinned"))
-        if zero.offload_optimizer:
-            states = here * part / trained * state_bytes(facts, setup)
-            terms.append(Term("optimizer and fp32 weights", states, setup.optimizer))
-            note = f"each of {MASTER * block / GIB:.2f} GiB becomes a power of two"
-            pinned = here * part * MASTER * (rounding(MASTER * block) - 1)
-            terms.append(Term("rounding of pinned blocks", pinned, note))
-            each = MASTER if zero.accumulates_in_fp32 else setup.weights_bytes
-            if zero.stage < 3:  # their fp32 gradients accumulate on the GPU
-                adds_up = setup.accumulation > 1 and not zero.accumulates_in_fp32
-                each = MASTER + (setup.weights_bytes if adds_up else 0)
-            terms.append(Term("gradients", each * trained / setup.nodes, "pinned"))
-            if zero.stage == 3:
-                terms.append(
-                    Term(
-                        "gradients in fp32",
-                        float(MASTER * block * here),
-                        "of a sub-group, for the update",
-                    )
-                )
-        if zero.offload_parameters and needs.reference and setup.lora is None:
-            terms.append(Term("reference model", whole / setup.nodes, "half precision, pinned"))
-        if zero.offload_parameters and needs.teacher is not None:
-            of_teacher = needs.teacher.weights_bytes * needs.teacher.parameters
-            terms.append(Term("teacher", of_teacher / setup.nodes, "pinned"))
-    terms.append(Term("activations", here * activations, "pinned"))
+    if setup.zero is not None:
+        terms += pinned_by_deepspeed(sizes, setup, setup.zero)
+    elif setup.pages_states:
+        states_bytes = processes * state_bytes(sizes, setup)
+        terms.append(Term("optimizer", states_bytes, f"{setup.optimizer}, pinned"))
+    terms.append(Term("activations", processes * offloaded_bytes, "pinned"))
     if snapshot:  # without an engine the first process has the full copy
-        copied = checkpoint_bytes(facts, setup) / (setup.nodes if zero is not None else 1)
-        terms.append(Term("copy of the checkpoint that is written", copied))
-    if not any(term.size > whole for term in terms):
-        # under FSDP2 each process builds references, and weights from which adapters start
-        is_in_each = (
-            needs.reference if setup.lora is None else reader_of_weights(setup.lora) is not None
-        )
-        is_built_once = zero is not None and zero.stage == 3 and not (zero.is_fsdp and is_in_each)
-        copies = 1 if is_built_once else here
-        terms.append(Term("weights while they are loaded", copies * whole, "for a moment"))
+        machines = 1 if setup.zero is None else setup.nodes
+        copy_bytes = checkpoint_bytes(sizes, setup) / machines
+        terms.append(Term("copy of the checkpoint that is written", copy_bytes))
+
+    # the weights are loaded before the rest is allocated
+    if all(term.size <= weights_bytes for term in terms):
+        loaded_bytes = copies_while_loading(setup) * weights_bytes
+        terms.append(Term("weights while they are loaded", loaded_bytes, "for a moment"))
     return [term for term in terms if term.size]
 
 
+def pinned_by_deepspeed(sizes: ModelSizes, setup: Setup, zero: Sharding) -> Iterator[Term]:
+    """Offloaded states; torch rounds each pinned block up to a power of two."""
+    needs = setup.needs
+    weights_bytes = float(setup.weights_bytes * sizes.parameters)
+    part = math.ceil(sizes.trained / setup.gpus)
+    block = min(part, zero.sub_group_size) if zero.stage == 3 else part
+    if zero.offload_parameters:
+        pinned_bytes = weights_bytes / setup.nodes * rounding(setup.weights_bytes * block)
+        yield Term("weights", pinned_bytes, "half precision, pinned")
+
+    if zero.offload_optimizer:
+        part_on_host = setup.gpus_per_node * part
+        states_bytes = part_on_host / sizes.trained * state_bytes(sizes, setup)
+        yield Term("optimizer and fp32 weights", states_bytes, setup.optimizer)
+        block_bytes = MASTER_BYTES * block
+        rounding_bytes = part_on_host * MASTER_BYTES * (rounding(block_bytes) - 1)
+        note = f"each of {block_bytes / GIB:.2f} GiB becomes a power of two"
+        yield Term("rounding of pinned blocks", rounding_bytes, note)
+        gradients_bytes = pinned_gradient_bytes(setup, zero) * sizes.trained / setup.nodes
+        yield Term("gradients", gradients_bytes, "pinned")
+        if zero.stage == 3:
+            group_bytes = float(block_bytes * setup.gpus_per_node)
+            yield Term("gradients in fp32", group_bytes, "of a sub-group, for the update")
+
+    if zero.offload_parameters and needs.reference and setup.lora is None:
+        yield Term("reference model", weights_bytes / setup.nodes, "half precision, pinned")
+    if zero.offload_parameters and needs.teacher is not None:
+        teacher_bytes = needs.teacher.weights_bytes * needs.teacher.parameters
+        yield Term("teacher", teacher_bytes / setup.nodes, "pinned")
+
+
+def pinned_gradient_bytes(setup: Setup, zero: Sharding) -> int:
+    """Bytes of a weight's gradients on the host."""
+    if zero.stage == 3:
+        return MASTER_BYTES if zero.accumulates_in_fp32 else setup.weights_bytes
+    # fp32 gradients of ZeRO-1 and 2 accumulate on the GPU
+    if setup.accumulation > 1 and not zero.accumulates_in_fp32:
+        return MASTER_BYTES + setup.weights_bytes
+    return MASTER_BYTES
+
+
 def rounding(size: float) -> float:
+    """How many times as large a block of `size` bytes becomes."""
     return float(2 ** math.ceil(math.log2(size)) / size) if size > 1 else 1.0
+
+
+def copies_while_loading(setup: Setup) -> int:
+    """Copies of the weights on a machine while a run starts."""
+    zero = setup.zero
+    if zero is None or zero.stage < 3:
+        return setup.gpus_per_node
+    # under FSDP2 each process builds references, and weights from which adapters start
+    is_in_each = setup.needs.reference
+    if setup.lora is not None:
+        is_in_each = reader_of_weights(setup.lora) is not None
+    return setup.gpus_per_node if zero.is_fsdp and is_in_each else 1

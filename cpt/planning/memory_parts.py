@@ -16,25 +16,28 @@ from cpt.planning.model_sizes import (
     WHOLE,
     ModelSizes,
 )
-from cpt.planning.workload import Setup
+from cpt.planning.workload import PAGED, Setup
 
-REDUCED = 4  # bytes of a gradient that FSDP2 reduces
-MASTER = 4  # bytes of an fp32 copy of a weight
-MOMENTS = {
-    "adamw": 2,
-    "sgd": 0,
-}  # per trained weight, in its dtype; unknown optimizers count like AdamW
-IN_8_BIT, PAGED = ("adamw_8bit", "paged_adamw_8bit"), "paged_adamw_8bit"
-FULL_MOMENTS, COMPENSATION = 8, 2
-MOMENTS_IN_8_BIT = 2 + 2 * 4 / BLOCK  # per weight, including its share of two scales
+REDUCED_BYTES = 4  # of a gradient that FSDP2 reduces
+MASTER_BYTES = 4  # of an fp32 copy of a weight
+IN_8_BIT = ("adamw_8bit", PAGED)
+# Moments per trained weight, in its dtype. Unknown optimizers count like AdamW.
+MOMENTS = {"adamw": 2, "sgd": 0}
+FP32_MOMENTS_BYTES = 8
+QUANTIZED_MOMENTS_BYTES = 2 + 2 * 4 / BLOCK  # with a weight's share of two scales
+COMPENSATION_BYTES = 2  # of Kahan summation
 LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' gradient, all in fp32
-TILE_TOKENS, TILE_WORDS = 4096, 32768  # of TRL's kernels: the largest part of the logits at once
+# The largest part of the logits at once, in TRL's kernels.
+TILE_TOKENS = 4096
+TILE_WORDS = 32768
 # Copies of a tile in fp32 in the forward and in the backward pass, which GPU kernels avoid.
 COPIES_ON_CPU = (3, 7)
 # Bytes per logit at the loss, in fp32 and in half precision, of both models with a teacher; measured on a CPU.
 BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65), KL: (18, 19)}
-CHUNK_TOKENS, CHUNK_BYTES = 1024, 20  # of `cpt.stages.distill`: plus five fp32 copies
 BEFORE = 0.7  # share of these before the gradient exists
+# Of `cpt.stages.distill`: five fp32 copies of the logits of some tokens.
+CHUNK_TOKENS = 1024
+CHUNK_BYTES = 20
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,9 @@ class MemorySnapshot:
         return sum(term.size for term in self.terms)
 
 
+# --- optimizer states and gradients ----------------------------------------------------------------------------------
+
+
 def trains_half(setup: Setup) -> bool:
     """Whether the trained weights are bfloat16, without an engine that keeps fp32 weights."""
     return setup.zero is None and setup.lora is None and setup.weights_bytes == 2
@@ -65,7 +71,9 @@ def rounding_of(setup: Setup) -> str | None:
     """How bfloat16 weights are rounded; None if they have a master copy, or are fp32."""
     if not trains_half(setup):
         return None
-    return setup.rounding or (DEFAULT_ROUNDING if setup.optimizer in IN_8_BIT else None)
+    if setup.rounding is None and setup.optimizer in IN_8_BIT:
+        return DEFAULT_ROUNDING
+    return setup.rounding
 
 
 def accumulates_in_fp32(setup: Setup) -> bool:
@@ -75,41 +83,60 @@ def accumulates_in_fp32(setup: Setup) -> bool:
 
 def bytes_of_gradient(setup: Setup) -> int:
     """Bytes of the gradient of one weight, without DeepSpeed or FSDP2."""
-    return 4 if setup.lora is not None or accumulates_in_fp32(setup) else setup.weights_bytes
+    if setup.lora is not None or accumulates_in_fp32(setup):
+        return 4
+    return setup.weights_bytes
 
 
-def state_bytes(facts: ModelSizes, setup: Setup) -> float:
+def state_bytes(sizes: ModelSizes, setup: Setup) -> float:
     """Return bytes of the optimizer on all GPUs together, with the fp32 weights of DeepSpeed and FSDP2."""
-    trained, rounding = facts.trained, rounding_of(setup)
-    compensation = COMPENSATION * trained if rounding == "kahan" else 0
+    trained = sizes.trained
+    rounding = rounding_of(setup)
+    compensation_bytes = COMPENSATION_BYTES * trained if rounding == "kahan" else 0
+    master_bytes = MASTER_BYTES * trained
     if setup.zero is None and setup.optimizer in IN_8_BIT:
-        in_full = facts.embedding if trains_embedding(facts, setup) else 0
-        return FULL_MOMENTS * in_full + MOMENTS_IN_8_BIT * (trained - in_full) + compensation
+        embedding = sizes.embedding if trains_embedding(sizes, setup) else 0
+        embedding_bytes = FP32_MOMENTS_BYTES * embedding  # its moments are not quantized
+        return (
+            embedding_bytes + QUANTIZED_MOMENTS_BYTES * (trained - embedding) + compensation_bytes
+        )
     if setup.optimizer == "adamw" and trains_half(setup):
-        return FULL_MOMENTS * trained + (MASTER * trained if rounding is None else compensation)
-    each = (
-        setup.weights_bytes if trains_half(setup) else 4
-    )  # adapters and an engine's weights are fp32
-    moments = each * MOMENTS.get(setup.optimizer, MOMENTS["adamw"]) * trained
-    return float(moments if setup.zero is None else moments + MASTER * trained)
+        precision_bytes = master_bytes if rounding is None else compensation_bytes
+        return FP32_MOMENTS_BYTES * trained + precision_bytes
+    moment_bytes = setup.weights_bytes if trains_half(setup) else 4  # adapters' and engines': fp32
+    moments_bytes = moment_bytes * MOMENTS.get(setup.optimizer, MOMENTS["adamw"]) * trained
+    if setup.zero is None:
+        return float(moments_bytes)
+    return float(moments_bytes + master_bytes)
 
 
 def update_traffic(setup: Setup) -> float:
     """Bytes that an update reads and writes for each weight on a GPU, gradient included; 0 for unknown optimizers."""
     rounding = rounding_of(setup)
-    # fp32: weight and gradient; half precision: a master copy, the weight and its gradient
-    others = 12 if rounding is None else 6 + (2 * COMPENSATION if rounding == "kahan" else 0)
+    if rounding is None:
+        weight_bytes = (
+            12  # weight and gradient in fp32, or a master copy, the weight and its gradient
+        )
+    elif rounding == "kahan":
+        weight_bytes = 6 + 2 * COMPENSATION_BYTES
+    else:
+        weight_bytes = 6
     if setup.optimizer in IN_8_BIT:
-        return 2 * MOMENTS_IN_8_BIT + others
-    return 2 * FULL_MOMENTS + others if setup.optimizer == "adamw" else 0.0
+        return 2 * QUANTIZED_MOMENTS_BYTES + weight_bytes
+    if setup.optimizer == "adamw":
+        return 2 * FP32_MOMENTS_BYTES + weight_bytes
+    return 0.0
 
 
-def checkpoint_bytes(facts: ModelSizes, setup: Setup) -> float:
+def checkpoint_bytes(sizes: ModelSizes, setup: Setup) -> float:
     """All weights, or the adapters, and optimizer states; under ZeRO and FSDP2 weights are saved whole and sharded."""
-    each = 4 if setup.lora is not None and setup.zero is None else setup.weights_bytes
-    return each * (facts.parameters if setup.lora is None else facts.trained) + state_bytes(
-        facts, setup
-    )
+    if setup.lora is None:
+        saved_bytes = setup.weights_bytes * sizes.parameters
+    elif setup.zero is None:
+        saved_bytes = 4 * sizes.trained  # adapters are fp32
+    else:
+        saved_bytes = setup.weights_bytes * sizes.trained
+    return saved_bytes + state_bytes(sizes, setup)
 
 
 def computed_bytes(setup: Setup) -> int:
@@ -117,83 +144,142 @@ def computed_bytes(setup: Setup) -> int:
     return 2 if setup.half or setup.weights_bytes == 2 else 4
 
 
-def fuses(facts: ModelSizes, setup: Setup) -> bool:
-    return setup.fused_loss and facts.has_fused_loss and setup.needs.logits != KL
+def trains_head(sizes: ModelSizes, setup: Setup) -> bool:
+    return setup.lora is None and sizes.trains_head
 
 
-def trains_head(facts: ModelSizes, setup: Setup) -> bool:
-    return setup.lora is None and facts.trains_head
+def trains_embedding(sizes: ModelSizes, setup: Setup) -> bool:
+    return setup.lora is None and sizes.trains_embedding
 
 
-def trains_embedding(facts: ModelSizes, setup: Setup) -> bool:
-    return setup.lora is None and facts.trains_embedding
+def head_gradient(sizes: ModelSizes, setup: Setup) -> float:
+    """Bytes of the head's gradient, the largest and the first."""
+    return float(setup.weights_bytes * sizes.head) if trains_head(sizes, setup) else 0.0
 
 
-def head_gradient(facts: ModelSizes, setup: Setup) -> float:
-    """The gradient of the head, the largest and the first."""
-    return float(setup.weights_bytes * facts.head) if trains_head(facts, setup) else 0.0
-
-
-def half_head(facts: ModelSizes, setup: Setup) -> Term:
+def half_head(sizes: ModelSizes, setup: Setup) -> Term:
     """The copy of the head that autocast makes."""
-    return Term(
-        "half-precision head", 2.0 * facts.head if setup.half and setup.weights_bytes == 4 else 0.0
-    )
+    is_cast = setup.half and setup.weights_bytes == 4
+    return Term("half-precision head", 2.0 * sizes.head if is_cast else 0.0)
 
 
-def loss_terms(
-    facts: ModelSizes, setup: Setup
-) -> tuple[tuple[Term, ...], tuple[Term, ...], tuple[Term, ...]]:
-    """Terms before the gradients; with the gradients; gradients computed in a fused loss's forward pass."""
-    kind, tokens, vocabulary = setup.needs.logits, setup.tokens_at_once, facts.vocabulary
+# --- the loss ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    before_gradients: tuple[Term, ...] = ()
+    with_gradients: tuple[Term, ...] = ()
+    early_gradients: tuple[Term, ...] = ()
+    """Gradients that a fused loss computes in its forward pass."""
+
+
+def loss_terms(sizes: ModelSizes, setup: Setup) -> LossTerms:
+    """Logits, their gradients, and the head's."""
+    kind = setup.needs.logits
     if kind == SCORE:
-        return (), (), ()
+        return LossTerms()
     if kind in (TILES, TAUGHT_IN_TILES):
-        # TRL's kernels: logits of some tokens and some of the vocabulary at once, of two models with a teacher
-        is_taught, completion = kind == TAUGHT_IN_TILES, setup.needs.completion
-        if (
-            is_taught or completion and not setup.on_cpu
-        ):  # TRL on a CPU computes the logits of all tokens
-            tokens = setup.sequences * completion
-        tile = min(tokens, TILE_TOKENS)
-        buffer = (8 if is_taught else 2 if setup.half else 4) * tile * TILE_WORDS
-        copy = (8 if is_taught else 4) * tile * min(vocabulary, TILE_WORDS) if setup.on_cpu else 0
-        in_forward, at_loss = (float(buffer + copies * copy) for copies in COPIES_ON_CPU)
-        each = 4.0 + (2 if setup.weights_bytes == 2 else 0)
-        of_head = each * facts.head if trains_head(facts, setup) else 0.0
-        size, note = at_loss + 4.0 * tokens * facts.hidden + of_head, f"in tiles of {tile:,} tokens"
-        logits = Term("logits", size, f"{note}, with the head's gradient")
-        return (Term("logits", in_forward, note),), (logits,), ()
-    half, of_head = half_head(facts, setup), head_gradient(facts, setup)
+        return loss_in_tiles(sizes, setup)
     if kind != WHOLE:
-        each = BYTES_OF_KIND[kind][setup.half] * tokens
-        each += CHUNK_BYTES * min(tokens, CHUNK_TOKENS) if kind in (TAUGHT, KL) else 0
-        what = "with their log-probabilities" if kind == PAIRS else "of both models"
-        logits = Term(
-            "logits", each * vocabulary + of_head, f"{vocabulary:,} for each token, {what}"
-        )
-        return (Term("logits", BEFORE * logits.size, "before their gradient"),), (logits, half), ()
-    if not fuses(facts, setup):
-        before = Term(
-            "logits", float((LOGIT_BYTES - 2) * tokens * vocabulary), "before their gradient"
-        )
-        logits = Term(
-            "logits",
-            float(LOGIT_BYTES * tokens * vocabulary),
-            f"{vocabulary:,} for each token, in fp32",
-        )
-        is_alone = trains_head(facts, setup) and facts.trained == facts.head and not facts.is_tied
-        return (before,), (logits,) if is_alone else (logits, half), ()
-    accumulates = trains_head(facts, setup) and setup.weights_bytes == 2
-    chunk = chunk_of(tokens, vocabulary, facts.hidden, accumulates=accumulates)
-    is_added_up = chunk < tokens and trains_head(facts, setup)  # over chunks, in fp32
-    fused_gradient = 4.0 * facts.head if is_added_up else of_head
-    computed = computed_bytes(setup)
-    note = f"of {chunk:,} tokens at once, with the gradients of the head and its inputs"
+        return measured_loss(sizes, setup)
+    if fuses(sizes, setup):
+        return fused_loss(sizes, setup)
+    return cross_entropy(sizes, setup)
+
+
+def loss_in_tiles(sizes: ModelSizes, setup: Setup) -> LossTerms:
+    """TRL's kernels: logits of some tokens and some of the vocabulary at once, of two models with a teacher."""
+    is_taught = setup.needs.logits == TAUGHT_IN_TILES
+    tokens = setup.tokens_at_once
+    # TRL on a CPU computes the logits of all tokens
+    if is_taught or (setup.needs.completion and not setup.on_cpu):
+        tokens = setup.sequences * setup.needs.completion
+    tile = min(tokens, TILE_TOKENS)
+    models = 2 if is_taught else 1
+    number_bytes = 2 if setup.half and not is_taught else 4
+    tile_bytes = models * number_bytes * tile * TILE_WORDS
+    copy_bytes = 0
+    if setup.on_cpu:
+        copy_bytes = 4 * models * tile * min(sizes.vocabulary, TILE_WORDS)
+
+    copies_in_forward, copies_in_backward = COPIES_ON_CPU
+    forward_bytes = float(tile_bytes + copies_in_forward * copy_bytes)
+    backward_bytes = float(tile_bytes + copies_in_backward * copy_bytes)
+
+    head_bytes = 0.0
+    if trains_head(sizes, setup):  # its gradient in fp32, and cast to the weight's dtype
+        head_bytes = (6.0 if setup.weights_bytes == 2 else 4.0) * sizes.head
+    hidden_bytes = 4.0 * tokens * sizes.hidden
+    note = f"in tiles of {tile:,} tokens"
+    before = Term("logits", forward_bytes, note)
     logits = Term(
-        "logits", computed * (chunk * vocabulary + tokens * facts.hidden) + fused_gradient, note
+        "logits", backward_bytes + hidden_bytes + head_bytes, f"{note}, with the head's gradient"
     )
-    rounded = of_head if is_added_up and setup.weights_bytes == 2 else 0.0
-    inputs = 2.0 * tokens * facts.hidden
-    ready = Term("gradient of the head", fused_gradient + rounded + inputs, "computed early")
-    return (logits,), (logits, half), (ready,)
+    return LossTerms(before_gradients=(before,), with_gradients=(logits,))
+
+
+def measured_loss(sizes: ModelSizes, setup: Setup) -> LossTerms:
+    """Pairs, and losses of two models: bytes per logit were measured."""
+    kind = setup.needs.logits
+    tokens = setup.tokens_at_once
+    bytes_in_fp32, bytes_in_half = BYTES_OF_KIND[kind]
+    bytes_per_word = (bytes_in_half if setup.half else bytes_in_fp32) * tokens
+    if kind in (TAUGHT, KL):
+        bytes_per_word += CHUNK_BYTES * min(tokens, CHUNK_TOKENS)
+    parts = "with their log-probabilities" if kind == PAIRS else "of both models"
+    logits = Term(
+        "logits",
+        bytes_per_word * sizes.vocabulary + head_gradient(sizes, setup),
+        f"{sizes.vocabulary:,} for each token, {parts}",
+    )
+    before = Term("logits", BEFORE * logits.size, "before their gradient")
+    return LossTerms(before_gradients=(before,), with_gradients=(logits, half_head(sizes, setup)))
+
+
+def cross_entropy(sizes: ModelSizes, setup: Setup) -> LossTerms:
+    """Cross entropy of all logits at once."""
+    num_logits = setup.tokens_at_once * sizes.vocabulary
+    before = Term("logits", float((LOGIT_BYTES - 2) * num_logits), "before their gradient")
+    note = f"{sizes.vocabulary:,} for each token, in fp32"
+    logits = Term("logits", float(LOGIT_BYTES * num_logits), note)
+    trains_only_head = (
+        trains_head(sizes, setup) and sizes.trained == sizes.head and not sizes.is_tied
+    )
+    # inputs without gradients: autograd does not save the copy of the head
+    with_gradients = (logits,) if trains_only_head else (logits, half_head(sizes, setup))
+    return LossTerms(before_gradients=(before,), with_gradients=with_gradients)
+
+
+def fuses(sizes: ModelSizes, setup: Setup) -> bool:
+    return setup.fused_loss and sizes.has_fused_loss and setup.needs.logits != KL
+
+
+def fused_loss(sizes: ModelSizes, setup: Setup) -> LossTerms:
+    """Logits of a chunk of tokens at once, whose gradients the forward pass computes."""
+    tokens = setup.tokens_at_once
+    is_half = setup.weights_bytes == 2
+    trained = trains_head(sizes, setup)
+    chunk = chunk_of(tokens, sizes.vocabulary, sizes.hidden, accumulates=trained and is_half)
+    head_bytes = head_gradient(sizes, setup)
+    rounded_bytes = 0.0
+    if trained and chunk < tokens:  # its gradient is summed over chunks in fp32
+        if is_half:
+            rounded_bytes = head_bytes
+        head_bytes = 4.0 * sizes.head
+
+    numbers = chunk * sizes.vocabulary + tokens * sizes.hidden
+    logits = Term(
+        "logits",
+        computed_bytes(setup) * numbers + head_bytes,
+        f"of {chunk:,} tokens at once, with the gradients of the head and its inputs",
+    )
+    inputs_bytes = 2.0 * tokens * sizes.hidden
+    early = Term(
+        "gradient of the head", head_bytes + rounded_bytes + inputs_bytes, "computed early"
+    )
+    return LossTerms(
+        before_gradients=(logits,),
+        with_gradients=(logits, half_head(sizes, setup)),
+        early_gradients=(early,),
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cpt.data.readers.columns import form_of_stage
@@ -24,13 +24,17 @@ from cpt.models.inventory import (
 from cpt.recipe.paths import result_of_run
 from cpt.recipe.schema import Model, Recipe
 
-# How a stage computes its loss from the last hidden states: logits of all tokens with cross entropy; log-probabilities
-# of pairs; logits of some tokens and some of the vocabulary at once; one number; logits of two models, compared for
-# some tokens at once, for all of them, or in tiles.
-WHOLE, PAIRS, TILES, SCORE = "whole", "pairs", "tiles", "score"
-TAUGHT, TAUGHT_WHOLE, TAUGHT_IN_TILES = "taught", "taught whole", "taught in tiles"
+# How a stage computes its loss from the last hidden states.
+WHOLE = "whole"  # logits of all tokens, with cross entropy
+PAIRS = "pairs"  # log-probabilities of pairs
+TILES = "tiles"  # logits of some tokens and some of the vocabulary at once
+SCORE = "score"  # one number
+TAUGHT = "taught"  # logits of two models, compared for some tokens at once
+TAUGHT_WHOLE = "taught whole"  # for all of them
+TAUGHT_IN_TILES = "taught in tiles"
 KL = "KL"  # cross entropy, and on some rows the divergence from the base
-TEACHER, JUDGE = "teacher_model_name_or_path", "reward_model"
+TEACHER = "teacher_model_name_or_path"
+JUDGE = "reward_model"
 MASKED_FORMS = ("preference", "unpaired", "prompt")
 COMPLETION = ("max_completion_length", 512)
 LMBDA = 0.5  # GKDConfig's default: the share of steps with answers sampled by the student
@@ -77,44 +81,23 @@ def sizes_of_model(
     model = build_on_meta(config)
     head = model.get_output_embeddings().get_parameter("weight")
     embedding = model.get_input_embeddings().get_parameter("weight")
-    count = count_model_parameters(model)
-    by_layer: dict[str, int] = defaultdict(int)
-    layers = [
-        f"{name}."
-        for name, module in model.named_modules()
-        if isinstance(module, GradientCheckpointingLayer)
-    ]
-    for name, parameter in model.named_parameters():
-        by_layer[next((layer for layer in layers if name.startswith(layer)), name)] += (
-            parameter.numel()
-        )
+    matrices = list(model.parameters())
     in_layers = [
-        one.numel() for one in model.parameters() if one is not head and one is not embedding
+        matrix.numel() for matrix in matrices if matrix is not head and matrix is not embedding
     ]
-    # keys and values of all layers for one token, as transformers caches them: latent attention uncompressed
-    cached, heads, text = 0, attention_heads(config), config.get_text_config()
-    if heads:
-        values = text.to_dict()
-        cached = sum(type(module).__name__.endswith("Attention") for module in model.modules())
-        if values.get("kv_lora_rank"):
-            cached *= heads * int(
-                values["qk_nope_head_dim"] + values["qk_rope_head_dim"] + values["v_head_dim"]
-            )
-        else:
-            width = int(values.get("head_dim") or int(text.hidden_size) // heads)
-            cached *= 2 * int(values.get("num_key_value_heads") or heads) * width
+
     adapters = None if lora is None else count_lora_parameters(model, lora)
     freeze_base(model, lora, train_only)
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    trained = sum(matrix.numel() for matrix in matrices if matrix.requires_grad)
     return ModelSizes(
         name=str(config.model_type),
-        parameters=count.total,
+        parameters=count_model_parameters(model).total,
         trained=trained if adapters is None else adapters,
         head=head.numel(),
         vocabulary=head.shape[0],
         hidden=head.shape[1],
-        largest_matrix=max(parameter.numel() for parameter in model.parameters()),
-        largest_layer=max(by_layer.values()),
+        largest_matrix=max(matrix.numel() for matrix in matrices),
+        largest_layer=largest_layer(model),
         embedding=embedding.numel(),
         is_tied=embedding is head,
         flops_per_token=flops_per_token(model, sequence_length),
@@ -123,10 +106,43 @@ def sizes_of_model(
             layer.get_parameter("weight").numel() for _, layer in adaptable(model)
         ),
         largest_in_layers=max(in_layers, default=0),
-        cached=cached,
+        cached=cached_numbers(model),
         trains_head=head.requires_grad,
         trains_embedding=embedding.requires_grad,
     )
+
+
+def largest_layer(model: PreTrainedModel) -> int:
+    """Numbers in the largest decoder layer, or in a larger parameter outside of them."""
+    layers = [
+        f"{name}."
+        for name, module in model.named_modules()
+        if isinstance(module, GradientCheckpointingLayer)
+    ]
+    numbers: dict[str, int] = defaultdict(int)
+    for name, parameter in model.named_parameters():
+        layer = next((layer for layer in layers if name.startswith(layer)), name)
+        numbers[layer] += parameter.numel()
+    return max(numbers.values())
+
+
+def cached_numbers(model: PreTrainedModel) -> int:
+    """Keys and values of all layers for one token, as transformers caches them: latent attention uncompressed."""
+    config = model.config.get_text_config()
+    heads = attention_heads(model.config)
+    if heads == 0:
+        return 0
+    values = config.to_dict()
+    layers = num_attention_layers(model)
+    if values.get("kv_lora_rank"):
+        key_width = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
+        return layers * heads * int(key_width + values["v_head_dim"])
+    width = int(values.get("head_dim") or int(config.hidden_size) // heads)
+    return layers * 2 * int(values.get("num_key_value_heads") or heads) * width
+
+
+def num_attention_layers(model: PreTrainedModel) -> int:
+    return sum(type(module).__name__.endswith("Attention") for module in model.modules())
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,7 @@ class StageKind:
     """A frozen copy of the model, unless there is an adapter."""
     beta: float | None = None
     """If set, the reference only exists if `training.beta` is above 0."""
-    written: tuple[str, int] | None = None
+    completion_limit: tuple[str, int] | None = None
     """Key and default of a completion's token limit."""
     taught: bool = False
     forward_passes: float = 0.0
@@ -152,14 +168,14 @@ KINDS: Mapping[str, StageKind] = {
     "orpo": StageKind(PAIRS),
     "cpo": StageKind(PAIRS),
     "reward": StageKind(SCORE),
-    "grpo": StageKind(TILES, beta=0.0, written=COMPLETION),
-    "rloo": StageKind(TILES, beta=0.05, written=COMPLETION, forward_passes=1.0),
-    "ppo": StageKind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
-    "spo": StageKind(TILES, beta=0.0, written=COMPLETION, forward_passes=1.0),
+    "grpo": StageKind(TILES, beta=0.0, completion_limit=COMPLETION),
+    "rloo": StageKind(TILES, beta=0.05, completion_limit=COMPLETION, forward_passes=1.0),
+    "ppo": StageKind(TILES, beta=0.0, completion_limit=COMPLETION, forward_passes=1.0),
+    "spo": StageKind(TILES, beta=0.0, completion_limit=COMPLETION, forward_passes=1.0),
     "distill": StageKind(TAUGHT, taught=True),
     "distill_text": StageKind(TAUGHT, taught=True),
-    "distill_on_policy": StageKind(TAUGHT_IN_TILES, taught=True, written=COMPLETION),
-    "gkd": StageKind(TAUGHT_WHOLE, taught=True, written=("max_new_tokens", 128)),
+    "distill_on_policy": StageKind(TAUGHT_IN_TILES, taught=True, completion_limit=COMPLETION),
+    "gkd": StageKind(TAUGHT_WHOLE, taught=True, completion_limit=("max_new_tokens", 128)),
 }
 """Other stages use all logits, and no further models."""
 
@@ -191,91 +207,108 @@ class StageNeeds:
 def read_stage_needs(recipe: Recipe) -> StageNeeds:
     """Read a stage's needs; CptError if a teacher is missing or cannot be read."""
     training, stage = recipe.training, recipe.stage
-    near_base = recipe.data.share_near_base
-    kind = StageKind(KL, reference=True) if near_base else KINDS.get(stage, StageKind(WHOLE))
-    reference = (
-        kind.reference or kind.beta is not None and float(training.get("beta", kind.beta)) > 0
-    )
-    teacher = None
-    if kind.taught:
-        path = result_of_run(training.get(TEACHER))
-        if path is None:
-            raise RecipeError(
-                f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME)."
-            )
-        config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
-        teacher = replace(
-            sizes_of_model(config, None, 1), weights_bytes=2 if training.get("bf16") else 4
-        )
-    reward_models: list[
-        ModelSizes
-    ] = []  # reward models, unsharded on each GPU in their saved dtype
-    uncounted: list[str] = []
-    for reward in recipe.rewards:
-        if reward.name != JUDGE:
-            continue
-        path = str(reward.options.get("path"))
-        try:
-            config = load_config(
-                Model(path=result_of_run(path), revision=reward.options.get("revision"))
-            )
-        except CptError as problem:
-            uncounted.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
-            continue
-        saved_as, text, sizes = (
-            config.dtype,
-            config.get_text_config(),
-            sizes_of_model(config, None, 1),
-        )
-        each = saved_as.itemsize if isinstance(saved_as, torch.dtype) else 4
-        head = 0 if text.tie_word_embeddings else text.vocab_size * sizes.hidden
-        reward_models.append(replace(sizes, parameters=sizes.parameters - head, weights_bytes=each))
-    uncounted += ["activations of reward models"] if reward_models else []
-    completion = 0
-    if kind.written is not None and (stage != "gkd" or float(training.get("lmbda", LMBDA))):
-        key, default = kind.written
-        completion = int(training.get(key) or default)
-    samples_here = completion and not training.get("use_vllm")
+    kind = KINDS.get(stage, StageKind(WHOLE))
+    share_near_base = recipe.data.share_near_base
+    if share_near_base:
+        kind = StageKind(KL, reference=True)
+    reference = kind.reference
+    if kind.beta is not None:
+        reference = float(training.get("beta", kind.beta)) > 0
+    reference_passes = share_near_base or float(reference)
+    reward_models, uncounted = read_reward_models(recipe)
+    completion = read_completion(recipe, kind)
+    samples_here = completion > 0 and not training.get("use_vllm")
     if completion and not samples_here:
         uncounted.append("the memory of vLLM (`training.vllm_gpu_memory_utilization`)")
+
+    # gkd samples without a cache while layers are recomputed
+    keeps_cache = stage != "gkd" or not training.get("gradient_checkpointing")
     return StageNeeds(
         stage=stage,
         logits=kind.logits,
         sequences=2 if form_of_stage(stage) == "preference" else 1,
         completion=completion,
         reference=reference,
-        teacher=teacher,
+        teacher=read_teacher(recipe) if kind.taught else None,
         reward_models=tuple(reward_models),
-        forward_passes=kind.forward_passes + (near_base or reference),
+        forward_passes=kind.forward_passes + reference_passes,
         steps_per_generation=training.get("steps_per_generation") if completion else None,
         generation_batch=training.get("generation_batch_size") if completion else None,
-        keeps_cache=not completion
-        or bool(samples_here and not (stage == "gkd" and training.get("gradient_checkpointing"))),
+        keeps_cache=not completion or (samples_here and keeps_cache),
         gathers=bool(training.get("ds3_gather_for_generation", True)),
         uncounted=tuple(uncounted),
     )
 
 
-def with_own_head(facts: ModelSizes, needs: StageNeeds, *, adapters: bool) -> ModelSizes:
+def read_teacher(recipe: Recipe) -> ModelSizes:
+    training = recipe.training
+    path = result_of_run(training.get(TEACHER))
+    if path is None:
+        raise RecipeError(
+            f"`training.{TEACHER}` is missing: a Hub id, a folder or a run (runs/NAME)."
+        )
+    config = load_config(Model(path=path, revision=training.get("teacher_model_revision")))
+    sizes = sizes_of_model(config, None, 1)
+    return replace(sizes, weights_bytes=2 if training.get("bf16") else 4)
+
+
+def read_reward_models(recipe: Recipe) -> tuple[list[ModelSizes], list[str]]:
+    """Return the reward models, unsharded on each GPU in their saved dtype, and what is not counted, as text."""
+    models: list[ModelSizes] = []
+    uncounted: list[str] = []
+    for reward in recipe.rewards:
+        if reward.name != JUDGE:
+            continue
+        path = str(reward.options.get("path"))
+        section = Model(path=result_of_run(path), revision=reward.options.get("revision"))
+        try:
+            config = load_config(section)
+        except CptError as problem:
+            uncounted.append(f"the reward model {path} ({' '.join(str(problem).split())[:200]})")
+            continue
+
+        sizes = sizes_of_model(config, None, 1)
+        text_config = config.get_text_config()
+        head = 0 if text_config.tie_word_embeddings else text_config.vocab_size * sizes.hidden
+        dtype = config.dtype
+        weights_bytes = dtype.itemsize if isinstance(dtype, torch.dtype) else 4
+        parameters = sizes.parameters - head
+        models.append(replace(sizes, parameters=parameters, weights_bytes=weights_bytes))
+    if models:
+        uncounted.append("activations of reward models")
+    return models, uncounted
+
+
+def read_completion(recipe: Recipe, kind: StageKind) -> int:
+    """Tokens that the model may generate after a row."""
+    if kind.completion_limit is None:
+        return 0
+    if recipe.stage == "gkd" and not float(recipe.training.get("lmbda", LMBDA)):
+        return 0
+    key, default = kind.completion_limit
+    return int(recipe.training.get(key) or default)
+
+
+def with_own_head(sizes: ModelSizes, needs: StageNeeds, *, adapters: bool) -> ModelSizes:
     """Adapt sizes to the stage: one score instead of the language model's head, or an added value head."""
     if needs.stage == "ppo":
-        head = facts.hidden + 1
-        return replace(
-            facts,
-            parameters=facts.parameters + (0 if adapters else head),
-            trained=facts.trained + head,
-        )
+        head = sizes.hidden + 1
+        parameters = sizes.parameters if adapters else sizes.parameters + head
+        return replace(sizes, parameters=parameters, trained=sizes.trained + head)
     if needs.logits != SCORE:
-        return facts
-    gone = 0 if facts.is_tied else facts.head
+        return sizes
+    removed = 0 if sizes.is_tied else sizes.head
+    trained = sizes.trained + sizes.hidden
+    if sizes.trains_head and not adapters:
+        trained -= removed
     return replace(
-        facts,
-        parameters=facts.parameters - gone + facts.hidden,
-        trained=facts.trained + facts.hidden - (gone if facts.trains_head and not adapters else 0),
-        head=facts.hidden,
+        sizes,
+        parameters=sizes.parameters - removed + sizes.hidden,
+        trained=trained,
+        head=sizes.hidden,
         vocabulary=1,
         is_tied=False,
         trains_head=True,
         has_fused_loss=False,
-        flops_per_token=facts.flops_per_token - (4 if adapters else 6) * facts.head,
+        flops_per_token=sizes.flops_per_token - (4 if adapters else 6) * sizes.head,
     )

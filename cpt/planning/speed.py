@@ -11,8 +11,7 @@ import torch
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import GPU_TYPES, Gpu, GpuType, find_gpus, host_memory_gib, simplified_gpu
 from cpt.planning.memory_parts import (
-    PAGED,
-    REDUCED,
+    REDUCED_BYTES,
     bytes_of_gradient,
     computed_bytes,
     state_bytes,
@@ -39,10 +38,10 @@ LINKS = {
 }
 LINKS_OF_OTHERS = (24.0, 1.0)
 # Python peers on one H100: 0.35 to 0.47 with compiled layers; LLMQ in C++: up to 0.6
-ASSUMED_MFU, MFU_RANGE = 0.35, (0.25, 0.5)
-ASSUMED_MFU_NOT_COMPILED = (
-    0.30  # torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
-)
+ASSUMED_MFU = 0.35
+MFU_RANGE = (0.25, 0.5)
+# torchtitan, Llama 3.1 8B, one node of H100: compiled layers are 1.16 times as fast
+ASSUMED_MFU_NOT_COMPILED = 0.30
 COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes per weight
 HOST_BANDWIDTH = 40e9  # bytes/s, of two channels of DDR5; servers have more
@@ -86,23 +85,28 @@ class Target:
 
 
 def named_gpus(
-    gpu: str | None, gpus: int | None, nodes: int, found: Sequence[Gpu]
+    gpu: str | None, gpus: int | None, nodes: int, found_gpus: Sequence[Gpu]
 ) -> tuple[str, int]:
     """Name and total number of GPUs to plan for: as given, else this machine's."""
-    if gpu is None and not found:
+    if gpu is None and not found_gpus:
         raise ResourceError(
             'no GPU on this machine. Name one, such as --gpu "RTX 4090", or --gpu cpu.'
         )
-    if gpu is not None and gpu.strip().lower() == "cpu" and nodes > 1:
+    if gpu is not None and is_cpu(gpu) and nodes > 1:
         raise ResourceError("--gpu cpu: only one machine is supported. Remove --nodes.")
     if gpus is None and gpu is not None and nodes > 1:
         raise ResourceError(
             f"--nodes {nodes}: set the total number of GPUs, such as --gpus {8 * nodes}."
         )
-    number = gpus or (1 if gpu is not None else nodes * len(found))
+    name = found_gpus[0].name if gpu is None else gpu
+    number = gpus or (nodes * len(found_gpus) if gpu is None else 1)
     if number % nodes:
         raise ResourceError(f"--gpus {number} cannot be divided evenly over --nodes {nodes}.")
-    return gpu or found[0].name, number
+    return name, number
+
+
+def is_cpu(gpu: str) -> bool:
+    return gpu.strip().lower() == "cpu"
 
 
 def find_target(
@@ -126,45 +130,58 @@ def find_target(
     Raises:
         ResourceError: the GPU is unknown.
     """
-    here, known = host_memory_gib(), True
-    if gpu.strip().lower() == "cpu":
-        memory_here, matrix = host_memory or here, torch.rand(MATRIX, MATRIX)
-        seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=4))
-        return Target("CPU", 0, memory_here, 2 * MATRIX**3 / seconds, memory_here, "this machine")
+    if is_cpu(gpu):
+        return this_cpu(host_memory)
     kind = GpuType(gpu, memory, peak_tflops) if memory and peak_tflops else find_gpu_type(gpu)
     if host_memory is not None:
-        in_host, source = host_memory, "as given"
-    elif any(simplified_gpu(found.name) == simplified_gpu(kind.name) for found in find_gpus()):
-        in_host, source = here, "this machine"
+        host_source = "as given"
+    elif any(simplified_gpu(other.name) == simplified_gpu(kind.name) for other in find_gpus()):
+        host_memory = host_memory_gib()
+        host_source = "this machine"
     else:
-        in_host, source, known = ASSUMED_HOST_GIB, "assumed; set it with --host-memory GIB", False
-    others = {"fp32": kind.fp32_tflops, "tf32": kind.tf32_tflops}
+        host_source = "assumed; set it with --host-memory GIB"
+    peaks = {"fp32": kind.fp32_tflops, "tf32": kind.tf32_tflops}
     link, network = LINKS.get(kind.name, LINKS_OF_OTHERS)
+    if network_gbit is not None:
+        network = network_gbit / 8
     return Target(
-        kind.name,
-        max(1, gpus),
-        memory or kind.memory_gib,
-        1e12 * (peak_tflops or kind.peak_tflops),
-        in_host,
-        source,
-        known,
-        {precision: 1e12 * tflops for precision, tflops in others.items() if tflops is not None},
-        1e9 * link,
-        1e9 * (network if network_gbit is None else network_gbit / 8),
-        1e9 * (kind.bandwidth_gb or 0),
+        name=kind.name,
+        gpus=max(1, gpus),
+        memory_gib=memory or kind.memory_gib,
+        peak_flops=1e12 * (peak_tflops or kind.peak_tflops),
+        host_memory_gib=ASSUMED_HOST_GIB if host_memory is None else host_memory,
+        host_source=host_source,
+        host_is_known=host_memory is not None,
+        other_peaks={
+            precision: 1e12 * tflops for precision, tflops in peaks.items() if tflops is not None
+        },
+        gpu_link=1e9 * link,
+        network=1e9 * network,
+        bandwidth=1e9 * (kind.bandwidth_gb or 0),
     )
 
 
+def this_cpu(host_memory: float | None) -> Target:
+    """Return the CPU of this machine, with its measured speed."""
+    memory = host_memory or host_memory_gib()
+    matrix = torch.rand(MATRIX, MATRIX)
+    seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=4))
+    return Target("CPU", 0, memory, 2 * MATRIX**3 / seconds, memory, "this machine")
+
+
 def find_gpu_type(name: str) -> GpuType:
-    by_name = {simplified_gpu(kind.name): kind for kind in GPU_TYPES}
+    kinds = {simplified_gpu(kind.name): kind for kind in GPU_TYPES}
     word = simplified_gpu(name)
-    if kind := by_name.get(word) or by_name.get(f"RTX{word}"):
-        return kind
-    near = next((known for known in by_name if word and known.startswith(word)), None)
-    near = near or closest(word, by_name) or closest(f"RTX{word}", by_name)
-    hint = f" Did you mean `{by_name[near].name}`?" if near else ""
+    for spelling in (word, f"RTX{word}"):
+        if spelling in kinds:
+            return kinds[spelling]
+
+    longer = [other for other in kinds if word and other.startswith(word)]
+    near = longer[0] if longer else closest(word, kinds) or closest(f"RTX{word}", kinds)
+    hint = f" Did you mean `{kinds[near].name}`?" if near else ""
+    names = ", ".join(kind.name for kind in GPU_TYPES)
     raise ResourceError(
-        f"--gpu: unknown GPU `{name}`.{hint} Known: {', '.join(kind.name for kind in GPU_TYPES)}, and cpu. For others,"
+        f"--gpu: unknown GPU `{name}`.{hint} Known: {names}, and cpu. For others,"
         " `cpt plan` has --memory-gib and --peak-tflops (dense bf16); for `cpt init` name one with the same memory."
     )
 
@@ -186,87 +203,130 @@ def assumed_mfu(setup: Setup) -> float:
     return ASSUMED_MFU if setup.compiles else ASSUMED_MFU_NOT_COMPILED
 
 
-def planned_speed(facts: ModelSizes, setup: Setup, target: Target, mfu: float) -> Speed:
-    zero, needs, trained = setup.zero, setup.needs, facts.trained
-    again = (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers if setup.checkpointing else 0.0
-    # forward passes without gradients: of the reference, the model itself, and a teacher
-    extra = needs.forward_passes * facts.flops_per_token / (3 if setup.lora is None else 2)
-    extra += 2.0 * needs.teacher.parameters if needs.teacher is not None else 0.0
-    operations = setup.tokens_at_once * (facts.flops_per_token * (1 + again) + extra)
-    peak = target.other_peaks.get(setup.precision, target.peak_flops)
-    computing = operations / (peak * mfu)
-    backward = computing - computing / (3 * (1 + again))
-    moving = updating = 0.0
-    slow: dict[str, float] = {}
-    if zero is not None and zero.offload_optimizer:
-        # each micro-batch moves weights to the GPU and gradients to the host simultaneously
-        gradients, passes = setup.weights_bytes * trained, 3 if setup.checkpointing else 2
-        weights = passes * setup.weights_bytes * facts.parameters if zero.offload_parameters else 0
-        moving = max(gradients, weights) / setup.gpus / PCIE_BANDWIDTH
-        back = 0.0 if zero.offload_parameters else gradients / setup.gpus / PCIE_BANDWIDTH
-        updating = ADAM_TRAFFIC * trained / setup.nodes / HOST_BANDWIDTH + back
-        slow["the update in host memory: more tokens per step"] = updating
-    elif target.bandwidth:
-        here = trained / (1 if zero is None else setup.gpus)
-        updating = update_traffic(setup) * here / (REACHED_BANDWIDTH * target.bandwidth)
-    if setup.optimizer == PAGED and zero is None:
-        paging = state_bytes(facts, setup) / (BOTH_WAYS * PCIE_BANDWIDTH)
-        # Released gradients are applied during the backward pass, so paging overlaps with it.
-        updating = max(updating, paging - (backward if setup.releases else 0.0))
-        slow["moving the optimizer's states over PCIe: more tokens per step"] = updating
-    waiting = waiting_seconds(facts, setup, target, computing=computing, backward=backward)
+def planned_speed(sizes: ModelSizes, setup: Setup, target: Target, mfu: float) -> Speed:
+    peak_flops = target.other_peaks.get(setup.precision, target.peak_flops)
+    computing = operations(sizes, setup) / (peak_flops * mfu)
+    backward = computing - computing / (3 * (1 + repeated_share(setup)))
+    moving = moving_seconds(sizes, setup)
+    updating = updating_seconds(sizes, setup, target, backward)
+    waiting = waiting_seconds(sizes, setup, target, computing=computing, backward=backward)
+
     step = setup.accumulation * max(computing, moving) + updating + waiting
-    slow |= {
+    delays: dict[str, float] = {}
+    if setup.updates_on_host:
+        delays["the update in host memory: more tokens per step"] = updating
+    elif setup.pages_states:
+        delays["moving the optimizer's states over PCIe: more tokens per step"] = updating
+    delays |= {
         "moving weights and gradients over PCIe: larger micro-batches": setup.accumulation
         * (moving - computing),
         "waiting for other GPUs: larger micro-batches": waiting,
     }
-    what, seconds = max(slow.items(), key=lambda one: one[1])
-    waits = (
-        f"{seconds / step:.0%} of a step is spent on {what} reduce this"
-        if seconds > NOTED * step
-        else ""
-    )
-    source = (
-        f"{mfu:.0%} of {target.name}'s peak of {peak / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
-    )
+
+    delay, seconds = max(delays.items(), key=lambda entry: entry[1])
+    waits = ""
+    if seconds > NOTED * step:
+        waits = f"{seconds / step:.0%} of a step is spent on {delay} reduce this"
+    peak = f"{peak_flops / 1e12:.3g} TFLOP/s{IN_WORDS[setup.precision]}"
+    source = f"{mfu:.0%} of {target.name}'s peak of {peak}"
     return Speed(setup.tokens_per_step / step, source, waits)
 
 
+def repeated_share(setup: Setup) -> float:
+    """The operations that checkpointing repeats, relative to those of a step without it."""
+    if not setup.checkpointing:
+        return 0.0
+    return (COMPUTED_AGAIN - 1) / setup.recomputing.every_n_layers
+
+
+def operations(sizes: ModelSizes, setup: Setup) -> float:
+    """Operations of a micro-batch on one GPU."""
+    needs = setup.needs
+    # forward passes without gradients: of the reference, the model itself, and a teacher
+    passes = 3 if setup.lora is None else 2
+    extra = needs.forward_passes * sizes.flops_per_token / passes
+    if needs.teacher is not None:
+        extra += 2.0 * needs.teacher.parameters
+    return setup.tokens_at_once * (sizes.flops_per_token * (1 + repeated_share(setup)) + extra)
+
+
+def moving_seconds(sizes: ModelSizes, setup: Setup) -> float:
+    """Seconds in which a micro-batch moves weights to the GPU and gradients to the host, both at the same time."""
+    zero = setup.zero
+    if zero is None or not zero.offload_optimizer:
+        return 0.0
+    moved_bytes = setup.weights_bytes * sizes.trained
+    if zero.offload_parameters:
+        passes = 3 if setup.checkpointing else 2
+        moved_bytes = max(moved_bytes, passes * setup.weights_bytes * sizes.parameters)
+    return moved_bytes / setup.gpus / PCIE_BANDWIDTH
+
+
+def updating_seconds(sizes: ModelSizes, setup: Setup, target: Target, backward: float) -> float:
+    """Seconds of an update, on the host or the GPU; `backward` is the time that paging may overlap with."""
+    zero = setup.zero
+    if zero is not None and zero.offload_optimizer:
+        back_bytes = 0 if zero.offload_parameters else setup.weights_bytes * sizes.trained
+        updating = ADAM_TRAFFIC * sizes.trained / setup.nodes / HOST_BANDWIDTH
+        return updating + back_bytes / setup.gpus / PCIE_BANDWIDTH
+    updating = 0.0
+    if target.bandwidth:
+        weights = sizes.trained / (1 if zero is None else setup.gpus)
+        updating = update_traffic(setup) * weights / (REACHED_BANDWIDTH * target.bandwidth)
+    if setup.pages_states:
+        paging = state_bytes(sizes, setup) / (BOTH_WAYS * PCIE_BANDWIDTH)
+        if setup.releases:  # updates are part of the backward pass
+            paging -= backward
+        updating = max(updating, paging)
+    return updating
+
+
 def waiting_seconds(
-    facts: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float
+    sizes: ModelSizes, setup: Setup, target: Target, *, computing: float, backward: float
 ) -> float:
     """Return the seconds per step of communication that does not overlap with compute."""
     if not target.gpu_link or setup.gpus == 1:
         return 0.0
-    links = [target.gpu_link] if setup.gpus_per_node > 1 else []
-    slowest = min([*links, target.network] if setup.nodes > 1 else links)
-    overlapped, alone = sent_bytes(facts, setup)
+    links = []
+    if setup.gpus_per_node > 1:
+        links.append(target.gpu_link)
+    if setup.nodes > 1:
+        links.append(target.network)
+    slowest = min(links)
+    overlapped_bytes, other_bytes = sent_bytes(sizes, setup)
     each_micro_batch = setup.zero is not None and setup.zero.stage > 1
     window = setup.accumulation * computing if each_micro_batch else backward
-    return max(0.0, overlapped / slowest - HIDDEN * window) + alone / slowest
+    return max(0.0, overlapped_bytes / slowest - HIDDEN * window) + other_bytes / slowest
 
 
-def sent_bytes(facts: ModelSizes, setup: Setup) -> tuple[float, float]:
+def sent_bytes(sizes: ModelSizes, setup: Setup) -> tuple[float, float]:
     """Return the bytes that each GPU sends per step, during and after compute (arXiv 1910.02054, section 7).
 
     A ring of n GPUs sends (n-1)/n of the data from each for a gather or reduce-scatter, twice that for an all-reduce.
     ZeRO-2 and ZeRO-3 reduce gradients after every micro-batch, DDP and ZeRO-1 once a step.
     """
-    ring, zero, steps = (setup.gpus - 1) / setup.gpus, setup.zero, setup.accumulation
+    zero = setup.zero
+    ring = (setup.gpus - 1) / setup.gpus
+    micro_batches = setup.accumulation
     if zero is None:
-        return 2 * ring * bytes_of_gradient(setup) * facts.trained, 0.0
+        return 2 * ring * bytes_of_gradient(setup) * sizes.trained, 0.0
     if zero.is_fsdp:
-        weights = computed_bytes(setup) * facts.parameters
-        gathers = steps * (1 if zero.keeps_gathered else 2)
-        reduces = steps if zero.reduces_each_micro_batch else 1
-        return ring * (gathers * weights + reduces * REDUCED * facts.trained), 0.0
-    gradients = setup.weights_bytes * facts.trained
-    if zero.stage < 3:
-        sent, after = 2 * ring * gradients * (1 if zero.stage == 1 else steps), ring * gradients
+        weights_bytes = computed_bytes(setup) * sizes.parameters
+        gathers = micro_batches * (1 if zero.keeps_gathered else 2)
+        reduces = micro_batches if zero.reduces_each_micro_batch else 1
+        return ring * (gathers * weights_bytes + reduces * REDUCED_BYTES * sizes.trained), 0.0
+    gradients_bytes = setup.weights_bytes * sizes.trained
+    if zero.stage == 3:
+        gathered_bytes = 2 * setup.weights_bytes * sizes.parameters
+        during_bytes = ring * micro_batches * (gathered_bytes + gradients_bytes)
+        after_bytes = 0.0
     else:
-        sent, after = ring * steps * (2 * setup.weights_bytes * facts.parameters + gradients), 0.0
-    return (sent, after) if zero.overlap_comm else (0.0, sent + after)
+        reduces = 1 if zero.stage == 1 else micro_batches
+        during_bytes = 2 * ring * gradients_bytes * reduces
+        after_bytes = ring * gradients_bytes
+    if not zero.overlap_comm:
+        return 0.0, during_bytes + after_bytes
+    return during_bytes, after_bytes
 
 
 def measured_speed(run: Path) -> Speed:

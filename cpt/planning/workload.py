@@ -1,6 +1,6 @@
 """Read the settings from a recipe that determine its run's memory and time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, cast
 
@@ -35,6 +35,9 @@ from cpt.recipe.keys import (
 from cpt.recipe.schema import Recipe
 
 WRONG_UNDER_AUTOCAST = "compiled norms under autocast may be wrong on an RTX 50 (pytorch#191433)"
+PAGED = "paged_adamw_8bit"
+BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
+PACKING = ("best_fit", "concatenate", "sliding_window")  # several documents in a row
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not recover
 
 
@@ -59,6 +62,9 @@ class Sharding:
     """FSDP2: weights stay gathered from the forward to the backward pass (`reshard_after_forward: false`)."""
     reduces_each_micro_batch: bool = False
     """FSDP2: gradients are reduced after each micro-batch, not only after a step's last (`sync_each_batch`)."""
+
+
+SIZES_OF_SHARDING = {size.name for size in fields(Sharding) if type(size.default) is int}
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,14 @@ class Setup:
         return replace(self, weights_bytes=2) if is_cast else self
 
     @property
+    def updates_on_host(self) -> bool:
+        return self.zero is not None and self.zero.offload_optimizer
+
+    @property
+    def pages_states(self) -> bool:
+        return self.zero is None and self.optimizer == PAGED
+
+    @property
     def sequences(self) -> int:
         """Sequences per process that are processed at once."""
         return self.micro_batch * self.needs.sequences
@@ -141,7 +155,9 @@ class Setup:
 
     @property
     def precision(self) -> str:
-        return "half" if self.half else "tf32" if self.tf32 else "fp32"
+        if self.half:
+            return "half"
+        return "tf32" if self.tf32 else "fp32"
 
     @property
     def tokens_per_step(self) -> int:
@@ -165,85 +181,82 @@ def read_setup(
         profile: the DeepSpeed profile's content.
         attention: attention for `model.attention: auto`; on a GPU, `attention_on_gpu`.
     """
-    training = recipe.training
-    parallelism = read_parallelism(training)
-    length = recipe.data.sequence_length // parallelism.sp_size  # a process's part of a row
+    training, model = recipe.training, recipe.model
+    batch_tokens = recipe.budget.global_batch_tokens
+    # a process's part of a row
+    length = recipe.data.sequence_length // read_parallelism(training).sp_size
     micro_batch = int(training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH))
     accumulation = int(training.get(ACCUMULATION, 1))
-    if recipe.budget.global_batch_tokens is not None:
-        accumulation = max(
-            1, round(recipe.budget.global_batch_tokens / (micro_batch * gpus * length))
-        )
-    zero = read_deepspeed_sharding(profile) if profile is not None else read_fsdp_sharding(training)
-    written = {"float32": 4, "bfloat16": 2, "float16": 2}.get(recipe.model.dtype)
-    on_gpu = not on_cpu and not triton_failure()
-    automatic = automatic_dtype(recipe, deepspeed=profile is not None, on_gpu=on_gpu).itemsize
-    if training.get("fp16") and profile is not None:
-        automatic = 2  # the engine rounds its weights
+    if batch_tokens is not None:
+        accumulation = max(1, round(batch_tokens / (micro_batch * gpus * length)))
+
+    zero = read_fsdp_sharding(training) if profile is None else read_deepspeed_sharding(profile)
+    zero3 = zero is not None and zero.stage == 3 and not zero.is_fsdp
+    is_compiled, _ = compiles(recipe, zero3=zero3, on_cpu=on_cpu)
+    fuses_by_default = not on_cpu and not training.get("label_smoothing_factor")
+
     needs = read_stage_needs(recipe)
-    uncounted = list(needs.uncounted)
-    if parallelism.sharing_rows > parallelism.sp_size:
-        uncounted.append(
-            "tensor and context parallelism (`training.parallelism_config`): processes are counted as whole"
-        )
-    elif parallelism.sharing_rows > 1:
-        uncounted.append(
-            "communication of processes that share a row (`training.parallelism_config`)"
-        )
-    if (
-        profile is not None
-        and (profile.get("zero_optimization") or {}).get("zero_hpz_partition_size", 1) != 1
-    ):
-        uncounted.append("second copies of the weights (`zero_hpz_partition_size`)")
+    uncounted = (*needs.uncounted, *uncounted_of_engines(training, profile))
     return Setup(
         gpus=gpus,
         on_cpu=on_cpu,
         micro_batch=micro_batch,
         sequence_length=length,
         accumulation=accumulation,
-        half=bool(training.get("bf16") or training.get("fp16")),
-        weights_bytes=written or automatic,
-        checkpointing=bool(
-            training.get("gradient_checkpointing") or training.get("activation_checkpointing")
-        ),
-        fused_loss=recipe.model.fused_loss is True
-        or recipe.model.fused_loss == "auto"
-        and not on_cpu
-        and not training.get("label_smoothing_factor"),
-        packed=recipe.data.packing in ("best_fit", "concatenate", "sliding_window")
-        or form_of_stage(recipe.stage) in MASKED_FORMS,
+        half=computes_in_half(training),
+        weights_bytes=read_weights_bytes(recipe, has_profile=profile is not None, on_cpu=on_cpu),
+        checkpointing=any(training.get(key) for key in CHECKPOINTING),
+        fused_loss=fuses_by_default if model.fused_loss == "auto" else model.fused_loss is True,
+        packed=recipe.data.packing in PACKING or form_of_stage(recipe.stage) in MASKED_FORMS,
         attention=attention,
         optimizer=recipe.optimizer.name,
-        lora=recipe.model.lora,
+        lora=model.lora,
         zero=zero,
         tf32=bool(training.get("tf32")),
         recomputing=read_recomputing(training),
         rounding=recipe.optimizer.options.get("rounding"),
         releases=bool(recipe.optimizer.options.get("release_gradients", False)),
-        needs=replace(needs, uncounted=tuple(uncounted)),
+        needs=replace(needs, uncounted=uncounted),
         nodes=nodes,
-        batch_is_given=recipe.budget.global_batch_tokens is not None,
+        batch_is_given=batch_tokens is not None,
         scales_loss=bool(training.get("fp16")),
-        compiles=compiles(
-            recipe, zero3=zero is not None and zero.stage == 3 and not zero.is_fsdp, on_cpu=on_cpu
-        )[0],
-        from_scratch=recipe.model.from_scratch,
-        train_only=recipe.model.train_only,
+        compiles=is_compiled,
+        from_scratch=model.from_scratch,
+        train_only=model.train_only,
     )
+
+
+def read_weights_bytes(recipe: Recipe, *, has_profile: bool, on_cpu: bool) -> int:
+    if recipe.model.dtype in BYTES_OF_DTYPE:
+        return BYTES_OF_DTYPE[recipe.model.dtype]
+    if recipe.training.get("fp16") and has_profile:
+        return 2  # the engine rounds its weights
+    on_gpu = not on_cpu and not triton_failure()
+    return automatic_dtype(recipe, deepspeed=has_profile, on_gpu=on_gpu).itemsize
+
+
+def uncounted_of_engines(
+    training: Mapping[str, Any], profile: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """Memory of engines that the plan does not include, as text."""
+    parallelism = read_parallelism(training)
+    if parallelism.sharing_rows > parallelism.sp_size:
+        yield "tensor and context parallelism (`training.parallelism_config`): processes are counted as whole"
+    elif parallelism.sharing_rows > 1:
+        yield "communication of processes that share a row (`training.parallelism_config`)"
+    section = (profile or {}).get("zero_optimization") or {}
+    if section.get("zero_hpz_partition_size", 1) != 1:
+        yield "second copies of the weights (`zero_hpz_partition_size`)"
 
 
 def attention_on_gpu(recipe: Recipe, config: PreTrainedConfig) -> str:
     """Resolve `model.attention` on a GPU with flash kernels; custom functions are masked like sdpa."""
-    wanted, training = recipe.model.attention, recipe.training
-    if wanted != "auto":
-        return "sdpa" if ":" in wanted else wanted
-    half = (
-        training.get("bf16")
-        or training.get("fp16")
-        or recipe.model.dtype in ("bfloat16", "float16")
-    )
-    padded = recipe.data.packing == "token_budget" or form_of_stage(recipe.stage) in MASKED_FORMS
-    if not half or padded or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    attention = recipe.model.attention
+    if attention != "auto":
+        return "sdpa" if ":" in attention else attention
+    is_half = computes_in_half(recipe.training) or recipe.model.dtype in ("bfloat16", "float16")
+    is_padded = recipe.data.packing == "token_budget" or form_of_stage(recipe.stage) in MASKED_FORMS
+    if not is_half or is_padded or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "sdpa"
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     return VARLEN if why_not_varlen(model_class, config) is None else "sdpa"
@@ -255,53 +268,63 @@ def read_deepspeed_sharding(profile: Mapping[str, Any]) -> Sharding | None:
     stage = int(section.get("stage", 0))
     if stage == 0:
         return None
-    values = {key.removeprefix("stage3_"): value for key, value in section.items()}
-    names = {one.name for one in fields(Sharding) if type(one.default) is int}
-    sizes: dict[str, Any] = {
-        name: int(value)
-        for name, value in values.items()
-        if name in names and isinstance(value, int | float)
-    }
-    parts = {key: part for key, part in section.items() if isinstance(part, Mapping)}
-    on_host = {key for key, part in parts.items() if part.get("device", "none") != "none"}
+    sizes: dict[str, Any] = {}
+    for key, size in section.items():
+        name = key.removeprefix("stage3_")
+        if name in SIZES_OF_SHARDING and isinstance(size, int | float):
+            sizes[name] = int(size)
+    data_types = profile.get("data_types") or {}
     return Sharding(
         stage,
-        offload_optimizer="offload_optimizer" in on_host,
-        offload_parameters="offload_param" in on_host,
+        offload_optimizer=is_on_host(section.get("offload_optimizer")),
+        offload_parameters=is_on_host(section.get("offload_param")),
         overlap_comm=bool(section.get("overlap_comm", stage == 3)),
-        accumulates_in_fp32=(profile.get("data_types") or {}).get("grad_accum_dtype") == "fp32",
+        accumulates_in_fp32=data_types.get("grad_accum_dtype") == "fp32",
         **sizes,
     )
+
+
+def is_on_host(offload: Any) -> bool:
+    return isinstance(offload, Mapping) and offload.get("device", "none") != "none"
 
 
 def read_fsdp_sharding(training: Mapping[str, Any]) -> Sharding | None:
     if not training.get("fsdp"):
         return None
-    written, config = training.get("fsdp_config"), training.get("accelerator_config")
-    written = written if isinstance(written, Mapping) else {}
-    options = {str(key).removeprefix("fsdp_"): value for key, value in written.items()}
-    accumulation = (
-        config.get("gradient_accumulation_kwargs") if isinstance(config, Mapping) else None
-    ) or {}
+    config = mapping_of(training.get("fsdp_config"))
+    options = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
+    accumulation = mapping_of(training.get("accelerator_config")).get(
+        "gradient_accumulation_kwargs"
+    )
     return Sharding(
         3,
         is_fsdp=True,
         keeps_gathered=options.get("reshard_after_forward", True) is False,
-        reduces_each_micro_batch=bool(accumulation.get("sync_each_batch")),
+        reduces_each_micro_batch=bool((accumulation or {}).get("sync_each_batch")),
     )
+
+
+def mapping_of(section: Any) -> Mapping[str, Any]:
+    """Return a section of `training`; empty if it is the name of a file."""
+    return section if isinstance(section, Mapping) else {}
+
+
+def computes_in_half(training: Mapping[str, Any]) -> bool:
+    return bool(training.get("bf16") or training.get("fp16"))
 
 
 def is_wrong_under_autocast(recipe: Recipe, capability: str | None) -> bool:
     """Whether compiled layers may be wrong: under autocast on an RTX 50 (seen in torch 2.13, open)."""
-    training, model = recipe.training, recipe.model
-    is_half = training.get("bf16") or training.get("fp16")
-    if not (capability or "").startswith("12.") or not is_half:
+    model = recipe.model
+    if not (capability or "").startswith("12.") or not computes_in_half(recipe.training):
         return False
-    becomes_half = (
-        model.dtype == "auto"
-        and automatic_dtype(recipe, deepspeed=False, on_gpu=True).itemsize == 2
-    )
-    return model.lora is not None or not (becomes_half or model.dtype == "bfloat16")
+    if model.lora is not None:
+        return True
+    dtype = model.dtype
+    if dtype == "auto":
+        is_half = automatic_dtype(recipe, deepspeed=False, on_gpu=True).itemsize == 2
+        return not is_half
+    return dtype != "bfloat16"
 
 
 def compiles(
@@ -323,36 +346,43 @@ def compiles(
         return True, "the recipe enables it"
     if training.get(COMPILING, AUTO) != AUTO:
         return False, "the recipe disables it"
-    options = [training.get(f"{name}_kwargs") or {} for name in CHECKPOINTING]
-    selective = any(one.get("selective") for one in options)
-    writes = stage in KINDS and KINDS[stage].written is not None
-    is_uneven = (
-        writes or recipe.data.packing == "token_budget" or form_of_stage(stage) in MASKED_FORMS
+
+    options = [training.get(f"{key}_kwargs") or {} for key in CHECKPOINTING]
+    has_even_rows = (
+        recipe.data.packing != "token_budget"
+        and form_of_stage(stage) not in MASKED_FORMS
+        and (stage not in KINDS or KINDS[stage].completion_limit is None)
     )
-    tokens, each_step = recipe.budget.tokens, recipe.budget.global_batch_tokens
-    is_short = tokens is not None and each_step is not None and tokens < FEWEST_STEPS * each_step
+    tokens, batch_tokens = recipe.budget.tokens, recipe.budget.global_batch_tokens
+    has_few_steps = (
+        tokens is not None and batch_tokens is not None and tokens < FEWEST_STEPS * batch_tokens
+    )
     reasons = {
         "it needs a GPU": on_cpu,
-        UNEVEN: is_uneven,
+        UNEVEN: not has_even_rows,
         WRONG_UNDER_AUTOCAST: is_wrong_under_autocast(recipe, capability),
         UNDER_ZERO3: zero3,
         UNDER_FSDP: recomputes_hooks_of_fsdp(training),
         "processes share rows": read_parallelism(training).sharing_rows > 1,
-        f"the run has fewer than {FEWEST_STEPS} steps": is_short,
+        f"the run has fewer than {FEWEST_STEPS} steps": has_few_steps,
         "it is not tested with quantized weights": bool((recipe.model.lora or {}).get("quantize")),
         "it is not tested with custom model code": recipe.model.trust_remote_code,
         "checkpoints are of torch's older kind (`use_reentrant`)": any(
-            one.get("use_reentrant") for one in options
+            option.get("use_reentrant") for option in options
         ),
     }
+
     if model is not None:
+        name = type(model).__name__
+        selective = any(option.get("selective") for option in options)
         reasons |= {
-            f"transformers does not mark decoder layers in {type(model).__name__}": not decoder_layers(
-                model
-            ),
+            f"transformers does not mark decoder layers in {name}": not decoder_layers(model),
             "the model has recurrent layers": runs_along_the_row(model),
             "`selective` does not work in compiled parts of layers with experts": selective
             and has_experts(model),
         }
-    why_not = next((reason for reason, applies in reasons.items() if applies), None)
-    return why_not is None, why_not or "the run is on a GPU"
+
+    for reason, applies in reasons.items():
+        if applies:
+            return False, reason
+    return True, "the run is on a GPU"

@@ -32,14 +32,14 @@ def planned_bytes(config, setup):
 
 @pytest.mark.slow
 def test_packed_documents_need_a_mask_for_each_layer_unless_attention_is_flash():
-    packed = count("llama").one
-    flash = count("llama", attention="flash_attention_2").one
+    packed = count("llama").one_row
+    flash = count("llama", attention="flash_attention_2").one_row
     mask = 2 * 512 * 512
     assert packed.kept - flash.kept >= 4 * mask
     assert (
-        count("llama", packed=False).one.kept
+        count("llama", packed=False).one_row.kept
         == flash.kept
-        == count("llama", attention="varlen").one.kept
+        == count("llama", attention="varlen").one_row.kept
     )
     assert count("llama", attention="varlen", on_cpu=True) == count("llama", on_cpu=True)
 
@@ -52,14 +52,14 @@ def test_a_router_whose_code_needs_values_is_estimated():
         "num_hidden_layers": 2,
         "kv_channels": 16,
     }
-    found = count(config).one
+    found = count(config).one_row
     assert not found.is_counted and 0 < found.again < 2 * found.kept
 
 
 def test_a_model_of_the_users_own_is_counted():
     import_user_module("examples.lstm.lstm_language_model")
     config = {"model_type": "lstm_lm", "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2}
-    packed, alone = (count(config, on_cpu=True, packed=packed).one for packed in (True, False))
+    packed, alone = (count(config, on_cpu=True, packed=packed).one_row for packed in (True, False))
     assert (packed.kept, packed.layers) == (alone.kept, 2) and packed.is_counted
     tokens, width = 512, 64
     assert packed.kept > 2 * tokens * width * 4 * 2  # each layer keeps its gates at least
@@ -125,7 +125,7 @@ def test_frozen_parts_need_no_gradients_and_no_activations_below_the_first_train
     whole, setup = setup_for(**changes), setup_for(**changes, train_only=parts)
     assert 0.97 <= planned_bytes(config, setup) / dry_run(config, setup) <= 1.05
     assert planned_bytes(config, setup) < planned_bytes(config, whole)
-    kept, of_whole = (count_activations(config, one).one for one in (setup, whole))
+    kept, of_whole = (count_activations(config, one).one_row for one in (setup, whole))
     assert kept.kept <= of_whole.kept and kept.layers == {"lm_head": 1, "embed_tokens": 4}.get(
         parts[0], kept.layers
     )
@@ -134,7 +134,7 @@ def test_frozen_parts_need_no_gradients_and_no_activations_below_the_first_train
 @pytest.mark.slow
 def test_layers_in_8_bit_keep_their_inputs():
     plain, quantized = (
-        count("llama", lora={"r": 16, **how}).one for how in ({}, {"quantize": "int8"})
+        count("llama", lora={"r": 16, **how}).one_row for how in ({}, {"quantize": "int8"})
     )
     # of attention, its output, the feed-forward layer and its output; the others are saved already
     assert quantized.kept - plain.kept > 4 * 512 * 2 * 512

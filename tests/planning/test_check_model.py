@@ -1,12 +1,15 @@
 """The model, the tokenizer and the first examples of a recipe: they exist and fit each other."""
 
 import pytest
-from tiny import TINY_LLAMA
+from tiny import TINY_LLAMA, tiny_config
 from tiny_checkpoints import save_llama
 from tiny_extended import write_model
 from tiny_tasks import TINY
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cpt.errors import RecipeError
+from cpt.models.adapters import add_lora
+from cpt.models.config import config_from
 from cpt.planning.check_model import check_first_examples
 from cpt.planning.check_resources import PreflightReport
 from cpt.planning.gate import check_reality
@@ -130,6 +133,20 @@ def test_a_learning_rate_for_embeddings_that_adapters_do_not_train_is_a_mistake(
         == mistakes_with(target_modules=["embed_tokens", "q_proj"])
         == []
     )
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_adapters_that_read_weights_of_fused_experts_are_refused_as_by_a_run(load, start):
+    config = tiny_config("qwen3_moe", vocab_size=320)
+    lora = {"r": 4, "init_lora_weights": start}
+    with pytest.raises(RecipeError) as refused:
+        add_lora(AutoModelForCausalLM.from_config(config_from(config)), lora)
+    recipe = load(model={"from_scratch": True, "config": config})
+    assert mistakes(recipe) == []
+    adapted = recipe.model.model_copy(update={"lora": lora})
+    assert mistakes(recipe.model_copy(update={"model": adapted})) == [
+        f"RecipeError: {refused.value}"
+    ]
 
 
 def test_a_teacher_has_to_exist_unless_another_run_makes_it(load, tokenizer_folder, tmp_path):

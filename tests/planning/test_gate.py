@@ -114,7 +114,7 @@ def test_a_sound_recipe_has_no_findings_and_its_plan_of_a_gpu_is_none(load):
     found = gate.check_reality(load(evaluation={"held_out_share": 0.2}))
     assert (found.mistakes, found.blockers, found.unchecked, found.warnings) == ([], [], [], [])
     assert found.exit_code == 0 and len(found.tokenizer) == 320
-    found = gate.found_in(load(evaluation={"held_out_share": 0.2}))
+    found = gate.check_recipe(load(evaluation={"held_out_share": 0.2}))
     assert [account.tokens is not None for account in found.accounts] and found.exit_code == 0
 
 
@@ -159,7 +159,7 @@ def test_a_run_is_refused_with_all_mistakes_in_their_class_and_with_their_lines(
 def test_the_report_has_a_line_for_each_finding_and_an_exit_code(
     load, tmp_path, capsys, sections, code, group
 ):
-    assert gate.report(tmp_path / "recipe.yaml", load(**sections)).exit_code == code
+    assert gate.print_report(tmp_path / "recipe.yaml", load(**sections)).exit_code == code
     assert group in capsys.readouterr().out
 
 
@@ -223,7 +223,7 @@ def test_sft_on_plain_text_alone_is_a_mistake(load, tmp_path):
 
 
 def test_a_share_that_holds_nothing_out_is_a_mistake(load):
-    found = gate.found_in(load(evaluation={"held_out_share": 1e-9}))
+    found = gate.check_recipe(load(evaluation={"held_out_share": 1e-9}))
     assert ["held_out_share" in str(mistake) for mistake in found.mistakes] == [True]
 
 

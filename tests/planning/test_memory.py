@@ -53,6 +53,14 @@ def test_paged_states_are_on_the_host_and_two_buffers_on_the_gpu():
     )
 
 
+def test_quantized_weights_are_as_small_under_zero_2():
+    lora = {"r": 3, "quantize": "int8"}
+    model = replace(SMALL, trained=50)
+    plan = moments(replace(PLAIN, lora=lora, gpus=2, zero=Sharding(2)), model)["the update"]
+    assert plan["weights"] == 700 + 2 * 300 + 2 * 50
+    assert plan["a matrix in half precision"] == 2 * 60
+
+
 def test_offloaded_states_are_on_the_host_in_pinned_blocks():
     zero = Sharding(3, sub_group_size=100, **ON_HOST)
     found = host(replace(AUTOCAST, zero=zero, weights_bytes=2))

@@ -32,13 +32,20 @@ def test_every_stage_is_known():
 
 @pytest.mark.parametrize(
     "stage",
-    [name for name, kind in KINDS.items() if kind.beta is not None or kind.written is not None],
+    [
+        name
+        for name, kind in KINDS.items()
+        if kind.beta is not None or kind.completion_limit is not None
+    ],
 )
 def test_defaults_are_those_of_the_config_class(stage):
     kind = KINDS[stage]
     defaults = {field.name: field.default for field in fields(find_stage(stage).CONFIG)}
     assert kind.beta is None or defaults["beta"] == kind.beta
-    assert kind.written is None or defaults[kind.written[0]] == kind.written[1]
+    assert (
+        kind.completion_limit is None
+        or defaults[kind.completion_limit[0]] == kind.completion_limit[1]
+    )
     assert stage != "gkd" or defaults["lmbda"] == LMBDA
 
 

@@ -13,7 +13,7 @@ from cpt.models.config import config_from, load_config
 from cpt.optim.build import check_release, check_rounding
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits
-from cpt.planning.gate import found_in
+from cpt.planning.gate import check_recipe
 from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
@@ -108,7 +108,7 @@ def test_another_path_is_refused_unless_its_shape_is_the_same(tmp_path):
 @pytest.mark.parametrize("path", RECIPES, ids=named)
 def test_the_check_of_a_recipe_finds_no_mistake(path, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
-    assert found_in(load_recipe(path)).mistakes == []
+    assert check_recipe(load_recipe(path)).mistakes == []
 
 
 @pytest.mark.parametrize("path", MIXTURES, ids=named)
