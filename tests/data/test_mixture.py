@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from cpt.data.rows.build import rows_of_run
+from cpt.data.rows.chunks import shuffled
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import (
     MixtureRows,
@@ -21,7 +22,7 @@ from cpt.data.rows.mixture import (
     shares_over,
 )
 from cpt.data.rows.packing import IGNORED
-from cpt.data.store.shards import seed_of, shuffled
+from cpt.data.store.shards import seed_of
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Budget, Data, Phase, Source
 

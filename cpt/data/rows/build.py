@@ -17,7 +17,7 @@ from cpt.data.readers.account import Account, files_read, format_account, separa
 from cpt.data.readers.columns import form_of_source, form_of_stage, refuse_layout, with_form
 from cpt.data.readers.comparing import COMPARISON
 from cpt.data.readers.documents import absurd_share
-from cpt.data.rows.chunks import ChunkedRows, other_documents
+from cpt.data.rows.chunks import ChunkedRows, other_documents, shuffled
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import (
     HeldOutSet,
@@ -46,7 +46,6 @@ from cpt.data.rows.selection import (
 )
 from cpt.data.rows.stretches import EndedStretch, Position
 from cpt.data.store.parallel import shared_workers
-from cpt.data.store.shards import shuffled
 from cpt.data.store.text_loss import UNRESTORED_SHARE, check_text_loss, spelled_warnings, total_loss
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder

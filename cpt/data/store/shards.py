@@ -4,9 +4,9 @@ The names and sizes of the files alone decide the cut. A small source is one chu
 chunk, in an order drawn from the seed: training starts when the first, small, chunk is ready."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, partial
 from itertools import islice
 from os.path import commonpath
 from pathlib import Path
@@ -39,7 +39,6 @@ from cpt.data.store.text_loss import (
 from cpt.data.store.token_files import (
     DESCRIPTION,
     Hashes,
-    Int64,
     ShardDescription,
     SourceDescription,
     TokenFiles,
@@ -58,8 +57,6 @@ SHARD_BYTES = 16 * 2**20  # of files: little is lost when killed, and opening fi
 HELD_OUT_SHARDS = 8  # in a source with chunks: read before the first step
 BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
-# Rows; below this, grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
-SMALL = 2**16
 
 
 @dataclass(frozen=True)
@@ -361,25 +358,3 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
 def seed_of(*parts: object) -> int:
     """A 32-bit seed from the parts."""
     return xxh3_64_intdigest(" ".join(map(str, parts)).encode()) % 2**32
-
-
-def shuffled(place: int, size: int, seed: int) -> int:
-    """The position of `place` in a permutation of `size` rows drawn from the seed; a large one is not stored."""
-    if size < SMALL:
-        return int(permutation(size, seed)[place])
-    return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)
-
-
-@lru_cache(maxsize=64)
-def permutation(size: int, seed: int) -> Int64:
-    return np.random.default_rng(seed).permutation(size)
-
-
-@cache
-def index_shuffle() -> Callable[..., int]:
-    from absl import logging
-
-    logging.set_verbosity(logging.ERROR)  # importing grain warns if jax is missing
-    from grain.experimental import index_shuffle
-
-    return index_shuffle
