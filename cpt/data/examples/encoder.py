@@ -26,42 +26,59 @@ LONG_PROMPT = "prompt longer than sequence_length"
 VERSION = 3  # incremented when ids, segments or bytes of examples change
 
 
-def fitting(
+class Fitting(NamedTuple):
+    """The chosen documents that fit into a row."""
+
+    numbers: Int64
+    lengths: Int64  # stored ids of each in its row
+    tokens: Int64  # that the model reads of each
+    left_out: dict[str, int]  # reason -> documents that do not fit
+
+
+def select_fitting(
     documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int
-) -> tuple[Int64, Int64, Int64, dict[str, int]]:
-    """Select the chosen documents that fit: their numbers, the stored ids of each row, the number of tokens that the
-    model reads, and why the others do not fit. A document is never cut, an example is truncated at its end. A
+) -> Fitting:
+    """Select the chosen documents that fit. A document is never cut, an example is truncated at its end. A
     conversation needs a learned token after its first one; other forms need space for a completion or the prompt."""
     lengths = np.diff(documents.offsets)[chosen]
     if form == "document":
-        return chosen, lengths, lengths, {}
+        return Fitting(chosen, lengths, lengths, {})
     parts = [part for part in documents.parts if part.description.documents]
     if form == "conversation":
-        cut = np.minimum(lengths, sequence_length)
-        learns = np.concatenate(
-            [np.empty(0, bool), *(learns_of(part, sequence_length) for part in parts)]
-        )
-        fits, reason, tokens = learns[chosen], NOTHING_LEARNED, cut
+        learns = [np.empty(0, bool)]
+        learns += [has_learned_token(part, sequence_length) for part in parts]
+        fits = np.concatenate(learns)[chosen]
+        reason = NOTHING_LEARNED
+        lengths = tokens = np.minimum(lengths, sequence_length)
     else:
-        counts = [
-            np.add.reduceat(part.segments == CONTEXT, part.offsets[:-1], dtype=np.int64)
-            for part in parts
-        ]
-        prompts = np.concatenate([np.empty(0, np.int64), *counts])[chosen]
-        fits, reason = prompts < sequence_length + (form == "prompt"), LONG_PROMPT
-        cut, tokens = lengths, prompts if form == "prompt" else lengths
+        counts = [np.empty(0, np.int64)]
+        counts += [count_context(part) for part in parts]
+        prompt_lengths = np.concatenate(counts)[chosen]
+        is_prompt_only = form == "prompt"
+        longest_prompt = sequence_length if is_prompt_only else sequence_length - 1
+        fits = prompt_lengths <= longest_prompt
+        reason = LONG_PROMPT
+        tokens = prompt_lengths if is_prompt_only else lengths
     left_out = {} if fits.all() else {reason: int((~fits).sum())}
-    return chosen[fits], cut[fits], tokens[fits], left_out
+    return Fitting(chosen[fits], lengths[fits], tokens[fits], left_out)
 
 
-def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
+def has_learned_token(part: TokenFiles, sequence_length: int) -> Mask:
     """Whether each document has a learned token among its first `sequence_length`, except the very first."""
-    begins, ends = part.offsets[:-1], part.offsets[1:]
-    lasts = np.minimum(ends, begins + sequence_length)
-    bounds = np.stack([np.minimum(begins + 1, ends - 1), lasts], axis=1).ravel()
-    found = np.maximum.reduceat(np.append(part.segments, np.uint8(CONTEXT)), bounds)[::2]
-    learns: Mask = (found == LEARNED) & (lasts - begins > 1)
+    begins = part.offsets[:-1]
+    ends = part.offsets[1:]
+    row_ends = np.minimum(ends, begins + sequence_length)
+    bounds = np.stack([np.minimum(begins + 1, ends - 1), row_ends], axis=1).ravel()
+    # Every second range of `bounds` is a document; the highest segment of a conversation is LEARNED.
+    highest = np.maximum.reduceat(np.append(part.segments, np.uint8(CONTEXT)), bounds)[::2]
+    learns: Mask = (highest == LEARNED) & (row_ends - begins > 1)
     return learns
+
+
+def count_context(part: TokenFiles) -> Int64:
+    """The tokens of each example's prompt."""
+    counts: Int64 = np.add.reduceat(part.segments == CONTEXT, part.offsets[:-1], dtype=np.int64)
+    return counts
 
 
 class Tokens(NamedTuple):

@@ -254,9 +254,11 @@ def absurd_share(
     """A warning if one document is an absurdly large part of a source with more than a few; sizes are in `unit`."""
     if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
         return None
-    hint = "Is it one document? The filter `length` with `max_characters` drops such documents."
-    which = f"one of {num_documents:,} documents{f' ({where})' if where else ''}"
-    return f"{name}: {which} makes up {size / total:.0%} of the {unit}. {hint}"
+    at = f" ({where})" if where else ""
+    return (
+        f"{name}: one of {num_documents:,} documents{at} makes up {size / total:.0%} of the {unit}. Is it one"
+        " document? The filter `length` with `max_characters` drops such documents"
+    )
 
 
 def clean(text: object, column: str) -> str:

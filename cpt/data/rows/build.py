@@ -79,29 +79,30 @@ class SourceReport(Account):
 
 
 def report_on(rows: ChunkedRows) -> SourceReport:
-    known, chunks = rows.known_so_far()
+    so_far, num_chunks = rows.sum_so_far()
     tokenized = rows.tokenized
-    source, description = tokenized.work.source, tokenized.description
+    source = tokenized.work.source
+    description = tokenized.description
     is_estimate = rows.total is None
-    scale = tokenized.plan.scale_from(chunks) if is_estimate else 1.0
+    scale = tokenized.plan.scale_from(num_chunks) if is_estimate else 1.0
 
-    def scaled(counts: Mapping[str, int]) -> dict[str, int]:
-        return {name: round(scale * count) for name, count in counts.items()}
+    def scaled(counts: Mapping[Any, int]) -> dict[Any, int]:
+        return {key: round(scale * count) for key, count in counts.items()}
 
     return SourceReport(
         name=reported_name(source),
-        documents=round(scale * known.documents),
-        held_out=round(scale * known.held_out),
-        dropped=scaled(known.left_out),
-        bad_rows=scaled(known.bad_rows),
+        documents=round(scale * so_far.documents),
+        held_out=round(scale * so_far.held_out),
+        dropped=scaled(so_far.left_out),
+        bad_rows=scaled(so_far.bad_rows),
         is_estimate=is_estimate,
-        text=known.text and known.text.scaled(scale),
+        text=None if so_far.text is None else so_far.text.scaled(scale),
         files_read=files_read(tokenized.states),
         files_passed_over=tokenized.passed_over,
-        lengths={length: round(scale * count) for length, count in sorted(known.lengths.items())},
-        tokens=round(scale * known.tokens),
-        rows=round(scale * known.rows),
-        padding=1 - known.tokens_in_rows / max(1, known.positions),
+        lengths=scaled(dict(sorted(so_far.lengths.items()))),
+        tokens=round(scale * so_far.tokens),
+        rows=round(scale * so_far.rows),
+        padding=1 - so_far.tokens_in_rows / max(1, so_far.positions),
         share=0.0,
         files=description.files if description else {},
         licence=source.licence if isinstance(source, Source) else None,
@@ -111,21 +112,21 @@ def report_on(rows: ChunkedRows) -> SourceReport:
 def log_report(report: SourceReport, rows: ChunkedRows) -> None:
     if not is_main_process():
         return
-    known, chunks = rows.known_so_far()
-    where, longest = known.longest
+    so_far, chunks_so_far = rows.sum_so_far()
     # A long example is cut to one row, so the warning is only for documents.
-    is_whole = rows.layout.form == "document" and not report.is_estimate
-    if is_whole and (
-        giant := absurd_share(report.name, where, longest, report.tokens, report.documents)
-    ):
-        log.warning(giant)
-    if unused := separator_warning(rows.tokenized.work.source, report):
-        log.warning(f"{unused}.")
-    about = ""
+    if rows.layout.form == "document" and not report.is_estimate:
+        where, tokens = so_far.longest
+        giant = absurd_share(report.name, where, tokens, report.tokens, report.documents)
+        if giant:
+            log.warning(f"{giant}.")
+    unused_separator = separator_warning(rows.tokenized.work.source, report)
+    if unused_separator:
+        log.warning(f"{unused_separator}.")
+    estimated = ""
     if report.is_estimate:
         num_chunks = len(rows.tokenized.plan.chunks)
-        about = f", estimated from the first {chunks} of {num_chunks} chunks"
-    log.info(f"{format_account(report)} ({report.padding:.2%} padding){about}")
+        estimated = f", estimated from the first {chunks_so_far} of {num_chunks} chunks"
+    log.info(f"{format_account(report)} ({report.padding:.2%} padding){estimated}")
 
 
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
