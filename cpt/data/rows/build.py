@@ -30,9 +30,9 @@ from cpt.data.rows.loader import ReadAhead
 from cpt.data.rows.mixture import (
     MixtureRows,
     Turns,
-    asked_shares,
     from_row,
     lengths_of_phases,
+    shares_of_phases,
     shares_over,
 )
 from cpt.data.rows.open_sources import open_sources
@@ -49,7 +49,7 @@ from cpt.data.store.parallel import shared_workers
 from cpt.data.store.text_loss import UNRESTORED_SHARE, check_text_loss, spelled_warnings, total_loss
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
+from cpt.data.store.tokenized import SourceShard, TokenizedSource, make_shards
 from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import DataError, RecipeError
 from cpt.optim.schedules import phases_in_tokens
@@ -256,7 +256,7 @@ class PreparedData:
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
         """Create the thread that prepares a run's next chunks from `first_row` on; None if all are on disk."""
-        place, turns = self.rows.place_of(first_row), self.rows.turns
+        place, turns = self.rows.row_in_mixture(first_row), self.rows.turns
         ahead = [
             (rows, share, turn)
             for rows, share, turn in zip(
@@ -338,12 +338,12 @@ def build_data(
             the run.
         ResourceError: the cache is not writable, or the Hub is not reachable.
     """
-    asked = [as_asked(one.data, one.evaluation, form) for one in earlier]
+    asked = [with_checked_form(one.data, one.evaluation, form) for one in earlier]
     ended = [
         replace(one, data=then[0], evaluation=then[1])
         for one, then in zip(earlier, asked, strict=True)
     ]
-    data, evaluation, form = as_asked(data, evaluation, form)
+    data, evaluation, form = with_checked_form(data, evaluation, form)
     encoder = DocumentEncoder(tokenizer)
     builder = Builder(
         data=data,
@@ -445,10 +445,10 @@ class Builder:
         )
         needs_all = whole or needs_whole_sources(self.data, self.budget)
         of_sets = [source for cohort in cohorts for source in cohort.evaluated]
-        wanted = everything(of_sets)
+        wanted = shards_of(of_sets)
         for source in opened:
             if needs_all:
-                wanted += everything([source])
+                wanted += shards_of([source])
             else:  # the first chunks, and the shards of the held-out set
                 held_out = (
                     source.plan.held_out if self.evaluation.held_out_share is not None else []
@@ -481,7 +481,7 @@ class Builder:
             and count > CLOSE_TO_ALL * (rows.max_epochs or math.inf) * report.rows
         ]
         if scarce:
-            make_shards(everything([rows.tokenized for rows in scarce]))
+            make_shards(shards_of([rows.tokenized for rows in scarce]))
             for rows in scarce:
                 rows.begin(all_chunks=True)
             mixture, reports, num_rows = self.mix(chunked)
@@ -600,7 +600,7 @@ class Builder:
         """The rows, a report on each source, and the number of rows that the run reads; 1 if unknown."""
         reports = [report_on(rows) for rows in chunked]
         asked = from_row(
-            asked_shares(self.data, [report.tokens for report in reports]), self.first_row
+            shares_of_phases(self.data, [report.tokens for report in reports]), self.first_row
         )
         filled = np.array([rows.filled for rows in chunked])
         read = [
@@ -672,11 +672,11 @@ class Builder:
         )
 
 
-def everything(sources: Iterable[TokenizedSource]) -> list[Wanted]:
+def shards_of(sources: Iterable[TokenizedSource]) -> list[SourceShard]:
     return [(source, number) for source in sources for number in source.plan.numbers]
 
 
-def check_texts(wanted: Sequence[Wanted], most: float) -> dict[str, dict[str, Any]]:
+def check_texts(wanted: Sequence[SourceShard], most: float) -> dict[str, dict[str, Any]]:
     """Warn of special tokens in the texts of these shards, and of characters that the tokenizer does not give back;
     RecipeError if these are more than the share `most` of a source. Returns for each source what its account says."""
     found: dict[str, dict[str, Any]] = {}
@@ -714,7 +714,9 @@ def unrestored(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:
+def with_checked_form(
+    data: Data, evaluation: Evaluation, form: str
+) -> tuple[Data, Evaluation, str]:
     """The sections with the form of their rows, and this form. Raises RecipeError for duplicate names."""
     if twice := [f"`{found.location}`: {found.text}" for found in check_names(data, evaluation)]:
         raise RecipeError(f"{'; '.join(twice)}.")

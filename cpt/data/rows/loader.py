@@ -22,7 +22,7 @@ from cpt.data.rows.chunks import ChunkedRows
 from cpt.data.rows.mixture import MixtureRows, RowRange, shift_past_skipped
 from cpt.data.rows.packing import Row, stack_rows
 from cpt.data.store.parallel import num_workers
-from cpt.data.store.tokenized import Wanted, made
+from cpt.data.store.tokenized import SourceShard, make_in_order
 from cpt.distributed import report_fallback
 from cpt.errors import CptError
 
@@ -252,7 +252,7 @@ class ReadAhead:
     def run(self) -> None:
         """The main loop. An error ends the thread: the reader of that chunk gets the same error and raises it."""
         cores, sources = num_workers(), [rows.tokenized for rows, _, _ in self.sources]
-        shards = made(
+        shards = make_in_order(
             self.wanted(), cores and max(1, cores - 1), sources
         )  # leave one core to the run
         try:
@@ -269,7 +269,7 @@ class ReadAhead:
         finally:
             shards.close()
 
-    def wanted(self) -> Iterator[Wanted]:
+    def wanted(self) -> Iterator[SourceShard]:
         """Yield missing shards, chunk by chunk, in the order of use."""
         for rows, chunk in self.upcoming():
             if self.unwanted.is_set():

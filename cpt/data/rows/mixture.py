@@ -96,7 +96,7 @@ Changes = list[tuple[int, Shares]]
 LINEAR_BLOCKS = 64  # in a linear change; weights are constant in a block, so quotas are exact
 
 
-def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
+def shares_of_phases(data: Data, tokens: Sequence[int]) -> Changes:
     """The shares of tokens that the recipe requests, and the rows where each begins. A phase ends at the nearest row.
     A linear phase is split into blocks, each with the shares at its middle."""
     if not data.phases:
@@ -228,7 +228,10 @@ class MixtureRows(Dataset[Row]):
     def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
         if self.lengths:
             change = (
-                bisect_right(self.lengths, self.place_of(number), key=lambda change: change[0]) - 1
+                bisect_right(
+                    self.lengths, self.row_in_mixture(number), key=lambda change: change[0]
+                )
+                - 1
             )
             cut_documents(position_ids, labels, self.lengths[change][1])
 
@@ -248,20 +251,20 @@ class MixtureRows(Dataset[Row]):
         rows, row, epoch = self.row_at(number)
         return rows.packing.pieces(row, epoch)[1]
 
-    def place_of(self, number: int) -> int:
+    def row_in_mixture(self, number: int) -> int:
         """The number of a global row in this mixture."""
         if not self.first_row <= number < ENDLESS:
             raise IndexError(f"row {number}: expected {self.first_row} to {ENDLESS - 1}")
         return int(number) - self.first_row
 
     def turn(self, number: int) -> tuple[int, int]:
-        return self.turns.turn(self.place_of(number))
+        return self.turns.turn(self.row_in_mixture(number))
 
     def counts(self, number: int) -> list[int]:
         """The number of rows of each source before a global row, since the run began."""
         if number == 0:
             return [0] * len(self.sources)
-        return self.turns.counts(self.place_of(number))
+        return self.turns.counts(self.row_in_mixture(number))
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
         """The rows of the source of a global row, the row's number there, and the epoch."""

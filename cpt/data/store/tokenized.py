@@ -294,13 +294,13 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
 
 WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 
-Wanted = tuple[TokenizedSource, int]  # a shard of a source
+SourceShard = tuple[TokenizedSource, int]  # a shard of a source
 Task = tuple[
     str, Shard, str, OtherPlace | None
 ]  # name of the source, and the arguments of its work
 
 
-def make_shards(wanted: Sequence[Wanted]) -> None:
+def make_shards(wanted: Sequence[SourceShard]) -> None:
     """Make the missing ones of these shards.
 
     CPT_WORKERS or all cores share the work, if there is enough of it.
@@ -321,14 +321,14 @@ def make_shards(wanted: Sequence[Wanted]) -> None:
             )
             for source, size in sizes.items()
         }
-        for source, number in made(missing, min(workers, len(missing)), list(sizes)):
+        for source, number in make_in_order(missing, min(workers, len(missing)), list(sizes)):
             progress.advance(bars[source], source.plan.num_bytes[number])
 
 
-def made(
-    wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]
-) -> Generator[Wanted, None, None]:
-    taken: list[Wanted] = []
+def make_in_order(
+    wanted: Iterable[SourceShard], workers: int, sources: Sequence[TokenizedSource]
+) -> Generator[SourceShard, None, None]:
+    taken: list[SourceShard] = []
 
     def tasks() -> Iterator[Task]:
         for source, number in wanted:
