@@ -163,7 +163,7 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
 def all_shards(recipe: Recipe) -> list[SourceShard]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
     cache_dir = default_cache_dir().absolute()  # Ray's tasks may start in another folder
-    data, evaluation, _ = with_checked_form(
+    data, evaluation = with_checked_form(
         phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage)
     )
     clean = with_decontamination(data, evaluation, cache_dir)
