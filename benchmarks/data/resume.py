@@ -12,9 +12,10 @@ from typing import Any
 
 from benchmarks.data.ours import prepare
 from benchmarks.data.peers.clock import BATCH, LENGTH, Job, Measured, read_job
+from cpt.data.rows.chunks import shuffled
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import MixtureRows, Turns
-from cpt.data.store.shards import seed_of, shuffled
+from cpt.data.store.shards import seed_of
 
 SIZE = 10**9
 POSITIONS = (0, 10**3, 10**4, 10**5, 10**6, 10**7, 10**8, 5 * 10**8, SIZE - 2 * BATCH)

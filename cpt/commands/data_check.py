@@ -223,7 +223,7 @@ def accepted(
             yield text, document
         else:
             report.losses.drop(text, refusal)
-            report.examples.find(f"{DROPPED}{refusal}", (document.origin, document.number))
+            report.examples.count(f"{DROPPED}{refusal}", (document.origin, document.number))
 
 
 def report_documents(

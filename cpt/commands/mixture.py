@@ -22,7 +22,7 @@ from cpt.data.rows.build import (
     exceeds_max_epochs,
     rows_of_run,
 )
-from cpt.data.rows.mixture import asked_shares, from_row, shares_over
+from cpt.data.rows.mixture import from_row, shares_of_phases, shares_over
 from cpt.formatting import open_console
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe, saved_recipe
@@ -75,7 +75,7 @@ def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
     section = phases_in_tokens(recipe)
     rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
     asked = shares_over(
-        asked_shares(section, [report.tokens for report in data.sources]), rows
+        shares_of_phases(section, [report.tokens for report in data.sources]), rows
     ).tolist()
     seen, epochs = data.shares(rows), data.epochs(rows)
     sources = [
@@ -226,7 +226,7 @@ def read_stretches(run: Path) -> list[SourceRead]:
         section, end = phases_in_tokens(recipe), int(line["row"])
         now, asked = [reported_name(source) for source in section.sources], dict[str, float]()
         if section.temperature is None:
-            shares = shares_over(from_row(asked_shares(section, []), row), end - row).tolist()
+            shares = shares_over(from_row(shares_of_phases(section, []), row), end - row).tolist()
             asked = dict(zip(now, shares, strict=True))
         rows = {name: one["rows"] for name, one in line["positions"].items()}
         for name in dict.fromkeys([*now, *names]):

@@ -16,14 +16,14 @@ import typer
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import Overrides, RecipePath, show_log
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, as_asked, data_of, everything
+from cpt.data.rows.build import PreparedData, data_of, shards_of, with_checked_form
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.store.parallel import num_workers
 from cpt.data.store.shards import Shard, ShardWork
 from cpt.data.store.token_files import Bucket, bucket
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import Wanted, made
+from cpt.data.store.tokenized import SourceShard, make_in_order
 from cpt.errors import LaunchError, RecipeError, ResourceError, install_line
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
@@ -108,7 +108,7 @@ def prepare_shard(recipe: Recipe, part: int, of: int) -> tuple[int, int]:
     shards, store = all_shards(recipe), bucket()
     mine = unmade(shards[part - 1 :: of])
     workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
-    for source, number in made(mine, workers, list({source for source, _ in mine})):
+    for source, number in make_in_order(mine, workers, list({source for source, _ in mine})):
         if store is not None:
             upload_shard(source.shard_folder(number), store)
     return len(mine), len(unmade(shards))
@@ -160,10 +160,10 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
         upload_shard(work.folder / name, store)
 
 
-def all_shards(recipe: Recipe) -> list[Wanted]:
+def all_shards(recipe: Recipe) -> list[SourceShard]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
     cache_dir = default_cache_dir().absolute()  # Ray's tasks may start in another folder
-    data, evaluation, _ = as_asked(
+    data, evaluation = with_checked_form(
         phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage)
     )
     clean = with_decontamination(data, evaluation, cache_dir)
@@ -176,12 +176,12 @@ def all_shards(recipe: Recipe) -> list[Wanted]:
         recipe.seed,
         evaluation.held_out_share or 0.0,
     ).values()
-    return everything(sources)
+    return shards_of(sources)
 
 
-def unmade(shards: Sequence[Wanted]) -> list[Wanted]:
+def unmade(shards: Sequence[SourceShard]) -> list[SourceShard]:
     """The shards that are neither on this disk nor in the bucket."""
-    store, found = bucket(), list[Wanted]()
+    store, found = bucket(), list[SourceShard]()
     for source, wanted in groupby(shards, key=lambda shard: shard[0]):
         uploaded = store.shards(source.folder) if store is not None else set()
         missing = source.missing([number for _, number in wanted])

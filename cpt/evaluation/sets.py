@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from cpt.cache import default_cache_dir
 from cpt.data.readers.columns import form_of_stage, with_form
-from cpt.data.rows.build import build_data, check_texts, everything, unrestored
+from cpt.data.rows.build import build_data, check_texts, shards_of, unrestored
 from cpt.data.rows.held_out import HeldOutSet, whole_set
 from cpt.data.rows.open_sources import open_source
 from cpt.data.rows.packing import Layout, PackedRows
@@ -128,9 +128,9 @@ def sets_by_name(
     for number, source in enumerate(evaluation.perplexity):
         key = f"evaluation.perplexity[{number}]"
         tokenized = open_source(data, source, key, encoder, cache, held.seed)
-        make_shards(everything([tokenized]))
+        make_shards(shards_of([tokenized]))
         tokenized.finish()
-        losses = check_texts(everything([tokenized]), data.max_text_loss)
+        losses = check_texts(shards_of([tokenized]), data.max_text_loss)
         if unrestored(losses):
             continue
         rows = whole_set(tokenized, layout, cache)

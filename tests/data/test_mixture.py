@@ -9,19 +9,20 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from cpt.data.rows.build import rows_of_run
+from cpt.data.rows.chunks import shuffled
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import (
     MixtureRows,
     RowsOfSteps,
     Turns,
-    asked_shares,
     cut_documents,
     from_row,
     lengths_of_phases,
+    shares_of_phases,
     shares_over,
 )
 from cpt.data.rows.packing import IGNORED
-from cpt.data.store.shards import seed_of, shuffled
+from cpt.data.store.shards import seed_of
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Budget, Data, Phase, Source
 
@@ -109,12 +110,14 @@ def plain(changes):
 
 
 def test_weights_and_temperature_are_shares_of_the_tokens():
-    assert asked_shares(data_with(), [9, 1, 90]) == plain([(0, [3 / 8, 1 / 8, 4 / 8])])
+    assert shares_of_phases(data_with(), [9, 1, 90]) == plain([(0, [3 / 8, 1 / 8, 4 / 8])])
     sizes = [16, 4, 36]
-    assert asked_shares(data_with(temperature=1.0), sizes) == plain(
+    assert shares_of_phases(data_with(temperature=1.0), sizes) == plain(
         [(0, [16 / 56, 4 / 56, 36 / 56])]
     )
-    assert asked_shares(data_with(temperature=2.0), sizes) == plain([(0, [4 / 12, 2 / 12, 6 / 12])])
+    assert shares_of_phases(data_with(temperature=2.0), sizes) == plain(
+        [(0, [4 / 12, 2 / 12, 6 / 12])]
+    )
 
 
 def test_phases_begin_at_the_nearest_row_and_may_change_linearly():
@@ -124,7 +127,7 @@ def test_phases_begin_at_the_nearest_row_and_may_change_linearly():
         Phase(until=1000, weights={"a": 1, "c": 1}, change="linear"),
         Phase(weights={"b": 1}, change="linear", until=1640),
     ]
-    found = asked_shares(data_with(*phases), [])
+    found = shares_of_phases(data_with(*phases), [])
     firsts = [first for first, _ in found]
     assert firsts[:2] == [0, 10] and len(found) == 2 + 2 * 65
     assert firsts[2:67] == [11 + 89 * block // 64 for block in range(65)]
@@ -138,7 +141,7 @@ def test_phases_begin_at_the_nearest_row_and_may_change_linearly():
     assert shares_over(changes, 16).tolist() == pytest.approx([7.5 / 16, 7.5 / 16, 1 / 16])
     assert shares_over(changes, 5).tolist() == shares_over(changes, 0).tolist() == [0.25, 0.75, 0]
     with pytest.raises(RecipeError, match=r"`data\.phases\[1\]\.until_learning_rate`"):
-        asked_shares(data_with(phases[0], Phase(until_learning_rate=0.5, weights={"a": 1})), [])
+        shares_of_phases(data_with(phases[0], Phase(until_learning_rate=0.5, weights={"a": 1})), [])
 
 
 def test_context_lengths_change_with_the_phases():

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -23,19 +23,20 @@ DATE = {
     "%b": "Jul",
     "%A": "Friday",
     "%a": "Fri",
+    "%H": "00",
+    "%M": "00",
 }
-DATE |= {"%H": "00", "%M": "00"}
 FILLED_IN = "".join(f"|replace('{code}','{text}')" for code, text in DATE.items())
 SAME_DAY = (
     f"{{%- macro strftime_now(format) %}}{{{{ format{FILLED_IN} }}}}{{%- endmacro %}}{{{{ '' }}}}"
 )
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-ASSISTANT, TOOL = "assistant", "tool"
-ASKED, ANSWERED, PROBE = (
-    "qqq",
-    "zzz",
-    "qqqzzzqqq",
-)  # message contents that do not occur in templates
+ASSISTANT = "assistant"
+TOOL = "tool"
+# message contents that do not occur in templates
+QUESTION = "qqq"
+ANSWER = "zzz"
+PROBE = "qqqzzzqqq"
 Tools = Sequence[Mapping[str, Any]] | None
 Span = tuple[int, int]
 REMEMBERED = 4096  # texts: filters check a batch of documents before it is encoded
@@ -57,22 +58,23 @@ class ChatTemplate:
     def __init__(
         self, template: str, named_tokens: Mapping[str, Any], control_tokens: Sequence[str]
     ) -> None:
-        self.template, self.named_tokens, self.control = (
-            template,
-            named_tokens,
-            control_pattern(control_tokens),
-        )
+        self.template = template
+        self.named_tokens = named_tokens
+        self.control = control_pattern(control_tokens)
         self.tells_generated = GENERATION.search(template) is not None
 
     def write(
         self, messages: Sequence[Message], tools: Tools = None, *, prompt: bool = False
     ) -> str:
-        return self._render(messages, tools, add_generation_prompt=prompt)[0]
+        text, _ = self._render(messages, tools, add_generation_prompt=prompt)
+        return text
 
     def opening(self, messages: Sequence[Message], tools: Tools) -> str:
         """The text before the assistant's next words, also for templates without a generation prompt."""
         text = self.write(messages, tools, prompt=True)
-        return text if self.frame is None or self.frame.is_prompted else text + self.frame.before
+        if self.frame is None or self.frame.is_prompted:
+            return text
+        return text + self.frame.before
 
     def generated(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[Span]]:
         return self._render(messages, tools, return_assistant_tokens_mask=True)
@@ -84,16 +86,19 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        render: Any = partial(
-            render_jinja_template, chat_template=self.template
-        )  # its type hints are too narrow
+        render: Any = render_jinja_template  # its type hints are too narrow
         try:
-            (text,), spans = render(
-                [list(messages)], list(tools) if tools else None, **options, **self.named_tokens
+            (text,), spans_of_texts = render(
+                [list(messages)],
+                list(tools) if tools else None,
+                chat_template=self.template,
+                **options,
+                **self.named_tokens,
             )
         except (TemplateError, TypeError, ValueError) as problem:
             raise Refused(f"the chat template raised: {first_line(problem)}") from problem
-        return str(text), [(int(start), int(end)) for start, end in spans[0]] if spans else []
+        spans = spans_of_texts[0] if spans_of_texts else []
+        return str(text), [(int(start), int(end)) for start, end in spans]
 
     def turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
         """The spans of the assistant's messages in the text, each with the token that ends it. If control tokens
@@ -101,129 +106,148 @@ class ChatTemplate:
         end of the prompt of the messages before, or are searched for."""
         spans = self._turns(messages, tools, text)
         if any(message["role"] == TOOL for message in messages):
-            # Gemma 4 writes some tool results inside the assistant's turn.
-            probe = [
-                {**message, "content": PROBE} if message["role"] == TOOL else message
-                for message in messages
-            ]
-            written = self.write(probe, tools)
-            if any(
-                PROBE in written[start:end] for start, end in self._turns(probe, tools, written)
-            ):
+            self._refuse_tools_in_turns(messages, tools)
+        return spans
+
+    def _refuse_tools_in_turns(self, messages: Sequence[Message], tools: Tools) -> None:
+        """Gemma 4 writes some tool results inside the assistant's turn."""
+        probe = list(messages)
+        for number, message in enumerate(messages):
+            if message["role"] == TOOL:
+                probe[number] = {**message, "content": PROBE}
+        text = self.write(probe, tools)
+        for start, end in self._turns(probe, tools, text):
+            if PROBE in text[start:end]:
                 raise Refused(
                     "the chat template writes a tool's result inside the assistant's turn"
                 )
-        return spans
 
     def _turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
         numbers = [
             number for number, message in enumerate(messages) if message["role"] == ASSISTANT
         ]
-        if framed := self._framed_turns(text, len(numbers)):
+        framed = self._framed_turns(text, len(numbers))
+        if framed:
             return framed
-        spans, at = list[Span](), 0
+        spans: list[Span] = []
+        end_before = 0
         for number in numbers:
-            opening, upto = (
-                self.opening(messages[:number], tools),
-                self.write(messages[: number + 1], tools).rstrip(),
-            )
-            start, end = self._behind_header(text, len(opening)), len(upto)
-            if not (text.startswith(opening) and text.startswith(upto) and at <= start < end):
-                start, end = self._found(messages[number], text, opening, upto, at)
+            opening = self.opening(messages[:number], tools)
+            closed = self.write(messages[: number + 1], tools).rstrip()
+            start = self._skip_header(text, len(opening))
+            end = len(closed)
+            is_continued = text.startswith(opening) and text.startswith(closed)
+            if not (is_continued and end_before <= start < end):
+                start, end = self._search(messages[number], text, opening, closed, end_before)
             spans.append((start, end))
-            at = end
+            end_before = end
         return spans
 
     @cached_property
     def frame(self) -> Frame | None:
         """The text around the assistant's words; None if the template rejects a small chat."""
-        asked, answered = (
-            {"role": "user", "content": ASKED},
-            {"role": ASSISTANT, "content": ANSWERED},
-        )
+        question = {"role": "user", "content": QUESTION}
+        answer = {"role": ASSISTANT, "content": ANSWER}
         try:
-            first, second = self.write([asked]), self.write([asked, answered, asked])
-            prompted, whole = (
-                self.write([asked], prompt=True),
-                self.write([asked, answered, asked, answered]),
-            )
+            before_first = self.write([question])
+            before_last = self.write([question, answer, question])
+            prompted = self.write([question], prompt=True)
+            text = self.write([question, answer, question, answer])
         except Refused:
             return None
-        at, last = whole.find(ANSWERED), whole.rfind(ANSWERED)
-        if (
-            at == last
-            or not whole.startswith(first)
-            or not prompted.startswith(first)
-            or not whole.startswith(second)
-        ):
+        first = text.find(ANSWER)
+        last = text.rfind(ANSWER)
+        if first == last or not prompted.startswith(before_first):
             return None
-        is_prompted = len(prompted) > len(first)
-        befores = [whole[len(first) : at], whole[len(second) : last]]
-        befores += [prompted[len(first) :]] if is_prompted else []
-        after = commonprefix([whole[at + len(ANSWERED) :], whole[last + len(ANSWERED) :]])
-        ends = [found.end() for found in self.control.finditer(after)] or [0]
-        return Frame(commonprefix(befores).rstrip(" "), after[: ends[-1]], is_prompted)
+        if not text.startswith(before_first) or not text.startswith(before_last):
+            return None
+        is_prompted = len(prompted) > len(before_first)
+        headers = [text[len(before_first) : first], text[len(before_last) : last]]
+        if is_prompted:
+            headers.append(prompted[len(before_first) :])
+        after = commonprefix([text[first + len(ANSWER) :], text[last + len(ANSWER) :]])
+        end = 0  # of the last control token
+        for control in self.control.finditer(after):
+            end = control.end()
+        return Frame(
+            before=commonprefix(headers).rstrip(" "), after=after[:end], is_prompted=is_prompted
+        )
 
     @property
     def turn_end(self) -> str | None:
         """The control token after the assistant's words, such as `<|im_end|>`; None if there is none."""
-        found = self.control.search(self.frame.after) if self.frame is not None else None
-        return found[0] if found is not None else None
+        if self.frame is None:
+            return None
+        control = self.control.search(self.frame.after)
+        return None if control is None else control[0]
 
-    def _framed_turns(self, text: str, number: int) -> list[Span] | None:
-        """Spans by the text around them; None without control tokens, or if not found exactly once per message."""
-        opens = self.control.search(self.frame.before) if self.frame is not None else None
-        if self.frame is None or opens is None or not self.frame.after:
+    def _framed_turns(self, text: str, count: int) -> list[Span] | None:
+        """Spans by the text around them; None without control tokens, or if there are not as many as messages."""
+        if self.frame is None or not self.frame.after:
             return None
         before, after, _ = self.frame
-        spans, at = list[Span](), 0
-        while (start := text.find(before, at)) >= 0:
-            start += len(before)
-            end = text.find(after, start)
-            if end < 0 or text.find(opens[0], start, end) >= 0:
+        opening_control = self.control.search(before)
+        if opening_control is None:
+            return None
+        spans: list[Span] = []
+        header = text.find(before)
+        while header >= 0:
+            start = header + len(before)
+            after_words = text.find(after, start)
+            if after_words < 0 or text.find(opening_control[0], start, after_words) >= 0:
                 return None
-            at = end + len(after)
-            spans.append((start, at))
-        return spans if len(spans) == number else None
+            end = after_words + len(after)
+            spans.append((start, end))
+            header = text.find(before, end)
+        return spans if len(spans) == count else None
 
-    def _behind_header(self, text: str, start: int) -> int:
+    def _skip_header(self, text: str, start: int) -> int:
         """Skip text that some templates write before the assistant's words after tools, but not in the prompt."""
-        before = self.frame.before if self.frame is not None else ""
-        return (
-            start + len(before)
-            if self.control.search(before) and text.startswith(before, start)
-            else start
-        )
+        header = self.frame.before if self.frame is not None else ""
+        if self.control.search(header) and text.startswith(header, start):
+            return start + len(header)
+        return start
 
-    def _found(self, message: Message, text: str, opening: str, upto: str, at: int) -> Span:
+    def _search(
+        self, message: Message, text: str, opening: str, closed: str, end_before: int
+    ) -> Span:
         """The content of a message that a template renders differently when others follow. It ends with the text that
-        the template wrote after it, or with the control token that follows immediately."""
-        words = message["content"] or ""
-        content, blanks = words.strip(), words[len(words.rstrip()) :]
-        is_opened = text.startswith(opening) and at <= len(opening)
-        begin = self._behind_header(text, len(opening)) if is_opened else at
-        start = text.find(content, begin) if content else -1
-        if start < 0 or not is_opened and text.find(content, start + 1) >= 0:
+        the template wrote after it, or with the control token that follows immediately.
+
+        Args:
+            opening: the text before the message, without those that follow.
+            closed: the text up to the end of the message, without those that follow.
+            end_before: of the assistant's message before.
+        """
+        content = message["content"] or ""
+        words = content.strip()
+        is_opened = text.startswith(opening) and end_before <= len(opening)
+        begin = self._skip_header(text, len(opening)) if is_opened else end_before
+        start = text.find(words, begin) if words else -1
+        if start < 0 or not is_opened and text.find(words, start + 1) >= 0:
             raise Refused(
                 "the assistant's words cannot be found in the output of the chat template"
             )
-        end = start + len(content)
-        end += len(
-            commonprefix([blanks, text[end:]])
-        )  # most templates strip the content; phi and gpt-oss do not
-        after = upto[upto.rfind(content) + len(content) :]
-        token = self.control.match(text, end)
-        ends = [len(tail) for tail in (after, after.lstrip()) if text.startswith(tail, end)]
-        return begin if is_opened else start, end + (
-            ends[0] if ends else len(token[0]) if token else 0
-        )
+        end = start + len(words)
+        # Most templates strip the content; phi and gpt-oss do not.
+        blanks = content[len(content.rstrip()) :]
+        end += len(commonprefix([blanks, text[end:]]))
+        end += self._length_after(text, end, closed[closed.rfind(words) + len(words) :])
+        return (begin if is_opened else start), end
+
+    def _length_after(self, text: str, end: int, written_after: str) -> int:
+        """The characters at the end of the assistant's words that belong to them."""
+        for tail in (written_after, written_after.lstrip()):
+            if text.startswith(tail, end):
+                return len(tail)
+        control = self.control.match(text, end)
+        return 0 if control is None else len(control[0])
 
 
 def control_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
     """Match control tokens, longer ones first, but not escaped ones."""
-    return re.compile(
-        f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True)))})(?!{NOT_TOKEN})"
-    )
+    alternatives = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+    return re.compile(f"({alternatives})(?!{NOT_TOKEN})")
 
 
 class Written(NamedTuple):
@@ -242,31 +266,25 @@ class ExampleWriter:
         named_tokens: Mapping[str, Any],
         control_tokens: Sequence[str],
     ) -> None:
-        self.template = (
-            None if template is None else ChatTemplate(template, named_tokens, control_tokens)
-        )
-        self.form, self.control = form, control_pattern(control_tokens)
+        self.template = None
+        if template is not None:
+            self.template = ChatTemplate(template, named_tokens, control_tokens)
+        self.form = form
+        self.control = control_pattern(control_tokens)
         self.write = lru_cache(REMEMBERED)(self._write)
 
     def _write(self, text: str) -> list[Written]:
         """The texts of an example: the chosen and the rejected one, or the only one."""
-        example = example_of(
-            self.control.sub(lambda found: f"{found[0][0]}{NOT_TOKEN}{found[0][1:]}", text)
-        )
+        example = example_of(self.control.sub(escape, text))
         if example is None:
             raise Refused("not an example any more: a transform changed its parts")
-        messages, prompt = example.messages, example.prompt
         if self.form == "preference":
             return self.preference(example)
         if self.form == "unpaired":
             return [self.pair(example, example.completion, only_assistant=False)]
         if self.form == "prompt":
-            if prompt is None:
-                raise Refused("not a prompt: a plain text or a chat, not a row with columns")
-            opening = (
-                prompt if isinstance(prompt, str) else self.chats().opening(prompt, example.tools)
-            )
-            return [Written(opening, is_chat=isinstance(prompt, list), spans=[], learns_end=False)]
+            return [self.prompt(example)]
+        messages = example.messages
         if self.form == "document":
             if not isinstance(messages, list):
                 raise Refused(
@@ -281,26 +299,35 @@ class ExampleWriter:
         return [self.pair(example, example.completion, only_assistant=True)]
 
     def preference(self, example: Example) -> list[Written]:
-        chosen, rejected, prompt = example.chosen, example.rejected, example.prompt
+        chosen = example.chosen
+        rejected = example.rejected
         if (
-            prompt is None
+            example.prompt is None
             and chosen is not None
             and rejected is not None
             and type(chosen) is type(rejected)
         ):
-            most = max(0, min(len(chosen), len(rejected)) - 1)  # keep something of both
-            same = next((at for at in range(most) if chosen[at] != rejected[at]), most)
-            # Most tokenizers encode a blank together with the next word.
-            same -= isinstance(chosen, str) and chosen[:same].endswith(" ")
-            prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
-        example = example._replace(prompt=prompt)
+            common = common_length(chosen, rejected)
+            example = example._replace(prompt=chosen[:common])
+            chosen = chosen[common:]
+            rejected = rejected[common:]
         return [
-            self.pair(example, completion, only_assistant=False)
-            for completion in (chosen, rejected)
+            self.pair(example, chosen, only_assistant=False),
+            self.pair(example, rejected, only_assistant=False),
         ]
 
+    def prompt(self, example: Example) -> Written:
+        prompt = example.prompt
+        if prompt is None:
+            raise Refused("not a prompt: a plain text or a chat, not a row with columns")
+        if isinstance(prompt, str):
+            return Written(prompt, is_chat=False, spans=[], learns_end=False)
+        opening = self.chats().opening(prompt, example.tools)
+        return Written(opening, is_chat=True, spans=[], learns_end=False)
+
     def pair(self, example: Example, completion: Words | None, *, only_assistant: bool) -> Written:
-        prompt, tools = example.prompt, example.tools
+        prompt = example.prompt
+        tools = example.tools
         if isinstance(prompt, str) and isinstance(completion, str):
             return Written(
                 prompt + completion,
@@ -320,28 +347,28 @@ class ExampleWriter:
         if not text.startswith(opening):
             if completion[0]["role"] != ASSISTANT:
                 raise Refused("the completion does not begin with the assistant's words")
-            before = sum(message["role"] == ASSISTANT for message in prompt)
-            begin = chats.turns(prompt + completion, tools, text)[before][0]
+            turns = chats.turns(prompt + completion, tools, text)
+            begin, _ = turns[count_turns(prompt)]
         return Written(text, is_chat=True, spans=[(begin, len(text))])
 
     def chat(self, messages: list[Message], tools: Tools, first: int) -> Written:
-        if all(message["role"] != ASSISTANT for message in messages[first:]):
+        """A chat of which the assistant's messages are learned, from message `first` on."""
+        if not count_turns(messages[first:]):
             raise Refused("no message of the assistant")
-        chats, learns_end = self.chats(), messages[-1]["role"] == ASSISTANT
+        chats = self.chats()
+        learns_end = messages[-1]["role"] == ASSISTANT
         if chats.tells_generated:
             text, spans = chats.generated(messages, tools)
             begin = len(chats.write(messages[:first], tools)) if first else 0
-            spans = [span for span in spans if span[0] >= begin]
+            spans = [(start, end) for start, end in spans if start >= begin]
         else:
             text = chats.write(messages, tools)
-            before = sum(message["role"] == ASSISTANT for message in messages[:first])
-            spans = chats.turns(messages, tools, text)[before:]
-            ends = {found.end() for found in self.control.finditer(text, *spans[-1])}
-            if learns_end and spans[-1][1] not in ends:
-                spans[-1] = (
-                    spans[-1][0],
-                    len(text),
-                )  # include blanks, so that everything before the EOS is learned
+            spans = chats.turns(messages, tools, text)[count_turns(messages[:first]) :]
+            start, end = spans[-1]
+            control_ends = {control.end() for control in self.control.finditer(text, start, end)}
+            if learns_end and end not in control_ends:
+                # Include blanks, so that everything before the EOS is learned.
+                spans[-1] = (start, len(text))
         return Written(
             text, is_chat=True, spans=spans, by_overlap=chats.tells_generated, learns_end=learns_end
         )
@@ -355,6 +382,27 @@ class ExampleWriter:
         return self.template
 
 
+def escape(control: re.Match[str]) -> str:
+    token = control[0]
+    return f"{token[0]}{NOT_TOKEN}{token[1:]}"
+
+
+def common_length(chosen: Words, rejected: Words) -> int:
+    """The length of what both begin with, as a prompt; something of each remains."""
+    most = max(0, min(len(chosen), len(rejected)) - 1)
+    common = 0
+    while common < most and chosen[common] == rejected[common]:
+        common += 1
+    # Most tokenizers encode a blank together with the next word.
+    if isinstance(chosen, str) and chosen[:common].endswith(" "):
+        common -= 1
+    return common
+
+
+def count_turns(messages: Sequence[Message]) -> int:
+    return len([message for message in messages if message["role"] == ASSISTANT])
+
+
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The id of the token after the assistant's words in the chat template; None without template or token."""
     template = tokenizer.chat_template
@@ -362,9 +410,11 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
         template = template.get("default")
     if template is None:
         return None
-    added = tokenizer.added_tokens_decoder.items()
-    control = {token.content: number for number, token in added if token.special}
-    names = tokenizer.all_special_tokens
-    control |= dict(zip(names, tokenizer.all_special_ids, strict=True))
-    name = ChatTemplate(template, tokenizer.special_tokens_map, sorted(control)).turn_end
-    return None if name is None else control[name]
+    control_tokens = {}
+    for number, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            control_tokens[token.content] = number
+    special_ids = tokenizer.all_special_ids
+    control_tokens.update(zip(tokenizer.all_special_tokens, special_ids, strict=True))
+    chats = ChatTemplate(template, tokenizer.special_tokens_map, sorted(control_tokens))
+    return None if chats.turn_end is None else control_tokens[chats.turn_end]

@@ -48,7 +48,7 @@ class ExampleReport:
     hashes: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
 
-    def find(self, kind: str, place: Place) -> None:
+    def count(self, kind: str, place: Place) -> None:
         self.counts[kind] += 1
         rows = self.rows.setdefault(kind, [])
         if len(rows) < LISTED:
@@ -65,7 +65,7 @@ class ExampleReport:
     def find_repeated(self) -> None:
         _, first = np.unique(np.array(self.hashes, np.uint64), return_index=True)
         for number in np.setdiff1d(np.arange(len(self.hashes)), first).tolist():
-            self.find(REPEATED, self.places[number])
+            self.count(REPEATED, self.places[number])
 
     def where(self, kind: str, most: int) -> list[str]:
         return [origin.where(number) for origin, number in self.rows[kind][:most]]
@@ -80,33 +80,35 @@ class Inspector:
     are_repeats_wrong: bool = True
 
     def __call__(self, examples: Iterator[tuple[str, Document]]) -> ExampleReport:
-        found, form = ExampleReport(), self.encoder.form
-        control = [*self.encoder.control_tokens.values(), self.encoder.eos]
+        report = ExampleReport()
+        form = self.encoder.form
+        control_ids = [*self.encoder.control_tokens.values(), self.encoder.eos]
         for batch in batches(examples):
             texts = [text for text, _ in batch]
             places = [(document.origin, document.number) for _, document in batch]
-            found.examples += len(texts)
-            found.hashes += [xxh3_64_intdigest(text.encode()) for text in texts]
-            found.places += places
+            report.examples += len(texts)
+            report.hashes += [xxh3_64_intdigest(text.encode()) for text in texts]
+            report.places += places
             for text, place in zip(texts, places, strict=True):
                 for kind in faults_of_words(example_of(text)):
-                    found.find(kind, place)
+                    report.count(kind, place)
             ids, lengths, segments = self.encoder.encode_segments(texts)
-            faults = faults_of_length(lengths, segments, form, self.sequence_length)
+            faults: dict[str, list[int]] = {}
             if form != "prompt":
-                faults = {NO_END: unended(lengths, segments, np.isin(ids, control)), **faults}
+                faults[NO_END] = unended(lengths, segments, np.isin(ids, control_ids))
+            faults |= faults_of_length(lengths, segments, form, self.sequence_length)
             for kind, numbers in faults.items():
                 for number in numbers:
-                    found.find(kind, places[number])
-        return found
+                    report.count(kind, places[number])
+        return report
 
 
 def missing_tokens(encoder: ExampleEncoder) -> list[str]:
     """Strings that look like control tokens in the chat template, but are not tokens of the tokenizer."""
-    written = dict.fromkeys(CONTROL_LIKE.findall(encoder.template or ""))
+    tokens = dict.fromkeys(CONTROL_LIKE.findall(encoder.template or ""))
     return [
         token
-        for token in written
+        for token in tokens
         if token not in encoder.control_tokens and encoder.id_of(token) is None
     ]
 
@@ -121,11 +123,8 @@ def faults_of_words(example: Example | None) -> Iterator[str]:
         yield ECHO
     if example.chosen is not None and example.chosen == example.rejected:
         yield SAME
-    if (
-        example.columns is not None
-        and isinstance(example.prompt, str)
-        and not example.prompt.strip()
-    ):
+    prompt = example.prompt
+    if example.columns is not None and isinstance(prompt, str) and not prompt.strip():
         yield "empty prompt"
 
 
@@ -152,39 +151,43 @@ def spoken(messages: Sequence[Message], before: str) -> Iterator[tuple[str, str]
 
 def unended(lengths: Int64, segments: Segments, is_control: Mask) -> list[int]:
     """The examples with a learned turn that lacks a token to end it."""
-    bounds = lengths.cumsum()
-    number_of = np.repeat(np.arange(len(lengths)), lengths)
-    last = np.append((segments[1:] != segments[:-1]) | (number_of[1:] != number_of[:-1]), True)
-    at = np.flatnonzero(last & ((segments == LEARNED) | (segments == UNWANTED)))
-    begins = np.append(0, np.flatnonzero(last) + 1)
-    begin = begins[np.searchsorted(begins, at, "right") - 1]
-    ended = np.zeros(len(at), bool)
-    for back in range(LAST):
-        ended |= is_control[np.maximum(at - back, begin)]
-    return sorted({int(np.searchsorted(bounds, place, "right")) for place in at[~ended].tolist()})
+    example_of_token = np.repeat(np.arange(len(lengths)), lengths)
+    is_other_segment = segments[1:] != segments[:-1]
+    is_other_example = example_of_token[1:] != example_of_token[:-1]
+    is_last = np.append(is_other_segment | is_other_example, True)  # of a turn
+    last_tokens = np.flatnonzero(is_last & ((segments == LEARNED) | (segments == UNWANTED)))
+    turn_begins = np.append(0, np.flatnonzero(is_last) + 1)
+    begins = turn_begins[np.searchsorted(turn_begins, last_tokens, "right") - 1]
+    is_ended = np.zeros(len(last_tokens), bool)
+    for distance in range(LAST):
+        is_ended |= is_control[np.maximum(last_tokens - distance, begins)]
+    numbers: list[int] = np.unique(example_of_token[last_tokens[~is_ended]]).tolist()
+    return numbers
 
 
 def faults_of_length(
     lengths: Int64, segments: Segments, form: str, sequence_length: int
 ) -> dict[str, list[int]]:
     begins = lengths.cumsum() - lengths
-    kinds_of_ids = (segments == kind for kind in (CONTEXT, LEARNED, UNWANTED))
-    context, learned, unwanted = (
-        np.add.reduceat(one, begins, dtype=np.int64) for one in kinds_of_ids
-    )
+    ends = begins + lengths
+
+    def count_tokens(segment: int) -> Int64:
+        counts: Int64 = np.add.reduceat(segments == segment, begins, dtype=np.int64)
+        return counts
+
+    learned = count_tokens(LEARNED)
     if form == "conversation":
-        bounds = zip(begins, begins + lengths, strict=True)
-        first = np.array(
-            [np.argmax(segments[begin + 1 : end] == LEARNED) + 1 for begin, end in bounds]
-        )
+        first_learned = np.empty_like(lengths)
+        for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            first_learned[number] = np.argmax(segments[begin + 1 : end] == LEARNED) + 1
         learned -= segments[begins] == LEARNED  # the first token is never predicted
-        lost = (learned > 0) & (first >= sequence_length)
-        is_cut = (lengths > sequence_length) & ~lost & (learned > 0)
-        kinds = {MASKED: learned == 0, NOTHING_LEARNED: lost, TRUNCATED: is_cut}
+        is_lost = (learned > 0) & (first_learned >= sequence_length)
+        is_cut = (lengths > sequence_length) & (learned > 0) & ~is_lost
+        faults = {MASKED: learned == 0, NOTHING_LEARNED: is_lost, TRUNCATED: is_cut}
     else:
-        lost = context > sequence_length if form == "prompt" else context >= sequence_length
-        kinds = {
-            LONG_PROMPT: lost,
-            TRUNCATED: (context + np.maximum(learned, unwanted) > sequence_length) & ~lost,
-        }
-    return {kind: np.flatnonzero(which).tolist() for kind, which in kinds.items()}
+        context = count_tokens(CONTEXT)
+        completion = np.maximum(learned, count_tokens(UNWANTED))
+        is_lost = context > sequence_length if form == "prompt" else context >= sequence_length
+        is_cut = (context + completion > sequence_length) & ~is_lost
+        faults = {LONG_PROMPT: is_lost, TRUNCATED: is_cut}
+    return {kind: np.flatnonzero(has_fault).tolist() for kind, has_fault in faults.items()}

@@ -1,9 +1,9 @@
 """Encode examples as ids, with the segment of each token (context, learned, unwanted), and documents with gaps."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,49 +19,69 @@ from cpt.data.store.tokenization import DocumentEncoder, Ids
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import DocumentSource, Source
 
-CONTEXT, LEARNED, UNWANTED, ROW = 0, 1, 2, 3  # prompt; learned; rejected; a byte of the row
+CONTEXT = 0  # a token of the prompt
+LEARNED = 1
+UNWANTED = 2  # rejected
+ROW = 3  # a byte of the file's row
 Segments = NDArray[np.uint8]
 NOTHING_LEARNED = "nothing to learn within sequence_length"
 LONG_PROMPT = "prompt longer than sequence_length"
 VERSION = 3  # incremented when ids, segments or bytes of examples change
 
 
-def fitting(
+class Fitting(NamedTuple):
+    """The chosen documents that fit into a row."""
+
+    numbers: Int64
+    lengths: Int64  # stored ids of each in its row
+    tokens: Int64  # that the model reads of each
+    left_out: dict[str, int]  # reason -> documents that do not fit
+
+
+def select_fitting(
     documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int
-) -> tuple[Int64, Int64, Int64, dict[str, int]]:
-    """Select the chosen documents that fit: their numbers, the stored ids of each row, the number of tokens that the
-    model reads, and why the others do not fit. A document is never cut, an example is truncated at its end. A
+) -> Fitting:
+    """Select the chosen documents that fit. A document is never cut, an example is truncated at its end. A
     conversation needs a learned token after its first one; other forms need space for a completion or the prompt."""
     lengths = np.diff(documents.offsets)[chosen]
     if form == "document":
-        return chosen, lengths, lengths, {}
+        return Fitting(chosen, lengths, lengths, {})
     parts = [part for part in documents.parts if part.description.documents]
     if form == "conversation":
-        cut = np.minimum(lengths, sequence_length)
-        learns = np.concatenate(
-            [np.empty(0, bool), *(learns_of(part, sequence_length) for part in parts)]
-        )
-        fits, reason, tokens = learns[chosen], NOTHING_LEARNED, cut
+        learns = [np.empty(0, bool)]
+        learns += [has_learned_token(part, sequence_length) for part in parts]
+        fits = np.concatenate(learns)[chosen]
+        reason = NOTHING_LEARNED
+        lengths = tokens = np.minimum(lengths, sequence_length)
     else:
-        counts = [
-            np.add.reduceat(part.segments == CONTEXT, part.offsets[:-1], dtype=np.int64)
-            for part in parts
-        ]
-        prompts = np.concatenate([np.empty(0, np.int64), *counts])[chosen]
-        fits, reason = prompts < sequence_length + (form == "prompt"), LONG_PROMPT
-        cut, tokens = lengths, prompts if form == "prompt" else lengths
+        counts = [np.empty(0, np.int64)]
+        counts += [count_context(part) for part in parts]
+        prompt_lengths = np.concatenate(counts)[chosen]
+        is_prompt_only = form == "prompt"
+        longest_prompt = sequence_length if is_prompt_only else sequence_length - 1
+        fits = prompt_lengths <= longest_prompt
+        reason = LONG_PROMPT
+        tokens = prompt_lengths if is_prompt_only else lengths
     left_out = {} if fits.all() else {reason: int((~fits).sum())}
-    return chosen[fits], cut[fits], tokens[fits], left_out
+    return Fitting(chosen[fits], lengths[fits], tokens[fits], left_out)
 
 
-def learns_of(part: TokenFiles, sequence_length: int) -> Mask:
+def has_learned_token(part: TokenFiles, sequence_length: int) -> Mask:
     """Whether each document has a learned token among its first `sequence_length`, except the very first."""
-    begins, ends = part.offsets[:-1], part.offsets[1:]
-    lasts = np.minimum(ends, begins + sequence_length)
-    bounds = np.stack([np.minimum(begins + 1, ends - 1), lasts], axis=1).ravel()
-    found = np.maximum.reduceat(np.append(part.segments, np.uint8(CONTEXT)), bounds)[::2]
-    learns: Mask = (found == LEARNED) & (lasts - begins > 1)
+    begins = part.offsets[:-1]
+    ends = part.offsets[1:]
+    row_ends = np.minimum(ends, begins + sequence_length)
+    bounds = np.stack([np.minimum(begins + 1, ends - 1), row_ends], axis=1).ravel()
+    # Every second range of `bounds` is a document; the highest segment of a conversation is LEARNED.
+    highest = np.maximum.reduceat(np.append(part.segments, np.uint8(CONTEXT)), bounds)[::2]
+    learns: Mask = (highest == LEARNED) & (row_ends - begins > 1)
     return learns
+
+
+def count_context(part: TokenFiles) -> Int64:
+    """The tokens of each example's prompt."""
+    counts: Int64 = np.add.reduceat(part.segments == CONTEXT, part.offsets[:-1], dtype=np.int64)
+    return counts
 
 
 class Tokens(NamedTuple):
@@ -77,9 +97,9 @@ class ExampleEncoder(DocumentEncoder):
     def __init__(self, encoder: DocumentEncoder, source: DocumentSource, key: str) -> None:
         vars(self).update(vars(encoder))
         if encoder.slow_tokenizer is not None:
-            slow = f"the tokenizer `{encoder.name}` is a slow (Python) tokenizer, which lacks character offsets"
             raise RecipeError(
-                f"`{key}`: {slow}. Set `tokenizer.path` to a tokenizer with a tokenizer.json."
+                f"`{key}`: the tokenizer `{encoder.name}` is a slow (Python) tokenizer, which lacks character offsets."
+                " Set `tokenizer.path` to a tokenizer with a tokenizer.json."
             )
         self.form = form_of_source(source)
         self.template = encoder.chat_template
@@ -91,20 +111,20 @@ class ExampleEncoder(DocumentEncoder):
                 f"`{key}.chat`: the tokenizer `{encoder.name}` has no chat template. Set `tokenizer.path` to that of"
                 " the model's chat version, or write the chat as text into a column: `text_column`."
             )
-        what = [
+        decides = [
             encoder.fingerprint,
             self.form,
             self.template,
             sorted(self.named_tokens.items()),
             VERSION,
         ]
-        self.fingerprint = xxh3_128_hexdigest(json.dumps(what).encode())
+        self.fingerprint = xxh3_128_hexdigest(json.dumps(decides).encode())
 
     def __getstate__(self) -> dict[str, Any]:
-        made_again = ("whole_tokenizer", "writer")
-        return {
-            name: value for name, value in super().__getstate__().items() if name not in made_again
-        }
+        state = super().__getstate__()
+        for name in ("whole_tokenizer", "writer"):  # built again when needed
+            state.pop(name, None)
+        return state
 
     @cached_property
     def writer(self) -> ExampleWriter:
@@ -125,44 +145,42 @@ class ExampleEncoder(DocumentEncoder):
         return self.encode_segments(texts)[:2]
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, Int64, Segments]:
-        written = [self.write(text) for text in texts]
-        tokens = iter(self.tokenize([one for some in written for one in some]))
-        pairs = zip(texts, written, strict=True)
-        parts = [
-            self.example_ids(text, [(one, next(tokens)) for one in some]) for text, some in pairs
-        ]
-        ids = np.concatenate(
-            [np.empty(0, self.dtype), *(ids for ids, _ in parts)], dtype=self.dtype
-        )
-        segments = np.concatenate(
-            [np.empty(0, np.uint8), *(segments for _, segments in parts)], dtype=np.uint8
-        )
-        return ids, np.array([len(ids) for ids, _ in parts], np.int64), segments
+        examples = [self.write(text) for text in texts]
+        tokens = iter(self.tokenize(list(chain.from_iterable(examples))))
+        ids = [np.empty(0, self.dtype)]
+        segments = [np.empty(0, np.uint8)]
+        for text, sequences in zip(texts, examples, strict=True):
+            tokens_of_sequences = list(islice(tokens, len(sequences)))
+            example_ids, example_segments = self.example_ids(text, sequences, tokens_of_sequences)
+            ids.append(example_ids)
+            segments.append(example_segments)
+        lengths = np.array([len(example_ids) for example_ids in ids[1:]], np.int64)
+        all_ids = np.concatenate(ids, dtype=self.dtype)
+        return all_ids, lengths, np.concatenate(segments, dtype=np.uint8)
 
     def bytes_learned(self, texts: Sequence[str], raw: Sequence[bytes]) -> Int64:
         """UTF-8 bytes of a conversation's answers without control tokens; 1 if they are empty, as the end has bits."""
         if self.form != "conversation":
             return super().bytes_learned(texts, raw)
         counts = []
-        for (one,) in map(self.write, texts):
-            learned = [one.text[start:end] for start, end in one.spans]
-            learned = [
-                self.writer.control.sub("", text) if one.is_chat else text for text in learned
-            ]
-            counts.append(
-                max(1, sum(len(text.replace(NOT_TOKEN, "").encode()) for text in learned))
-            )
+        for text in texts:
+            (written,) = self.write(text)
+            num_bytes = 0
+            for start, end in written.spans:
+                learned = self.without_control(written.text[start:end], is_chat=written.is_chat)
+                num_bytes += len(learned.encode())
+            counts.append(max(1, num_bytes))
         return np.array(counts, np.int64)
 
     def texts_read(self, texts: Sequence[str]) -> Sequence[str]:
         """The rendered examples without control tokens."""
-        rendered = [one for text in texts for one in self.write(text)]
-        return [
-            (self.writer.control.sub("", one.text) if one.is_chat else one.text).replace(
-                NOT_TOKEN, ""
-            )
-            for one in rendered
-        ]
+        rendered = chain.from_iterable(map(self.write, texts))
+        return [self.without_control(written.text, is_chat=written.is_chat) for written in rendered]
+
+    def without_control(self, text: str, *, is_chat: bool) -> str:
+        if is_chat:
+            text = self.writer.control.sub("", text)
+        return text.replace(NOT_TOKEN, "")
 
     def write(self, text: str) -> list[Written]:
         try:
@@ -173,113 +191,148 @@ class ExampleEncoder(DocumentEncoder):
             ) from problem
 
     def example_ids(
-        self, text: str, sequences: Sequence[tuple[Written, Tokens]]
+        self, text: str, sequences: Sequence[Written], tokens: Sequence[Tokens]
     ) -> tuple[Ids, Segments]:
-        framed = [self.with_bos_and_eos(written, tokens) for written, tokens in sequences]
-        if self.form == "preference":
-            # The prompt once, as far as both share ids, then the chosen and the rejected completion.
-            chosen, rejected = (ids for ids, _ in framed)
-            shortest = min(len(chosen), len(rejected))
-            differ = np.flatnonzero(chosen[:shortest] != rejected[:shortest])
-            same = int(differ[0]) if len(differ) else shortest - 1
-            prompt = min(
-                same,
-                *(
-                    int(np.argmax(learned)) if learned.any() else len(learned)
-                    for _, learned in framed
-                ),
-            )
-            parts = [chosen[:prompt], chosen[prompt:], rejected[prompt:]]
-            segments = np.array([CONTEXT, LEARNED, UNWANTED], np.uint8)
-            return np.concatenate(parts), np.repeat(segments, [len(part) for part in parts])
-        ((ids, learned),) = framed
+        """The ids of an example and the segment of each; of a preference, `sequences` are chosen and rejected."""
+        ids, is_learned = self.with_bos_and_eos(sequences[0], tokens[0])
         if self.form == "document":  # a chat, learned completely
             return ids, np.full(len(ids), LEARNED, np.uint8)
         if self.form == "conversation":
-            return ids, learned.astype(np.uint8)
+            return ids, is_learned.astype(np.uint8)
+        if self.form == "preference":
+            rejected, is_rejected_learned = self.with_bos_and_eos(sequences[1], tokens[1])
+            # The prompt once, as far as both share ids, then the chosen and the rejected completion.
+            prompt_length = min(
+                common_length(ids, rejected),
+                first_learned(is_learned),
+                first_learned(is_rejected_learned),
+            )
+            return in_segments(
+                {
+                    CONTEXT: ids[:prompt_length],
+                    LEARNED: ids[prompt_length:],
+                    UNWANTED: rejected[prompt_length:],
+                }
+            )
         example = example_of(text)
         assert example is not None
         if self.form == "unpaired":
-            return ids, np.where(learned, LEARNED if example.label else UNWANTED, CONTEXT).astype(
-                np.uint8
-            )
-        row = json.dumps(
-            {"prompt": example.prompt, **(example.columns or {})}, ensure_ascii=False
-        ).encode()
-        both = np.concatenate([ids, np.frombuffer(row, np.uint8).astype(self.dtype)])
-        return both, np.repeat(np.array([CONTEXT, ROW], np.uint8), [len(ids), len(row)])
+            segment = LEARNED if example.label else UNWANTED
+            return ids, np.where(is_learned, segment, CONTEXT).astype(np.uint8)
+        row = {"prompt": example.prompt, **(example.columns or {})}
+        row_bytes = np.frombuffer(json.dumps(row, ensure_ascii=False).encode(), np.uint8)
+        return in_segments({CONTEXT: ids, ROW: row_bytes.astype(self.dtype)})
 
     def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, Mask]:
         """Add BOS and EOS, unless they are there; also return whether each token is learned."""
-        ids, learned = tokens.ids, learned_tokens(tokens, written)
-        before = (
-            []
-            if self.bos is None or written.is_chat and ids[:1].tolist() == [self.bos]
-            else [self.bos]
-        )
+        ids = tokens.ids
+        is_learned = learned_tokens(tokens, written)
+        has_bos = written.is_chat and ids[:1].tolist() == [self.bos]
+        if self.bos is not None and not has_bos:
+            ids = np.insert(ids, 0, self.bos)
+            is_learned = np.insert(is_learned, 0, False)
         has_eos = written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"])
-        after = [self.eos] if self.form != "prompt" and not has_eos else []
-        return (
-            np.concatenate([np.array(before, self.dtype), ids, np.array(after, self.dtype)]),
-            np.concatenate(
-                [np.zeros(len(before), bool), learned, np.full(len(after), written.learns_end)]
-            ),
-        )
+        if self.form != "prompt" and not has_eos:
+            ids = np.append(ids, self.dtype.type(self.eos))
+            is_learned = np.append(is_learned, written.learns_end)
+        return ids, is_learned
 
-    def tokenize(self, written: Sequence[Written]) -> list[Tokens]:
-        whole = [
-            number
-            for number, one in enumerate(written)
-            if one.is_chat and NOT_TOKEN not in one.text
+    def tokenize(self, texts: Sequence[Written]) -> list[Tokens]:
+        """The tokens of rendered texts. A text with escaped control tokens, or without a template, is tokenised in
+        pieces, so that its words never become control tokens."""
+        is_whole = [written.is_chat and NOT_TOKEN not in written.text for written in texts]
+        whole_texts = [
+            written.text for written, whole in zip(texts, is_whole, strict=True) if whole
         ]
-        texts = [written[number].text for number in whole]
-        encodings = self.whole_tokenizer.encode_batch(texts, add_special_tokens=False)
-        found = {
-            number: self.as_tokens(encoding, 0)
-            for number, encoding in zip(whole, encodings, strict=True)
-        }
-        # Alternating: text, control token, text, ..., text; without a template it is one text.
-        pieces: dict[int, list[str]] = {}
-        for number, one in enumerate(written):
-            if number not in found:
-                some = self.writer.control.split(one.text) if one.is_chat else [one.text]
-                pieces[number] = [piece.replace(NOT_TOKEN, "") for piece in some]
-        texts = [piece for some in pieces.values() for piece in some[::2]]
-        others = iter(self.fast_tokenizer.encode_batch(texts, add_special_tokens=False))
-        for number, some in pieces.items():
-            at, parts = 0, list[Tokens]()
-            for place, piece in enumerate(some):
-                if place % 2:
-                    ids = np.array([self.control_tokens[piece]], self.dtype)
-                    parts.append(Tokens(ids, np.array([at]), np.array([at + len(piece)])))
-                else:
-                    parts.append(self.without_special(self.as_tokens(next(others), at)))
-                at += len(piece)
-            found[number] = Tokens(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-        return [found[number] for number in range(len(written))]
-
-    def as_tokens(self, encoding: tokenizers.Encoding, at: int) -> Tokens:
-        offsets = (
-            np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(encoding.ids)) + at
+        whole_encodings = iter(
+            self.whole_tokenizer.encode_batch(whole_texts, add_special_tokens=False)
         )
-        return Tokens(np.array(encoding.ids, self.dtype), offsets[::2], offsets[1::2])
+        pieces_of = [
+            [] if whole else self.pieces(written)
+            for written, whole in zip(texts, is_whole, strict=True)
+        ]
+        text_pieces = chain.from_iterable(pieces[::2] for pieces in pieces_of)
+        piece_encodings = iter(
+            self.fast_tokenizer.encode_batch(list(text_pieces), add_special_tokens=False)
+        )
+        tokens = []
+        for pieces in pieces_of:
+            if pieces:
+                tokens.append(self.tokens_of_pieces(pieces, piece_encodings))
+            else:
+                tokens.append(self.as_tokens(next(whole_encodings), 0))
+        return tokens
+
+    def pieces(self, written: Written) -> list[str]:
+        """Alternating: text, control token, text, ..., text; without a template it is one text."""
+        pieces = self.writer.control.split(written.text) if written.is_chat else [written.text]
+        return [piece.replace(NOT_TOKEN, "") for piece in pieces]
+
+    def tokens_of_pieces(
+        self, pieces: Sequence[str], encodings: Iterator[tokenizers.Encoding]
+    ) -> Tokens:
+        """`encodings`: the next ones are of the texts among the pieces."""
+        parts: list[Tokens] = []
+        start = 0
+        for number, piece in enumerate(pieces):
+            end = start + len(piece)
+            if number % 2:
+                control_id = np.array([self.control_tokens[piece]], self.dtype)
+                parts.append(Tokens(control_id, np.array([start]), np.array([end])))
+            else:
+                parts.append(self.without_special(self.as_tokens(next(encodings), start)))
+            start = end
+        return Tokens(
+            ids=np.concatenate([part.ids for part in parts]),
+            starts=np.concatenate([part.starts for part in parts]),
+            ends=np.concatenate([part.ends for part in parts]),
+        )
+
+    def as_tokens(self, encoding: tokenizers.Encoding, start: int) -> Tokens:
+        """The tokens of a text that begins at a character."""
+        ids = np.array(encoding.ids, self.dtype)
+        offsets = np.fromiter(chain.from_iterable(encoding.offsets), np.int64, 2 * len(ids))
+        offsets += start
+        return Tokens(ids, offsets[::2], offsets[1::2])
 
     def without_special(self, tokens: Tokens) -> Tokens:
         """Replace special ids that are text by the ids of their spelling."""
-        found = np.flatnonzero(self.is_special[tokens.ids])
-        if not len(found):
+        if not self.is_special[tokens.ids].any():
             return tokens
-        spelled = {
-            at: self.spelling_of(self.special_tokens[int(tokens.ids[at])]) for at in found.tolist()
-        }
-        ids = [spelled.get(at, [number]) for at, number in enumerate(tokens.ids.tolist())]
-        counts = [len(some) for some in ids]
-        flat = np.array(list(chain.from_iterable(ids)), self.dtype)
-        return Tokens(flat, np.repeat(tokens.starts, counts), np.repeat(tokens.ends, counts))
+        ids: list[int] = []
+        counts = []  # of the ids for each token
+        for token_id in tokens.ids.tolist():
+            special_token = self.special_tokens.get(token_id)
+            spelling = [token_id] if special_token is None else self.spelling_of(special_token)
+            ids += spelling
+            counts.append(len(spelling))
+        return Tokens(
+            ids=np.array(ids, self.dtype),
+            starts=np.repeat(tokens.starts, counts),
+            ends=np.repeat(tokens.ends, counts),
+        )
 
     @cached_property
     def whole_tokenizer(self) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(self.model_json)
+
+
+def common_length(chosen: Ids, rejected: Ids) -> int:
+    """The number of ids that both begin with; something of each remains."""
+    shortest = min(len(chosen), len(rejected))
+    differences = np.flatnonzero(chosen[:shortest] != rejected[:shortest])
+    return int(differences[0]) if len(differences) else shortest - 1
+
+
+def first_learned(is_learned: Mask) -> int:
+    return int(np.argmax(is_learned)) if is_learned.any() else len(is_learned)
+
+
+def in_segments(parts: Mapping[int, Ids]) -> tuple[Ids, Segments]:
+    """The ids of the parts, and the segment of each id."""
+    lengths = [len(ids) for ids in parts.values()]
+    segments = np.repeat(np.array(list(parts), np.uint8), lengths)
+    return np.concatenate(list(parts.values())), segments
 
 
 def learned_tokens(tokens: Tokens, written: Written) -> Mask:
@@ -287,26 +340,23 @@ def learned_tokens(tokens: Tokens, written: Written) -> Mask:
     word is learned whether the blank before it is in the prompt or in the answer."""
     if not written.spans:
         return np.zeros(len(tokens.ids), bool)
-    spans = np.array(written.spans)
+    bounds = np.array(written.spans).ravel()
     if NOT_TOKEN in written.text:  # the escape character is not tokenised
-        spans -= [[written.text.count(NOT_TOKEN, 0, end) for end in span] for span in written.spans]
-    starts, ends = spans.T
+        bounds -= [written.text.count(NOT_TOKEN, 0, end) for end in bounds.tolist()]
+    starts = bounds[::2]
+    ends = bounds[1::2]
     if written.by_overlap:
         span = np.searchsorted(starts, tokens.ends, "left") - 1
         return (span >= 0) & (tokens.starts < ends[span])
     span = np.searchsorted(starts, tokens.starts, "right") - 1
-    begins = (span >= 0) & (tokens.starts < ends[span])
+    is_learned: Mask = (span >= 0) & (tokens.starts < ends[span])
     text = written.text.replace(NOT_TOKEN, "")
-    for start, token in zip(
-        starts.tolist(), (np.searchsorted(tokens.starts, starts) - 1).tolist(), strict=True
-    ):
-        if (
-            token >= 0
-            and tokens.ends[token] > start
-            and text[tokens.starts[token] : start].isspace()
-        ):
-            begins[token] = True
-    return begins
+    tokens_before = np.searchsorted(tokens.starts, starts) - 1
+    for start, token in zip(starts.tolist(), tokens_before.tolist(), strict=True):
+        reaches_into_span = token >= 0 and tokens.ends[token] > start
+        if reaches_into_span and text[tokens.starts[token] : start].isspace():
+            is_learned[token] = True
+    return is_learned
 
 
 MARKS = [  # tokens before the prefix, the suffix and the middle
@@ -324,51 +374,56 @@ class MiddleEncoder(DocumentEncoder):
     def __init__(self, encoder: DocumentEncoder, options: Mapping[Any, float], key: str) -> None:
         vars(self).update(vars(encoder))
         self.options = {"rate": 0.5, "suffix_first_rate": 0.5, **options}
-        ids = [[encoder.id_of(mark) for mark in marks] for marks in MARKS]
-        self.marks = next(
-            ([id_ for id_ in found if id_ is not None] for found in ids if None not in found), []
-        )
+        self.marks = find_marks(encoder)
         if not self.marks:
-            known = "; ".join(" ".join(marks) for marks in MARKS)
+            possible_marks = "; ".join(map(" ".join, MARKS))
             raise RecipeError(
-                f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` lacks the tokens for it (known: {known})."
-                " Remove the key, or add such tokens to the tokenizer."
+                f"`{key}.fill_in_the_middle`: the tokenizer `{encoder.name}` lacks the tokens for it (known:"
+                f" {possible_marks}). Remove the key, or add such tokens to the tokenizer."
             )
         self.fingerprint = xxh3_128_hexdigest(
             f"{encoder.fingerprint} {self.marks} {self.options}".encode()
         )
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
-        parts = [self.parts_of(text) for text in texts]
-        ids, lengths = self.text_ids([part for some in parts for part in some])
-        each = iter(np.split(ids, lengths.cumsum()[:-1]))
-        documents = [
-            self.joined([next(each) for _ in some], text)
-            for some, text in zip(parts, texts, strict=True)
-        ]
-        lengths = np.array([len(ids) for ids in documents], np.int64)
-        return self.between_bos_and_eos(
-            np.concatenate([np.empty(0, self.dtype), *documents]), lengths
-        )
+        parts_of = [self.cut(text) for text in texts]
+        ids, lengths = self.text_ids(list(chain.from_iterable(parts_of)))
+        part_ids = iter(np.split(ids, lengths.cumsum()[:-1]))
+        documents = [np.empty(0, self.dtype)]
+        for text, parts in zip(texts, parts_of, strict=True):
+            documents.append(self.join(list(islice(part_ids, len(parts))), text))
+        lengths = np.array([len(document) for document in documents[1:]], np.int64)
+        return self.between_bos_and_eos(np.concatenate(documents), lengths)
 
-    def parts_of(self, text: str) -> list[str]:
-        if drawn(text, "rate") >= self.options["rate"]:
+    def cut(self, text: str) -> list[str]:
+        if draw(text, "rate") >= self.options["rate"]:
             return [text]
-        one, other = sorted(int(drawn(text, cut) * (len(text) + 1)) for cut in ("one", "other"))
-        return [text[:one], text[one:other], text[other:]]
+        cuts = [int(draw(text, cut) * (len(text) + 1)) for cut in ("one", "other")]
+        begin, end = sorted(cuts)
+        return [text[:begin], text[begin:end], text[end:]]
 
-    def joined(self, parts: list[Ids], text: str) -> Ids:
+    def join(self, parts: list[Ids], text: str) -> Ids:
         """Join the parts to one document; suffix first as in StarCoder and later models (SPM variant 2)."""
         if len(parts) == 1:
             return parts[0]
         prefix_mark, suffix_mark, middle_mark = np.array(self.marks, self.dtype)[:, None]
         prefix, middle, suffix = parts
-        if drawn(text, "order") < self.options["suffix_first_rate"]:
+        if draw(text, "order") < self.options["suffix_first_rate"]:
             return np.concatenate([prefix_mark, suffix_mark, suffix, middle_mark, prefix, middle])
         return np.concatenate([prefix_mark, prefix, suffix_mark, suffix, middle_mark, middle])
 
 
-def drawn(text: str, purpose: str) -> float:
+def find_marks(encoder: DocumentEncoder) -> list[int]:
+    """The ids of the first marks that the tokenizer has all of."""
+    for marks in MARKS:
+        ids = [number for number in map(encoder.id_of, marks) if number is not None]
+        if len(ids) == len(marks):
+            return ids
+    return []
+
+
+def draw(text: str, purpose: str) -> float:
+    """A number from 0 to 1 that depends on the text only."""
     return xxh3_64_intdigest(f"fill in the middle {purpose}\n{text}".encode()) / 2**64
 
 

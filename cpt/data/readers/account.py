@@ -10,10 +10,8 @@ from cpt.errors import DataError
 from cpt.formatting import format_bytes
 from cpt.recipe.schema import DocumentSource
 
-REMOVED, ADDED = (
-    "removed by transforms",
-    "added by transforms",
-)  # bytes that were added are negative
+REMOVED = "removed by transforms"
+ADDED = "added by transforms"  # as negative bytes
 NOT_LEARNED = "prompts, not learned"  # of conversations
 NO_BYTES = "bytes not counted: the tokens were stored by an earlier version"
 
@@ -173,8 +171,9 @@ def format_account(account: Account) -> str:
 
 def format_files(read: tuple[int, int], passed_over: Mapping[str, tuple[int, int]]) -> str:
     """`12 files read (34.1 MiB), not read: 2 README (3.0 KiB)`."""
-    noun = "file" if read[0] == 1 else "files"
-    line = amount(read[0], f"{noun} read", read[1])
+    num_files, num_bytes = read
+    noun = "file" if num_files == 1 else "files"
+    line = amount(num_files, f"{noun} read", num_bytes)
     if not passed_over:
         return line
     counts = {reason: count for reason, (count, _) in passed_over.items()}
@@ -184,24 +183,24 @@ def format_files(read: tuple[int, int], passed_over: Mapping[str, tuple[int, int
 
 def format_documents(account: Account) -> str:
     """`1,203 documents (33.9 MiB): 1,100 trained on (32.1 MiB), 60 held out (1.6 MiB)`."""
-    text, held_out = account.text, account.held_out
-    num_read = account.documents + (held_out or 0) + sum(account.dropped.values())
-    read_bytes = None if text is None else text.read
-    kept_bytes = None if text is None else text.trained
-    parts = [amount(account.documents, "kept" if held_out is None else "trained on", kept_bytes)]
+    text = account.text or TextBytes(0, 0, {})  # unknown sizes are not written
+    held_out = account.held_out or 0
+    trained = "kept" if account.held_out is None else "trained on"
+    parts = [amount(account.documents, trained, text.trained)]
     if held_out:
-        parts.append(amount(held_out, "held out", None if text is None else text.held_out))
-    return f"{amount(num_read, 'documents', read_bytes)}: {', '.join(parts)}"
+        parts.append(amount(held_out, "held out", text.held_out))
+    num_read = account.documents + held_out + sum(account.dropped.values())
+    return f"{amount(num_read, 'documents', text.read)}: {', '.join(parts)}"
 
 
 def amounts(counts: Mapping[str, int], sizes: Mapping[str, int]) -> str:
-    return ", ".join(amount(count, what, sizes.get(what)) for what, count in counts.items())
+    return ", ".join(amount(count, kind, sizes.get(kind)) for kind, count in counts.items())
 
 
-def amount(count: int, what: str, num_bytes: int | None) -> str:
+def amount(count: int, kind: str, num_bytes: int | None) -> str:
     """`12 empty (3.0 KiB)`; without a size that is unknown or 0."""
     size = f" ({format_bytes(num_bytes)})" if num_bytes else ""
-    return f"{count:,} {what}{size}"
+    return f"{count:,} {kind}{size}"
 
 
 def files_read(files: Sequence[File]) -> tuple[int, int] | None:

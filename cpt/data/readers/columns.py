@@ -6,6 +6,7 @@ trainer. It is stored with the source, as an extra entry of `chat`."""
 import string
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import TypeVar
 
 from cpt.data.readers.documents import BadValue
@@ -22,9 +23,8 @@ FORMS: dict[tuple[str, ...], str] = {
     ("prompt", "completion", "label"): "unpaired",
     ("prompt",): "prompt",
 }
-NAMED: dict[
-    str, tuple[tuple[str, ...], ...]
-] = {  # what `chat` names; `user` and `assistant` are one message each
+# what `chat` names; `user` and `assistant` are one message each
+NAMED: dict[str, tuple[tuple[str, ...], ...]] = {
     "document": (("messages",), ("user", "assistant")),
     "conversation": (("messages",), ("prompt", "completion"), ("user", "assistant")),
     "preference": (
@@ -43,9 +43,8 @@ NAMED: dict[
 BEFORE = ("system", "history")
 BESIDE = ("tools", *BEFORE)
 ALPACA = "{instruction}\n{input}"
-ELSEWHERE: dict[
-    str, tuple[dict[str, str], ...]
-] = {  # ShareGPT and Alpaca columns, tried after NAMED
+# ShareGPT and Alpaca columns, tried after NAMED
+ELSEWHERE: dict[str, tuple[dict[str, str], ...]] = {
     "conversation": ({"messages": "conversations"}, {"user": ALPACA, "assistant": "output"}),
     "preference": (
         {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
@@ -194,44 +193,49 @@ def columns_in(written: str) -> tuple[str, ...]:
 
 
 def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
-        dict.fromkeys(column for written in named.values() for column in columns_in(written))
-    )
+    return tuple(dict.fromkeys(chain.from_iterable(map(columns_in, named.values()))))
 
 
-def example_columns(source: DocumentSource, found: Sequence[str]) -> dict[str, str]:
-    """Part of the example -> its column or template; `found` are the columns of the file."""
-    form, named = form_of_source(source), columns_named(source)
-    has_tools = "tools" in named or "tools" in found and form != "document"
+def example_columns(source: DocumentSource, present: Sequence[str]) -> dict[str, str]:
+    """Part of the example -> its column or template; `present` are the columns of the file."""
+    form = form_of_source(source)
+    named = columns_named(source)
+    has_tools = "tools" in named or "tools" in present and form != "document"
     tools = {"tools": named.get("tools", "tools")} if has_tools else {}
     before = {name: named[name] for name in BEFORE if name in named}
-    chosen = {name: column for name, column in named.items() if name not in BESIDE}
-    if not chosen:
-        chosen = usual_columns(form, found, source)
-    if "text" in chosen:  # or its template: read as in any document
-        return chosen
-    for column in [*(columns_in(written)[0] for written in chosen.values()), *tools.values()]:
-        if top_column(column, found) not in found:
-            raise missing_column(found, column)
-    return {**before, **chosen, **tools}
+    columns = {name: column for name, column in named.items() if name not in BESIDE}
+    if not columns:
+        columns = usual_columns(form, present, source)
+    if "text" in columns:  # or its template: read as in any document
+        return columns
+    needed = [columns_in(column)[0] for column in columns.values()]
+    needed += tools.values()
+    for column in needed:
+        if top_column(column, present) not in present:
+            raise missing_column(present, column)
+    return {**before, **columns, **tools}
 
 
-def usual_columns(form: str, found: Sequence[str], source: DocumentSource) -> dict[str, str]:
+def usual_columns(form: str, present: Sequence[str], source: DocumentSource) -> dict[str, str]:
     """The usual columns for this form; with several kinds of examples, the first kind that is present."""
     if form == "conversation" and (source.template is not None or source.text_column != "text"):
         return {"text": source.text_column}
-    known = [*({name: name for name in names} for names in NAMED[form]), *ELSEWHERE.get(form, ())]
+    kinds = [dict(zip(names, names, strict=True)) for names in NAMED[form]]
+    kinds += ELSEWHERE.get(form, ())
     # Kinds with a prompt first.
-    for columns in sorted(known, key=lambda columns: set(columns) == {"chosen", "rejected"}):
-        if all(columns_in(written)[0] in found for written in columns.values()):
+    for columns in sorted(kinds, key=lambda columns: set(columns) == {"chosen", "rejected"}):
+        if all(columns_in(column)[0] in present for column in columns.values()):
             return columns
-    if form == "conversation" and source.text_column in found:
+    if form == "conversation" and source.text_column in present:
         return {"text": source.text_column}
-    nearest = min(NAMED[form], key=lambda names: len({*names} - {*found}))
-    missing = " and ".join(f"`{name}`" for name in nearest if name not in found)
+    nearest = min(NAMED[form], key=lambda names: len({*names} - {*present}))
+    missing = " and ".join(f"`{name}`" for name in nearest if name not in present)
     columns_of_form = ", ".join(f"{name}: COLUMN" for name in NAMED[form][0])
-    detail = f"no column {missing}, which a stage for a {form} reads. Found: {', '.join(found) or 'none'}."
-    raise BadValue("missing columns", f"{detail} Name them: `chat: {{{columns_of_form}}}`")
+    raise BadValue(
+        "missing columns",
+        f"no column {missing}, which a stage for a {form} reads. Found: {', '.join(present) or 'none'}. Name them:"
+        f" `chat: {{{columns_of_form}}}`",
+    )
 
 
 def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[str, str]:
@@ -242,28 +246,30 @@ def row_columns(row: Mapping[str, object], source: DocumentSource) -> Mapping[st
         return example_columns(source, list(row))
 
 
-def columns_of(source: DocumentSource, found: Sequence[str] | None = None) -> Sequence[str]:
-    """The columns of the text; `found` are the columns of the file."""
-    form, named = form_of_source(source), columns_of_turns(columns_named(source))
+def columns_of(source: DocumentSource, present: Sequence[str] | None = None) -> Sequence[str]:
+    """The columns of the text; `present` are the columns of the file."""
+    form = form_of_source(source)
+    named = columns_of_turns(columns_named(source))
     if source.chat is None:
         columns = text_columns(source)
-        if found is None:
-            return columns
-        return tuple(dict.fromkeys(top_column(column, found) for column in columns))
-    if not named and (form == "document" or found is None):
+        return columns if present is None else top_columns(columns, present)
+    if not named and (form == "document" or present is None):
         return (NAMED[form][0][0],)
-    if found is None:
+    if present is None:
         return named
-    named = tuple(dict.fromkeys(top_column(column, found) for column in named))
+    named = top_columns(named, present)
     if form == "document":
         return named
     if form == "prompt":  # a reward may use any column
-        return tuple(dict.fromkeys([*named, *found]))
-    usual = [name for names in NAMED[form] for name in names]
-    usual += text_columns(source) if form == "conversation" else ()
-    usual += [name for columns in ELSEWHERE.get(form, ()) for name in columns_of_turns(columns)]
-    known, needed = dict.fromkeys([*(named or usual), "tools"]), needed_columns(source)
-    return tuple(name for name in known if name in found or name in needed)
+        return tuple(dict.fromkeys([*named, *present]))
+    usual = list(chain.from_iterable(NAMED[form]))
+    if form == "conversation":
+        usual += text_columns(source)
+    for kind in ELSEWHERE.get(form, ()):
+        usual += columns_of_turns(kind)
+    candidates = dict.fromkeys([*(named or usual), "tools"])
+    needed = needed_columns(source)
+    return tuple(name for name in candidates if name in present or name in needed)
 
 
 def text_columns(source: DocumentSource) -> tuple[str, ...]:
@@ -273,30 +279,30 @@ def text_columns(source: DocumentSource) -> tuple[str, ...]:
 def needed_columns(source: DocumentSource) -> tuple[str, ...]:
     """The columns that the recipe names for examples, without the optional ones."""
     return columns_of_turns(
-        {name: written for name, written in columns_named(source).items() if name not in BEFORE}
+        {name: column for name, column in columns_named(source).items() if name not in BEFORE}
     )
 
 
-def check_columns(found: Sequence[str], source: DocumentSource) -> None:
-    needed = columns_of(source)
-    if form_of_source(source) != "document":
-        needed = (
-            text_columns(source)
-            if "text" in example_columns(source, found)
-            else needed_columns(source)
-        )
+def check_columns(present: Sequence[str], source: DocumentSource) -> None:
+    if form_of_source(source) == "document":
+        needed = columns_of(source)
+    elif "text" in example_columns(source, present):
+        needed = text_columns(source)
+    else:
+        needed = needed_columns(source)
     for column in needed:
-        top = top_column(column, found)
-        if top not in found:
-            raise missing_column(found, column)
-        if found.count(top) > 1:
-            what = f"{found.count(top)} columns are called `{top}`"
-            raise BadValue("columns of one name", what)
+        top = top_column(column, present)
+        if top not in present:
+            raise missing_column(present, column)
+        if present.count(top) > 1:
+            raise BadValue(
+                "columns of one name", f"{present.count(top)} columns are called `{top}`"
+            )
 
 
-def missing_column(found: Sequence[str], column: str) -> BadValue:
+def missing_column(present: Sequence[str], column: str) -> BadValue:
     return BadValue(
-        "missing column", f"no column `{column}`. Found: {', '.join(map(str, found)) or 'none'}"
+        "missing column", f"no column `{column}`. Found: {', '.join(map(str, present)) or 'none'}"
     )
 
 
@@ -319,6 +325,10 @@ def value_or_none(row: Mapping[str, object], column: str) -> object:
     return value_or_none(inside, rest) if rest and isinstance(inside, Mapping) else None
 
 
-def top_column(column: str, found: Sequence[str]) -> str:
+def top_columns(columns: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(top_column(column, present) for column in columns))
+
+
+def top_column(column: str, present: Sequence[str]) -> str:
     """The column of a file that has a nested column: `meta` for `meta.text`."""
-    return column if column in found else column.partition(".")[0]
+    return column if column in present else column.partition(".")[0]

@@ -100,8 +100,8 @@ def characters_of(text: str) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
     accents = np.flatnonzero(kinds == ACCENT)
     if len(accents):
         kinds[accents] = kinds_of_accents(codes, accents)
-    kept = np.flatnonzero(kinds != DROPPED)
-    return codes[kept], kinds[kept]
+    compared = np.flatnonzero(kinds != DROPPED)
+    return codes[compared], kinds[compared]
 
 
 def kinds_of_accents(codes: NDArray[np.uint32], accents: NDArray[np.intp]) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ Memory: 16 bytes per word of the evaluation documents. A worker searches 35 MB/s
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,10 +22,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
 
 from cpt.data.readers.comparing import ASCII_WORDS, COMPARISON, FIRST_COMPARISON, words_of
-from cpt.data.readers.documents import DocumentView
+from cpt.data.readers.documents import DocumentView, File
 from cpt.data.readers.sources import contents_of, files_of, open_source
 from cpt.errors import DataError
 from cpt.files import write_atomic
@@ -33,10 +33,14 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
 
 WORDS = 8  # in a run; shorter evaluation documents would match by chance and are ignored
-LEAST_SHARE, LEAST_WORDS = 0.5, 13
-COMMON_SHARE, COMMON_AT_LEAST, COMMON_AT_MOST = 0.05, 2, 10
+LEAST_SHARE = 0.5
+LEAST_WORDS = 13
+COMMON_SHARE = 0.05
+COMMON_AT_LEAST = 2
+COMMON_AT_MOST = 10
 AGAINST = "filters.decontaminate.against"
-NAME, REASON = "decontaminate", "contaminated: "  # name of the filter; prefix of its reasons
+NAME = "decontaminate"  # of the filter
+REASON = "contaminated: "  # prefix of its reasons
 
 # As in the first version; Chinese and Japanese have no spaces, so each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
@@ -78,8 +82,7 @@ class Runs:
     def __post_init__(self) -> None:
         order = np.argsort(self.owners, kind="stable")
         bounds = np.searchsorted(self.owners[order], np.arange(1, len(self.documents)))
-        by_document = np.split(self.places[order], bounds)
-        self._words = [num_covered(found) for found in by_document]
+        self._words = [num_covered(begins) for begins in np.split(self.places[order], bounds)]
         # A table of the last bits of all hashes: one look-up rules out most runs of a training document.
         self._table = np.zeros(1 << TABLE_BITS, bool)
         self._table[self.hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
@@ -90,46 +93,49 @@ class Runs:
         if len(words) < WORDS:
             return None
         runs = runs_of(words)
-        likely = np.flatnonzero(
-            self._table[runs & np.uint64(len(self._table) - 1)]
-        )  # most runs end here
-        if not len(likely):
+        likely = np.flatnonzero(self._table[runs & np.uint64(len(self._table) - 1)])
+        if not len(likely):  # most texts end here
             return None
-        first = np.searchsorted(self.hashes, runs[likely])
-        counts = np.searchsorted(self.hashes, runs[likely], side="right") - first
+        firsts = np.searchsorted(self.hashes, runs[likely])
+        counts = np.searchsorted(self.hashes, runs[likely], side="right") - firsts
         if not counts.any() or self.is_own(text):
             return None
-        known = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        begins, owners = np.repeat(likely, counts), self.owners[known]
-        most = (-1.0, 0, 0.0, 0.0, False)  # the evaluation document with the largest covered share
+        entries = concatenated_ranges(firsts, counts)
+        begins = np.repeat(likely, counts)
+        owners = self.owners[entries]
+        covered = []
         for owner in np.unique(owners).tolist():
-            is_shared = owners == owner
-            of_evaluation, of_training = (
-                num_covered(self.places[known[is_shared]]),
-                num_covered(begins[is_shared]),
+            is_of_owner = owners == owner
+            coverage = Coverage(
+                owner=owner,
+                evaluation_words=num_covered(self.places[entries[is_of_owner]]),
+                all_evaluation_words=self._words[owner],
+                share_of_training=num_covered(begins[is_of_owner]) / len(words),
             )
-            shares = of_evaluation / self._words[owner], of_training / len(words)
-            is_enough = (
-                of_evaluation >= min(LEAST_WORDS, self._words[owner]) and max(shares) >= LEAST_SHARE
-            )
-            most = max(most, (max(shares) + is_enough, owner, *shares, is_enough))
-        _, owner, share, own_share, is_enough = most
-        begin = int(begins[owners == owner].min())
-        set_name, where = self.documents[owner]
-        shared = unicodedata.normalize("NFC", b" ".join(words[begin : begin + WORDS]).decode())
-        return Overlap(set_name, where, shared, share, own_share, is_enough)
+            covered.append(coverage)
+        most = max(covered, key=Coverage.rank)
+        begin = int(begins[owners == most.owner].min())
+        set_name, where = self.documents[most.owner]
+        return Overlap(
+            set_name=set_name,
+            where=where,
+            words=unicodedata.normalize("NFC", b" ".join(words[begin : begin + WORDS]).decode()),
+            share=most.share_of_evaluation,
+            own_share=most.share_of_training,
+            is_contaminated=most.is_contaminated,
+        )
 
     def copied(self, text: str) -> list[int]:
         """The hashes of a text's runs that an evaluation document has; for a text with an overlap."""
         runs = np.unique(runs_of(COMPARISONS[self.comparison](text)))
-        places = np.searchsorted(self.hashes, runs)
-        known = self.hashes[np.minimum(places, len(self.hashes) - 1)] == runs
-        return [int(run) for run in runs[known]]
+        entries = np.searchsorted(self.hashes, runs)
+        is_shared = self.hashes[np.minimum(entries, len(self.hashes) - 1)] == runs
+        return [int(run) for run in runs[is_shared]]
 
     def is_own(self, text: str) -> bool:
-        wanted = np.uint64(xxh3_64_intdigest(text.encode()))
-        place = int(np.searchsorted(self.own, wanted))
-        return place < len(self.own) and bool(self.own[place] == wanted)
+        digest = np.uint64(xxh3_64_intdigest(text.encode()))
+        index = int(np.searchsorted(self.own, digest))
+        return index < len(self.own) and bool(self.own[index] == digest)
 
     def save(self, folder: Path) -> Path:
         """Write the index to a file for worker processes. The first part of the file name hashes everything that
@@ -140,14 +146,12 @@ class Runs:
             "places": self.places,
             "own": self.own,
         }
-        set_names = json.dumps(
-            [self.comparison, [set_name for set_name, _ in self.documents]]
-        ).encode()
-        decides = xxh3_128_hexdigest(
-            b"".join([set_names, *(array.tobytes() for array in arrays.values())])
-        )
+        set_names = [set_name for set_name, _ in self.documents]
+        decides = xxh3_128(json.dumps([self.comparison, set_names]).encode())
+        for array in arrays.values():
+            decides.update(array.tobytes())
         about = json.dumps([self.comparison, self.documents, self.too_short]).encode()
-        path = folder / f"{decides}.{xxh3_128_hexdigest(about)[:8]}.npz"
+        path = folder / f"{decides.hexdigest()}.{xxh3_128_hexdigest(about)[:8]}.npz"
 
         def write(unfinished: Path) -> None:
             with unfinished.open("wb") as file:
@@ -166,49 +170,90 @@ def key_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     if "index" in options:
         options["index"] = Path(options["index"]).name.partition(".")[0]
     if options.pop("comparison", COMPARISON) == COMPARISON and "against" in options:
-        sources = [DocumentSource(path=path) for path in options["against"]]
-        files = [file for source in sources for file in files_of(source, AGAINST)]
+        files: list[File] = []
+        for path in options["against"]:
+            files += files_of(DocumentSource(path=path), AGAINST)
         options["files"] = list(contents_of(files).values())
     return options
 
 
+@dataclass(frozen=True)
+class Coverage:
+    """How much a training document and an evaluation document have in common."""
+
+    owner: int  # the number of the evaluation document
+    evaluation_words: int  # of the evaluation document, in shared runs
+    all_evaluation_words: int
+    share_of_training: float
+
+    @property
+    def share_of_evaluation(self) -> float:
+        return self.evaluation_words / self.all_evaluation_words
+
+    @property
+    def is_contaminated(self) -> bool:
+        enough_words = min(LEAST_WORDS, self.all_evaluation_words)
+        return self.evaluation_words >= enough_words and self.larger_share >= LEAST_SHARE
+
+    @property
+    def larger_share(self) -> float:
+        return max(self.share_of_evaluation, self.share_of_training)
+
+    def rank(self) -> tuple[float, int]:
+        """Contamination first, then the larger share, then the later document."""
+        return self.larger_share + (1 if self.is_contaminated else 0), self.owner
+
+
+def concatenated_ranges(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ranges of so many numbers from each first one: [5, 8] and [2, 3] give [5, 6, 8, 9, 10]."""
+    counts_before = np.cumsum(counts) - counts
+    return np.repeat(firsts - counts_before, counts) + np.arange(counts.sum())
+
+
 def read_runs(documents: Iterable[EvaluationDocument], comparison: int = COMPARISON) -> Runs:
     """Build the index of these documents; of equal texts the first counts."""
-    seen, own, too_short = set[int](), set[int](), 0
-    places, runs = list[tuple[str, str]](), list[Hashes]()
+    digests: set[int] = set()
+    own: set[int] = set()
+    too_short = 0
+    searched: list[tuple[str, str]] = []  # set and place of each document in the index
+    hashes = [np.empty(0, np.uint64)]
+    begins = [np.empty(0, np.int32)]
     for document in documents:
         digest = xxh3_64_intdigest(document.text.encode())
         if document.is_held_out:
             own.add(digest)
-        if digest in seen:
+        if digest in digests:
             continue
-        seen.add(digest)
+        digests.add(digest)
         words = COMPARISONS[comparison](document.text)
         if len(words) < WORDS:
             too_short += 1
             continue
-        runs.append(runs_of(words))
-        places.append((document.set_name, document.where))
-    common = max(COMMON_AT_LEAST, min(COMMON_AT_MOST, int(COMMON_SHARE * len(places))))
-    firsts = [np.unique(found, return_index=True) for found in runs]
-    every = np.concatenate([np.empty(0, np.uint64), *(found for found, _ in firsts)])
-    begins = np.concatenate(
-        [np.empty(0, np.int32), *(begin.astype(np.int32) for _, begin in firsts)]
-    )
-    owners = np.repeat(np.arange(len(runs), dtype=np.int32), [len(found) for found, _ in firsts])
-    _, which, counts = np.unique(every, return_inverse=True, return_counts=True)
-    is_rare = counts[which] <= common
-    order = np.argsort(every[is_rare], kind="stable")
-    kept = np.flatnonzero(is_rare)[order]
+        runs, first = np.unique(runs_of(words), return_index=True)
+        hashes.append(runs)
+        begins.append(first.astype(np.int32))
+        searched.append((document.set_name, document.where))
+    numbers = np.arange(len(searched), dtype=np.int32)
+    owners = np.repeat(numbers, [len(runs) for runs in hashes[1:]])
+    all_hashes = np.concatenate(hashes)
+    entries = rare_in_order(all_hashes, len(searched))
     return Runs(
-        every[kept],
-        owners[kept],
-        begins[kept],
-        places,
-        np.sort(np.array(list(own), np.uint64)),
-        too_short,
-        comparison,
+        hashes=all_hashes[entries],
+        owners=owners[entries],
+        places=np.concatenate(begins)[entries],
+        documents=searched,
+        own=np.sort(np.array(list(own), np.uint64)),
+        too_short=too_short,
+        comparison=comparison,
     )
+
+
+def rare_in_order(hashes: Hashes, num_documents: int) -> NDArray[np.int64]:
+    """The runs that are not in too many documents, by their hash."""
+    most = max(COMMON_AT_LEAST, min(COMMON_AT_MOST, int(COMMON_SHARE * num_documents)))
+    _, number_of_hash, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    rare = np.flatnonzero(counts[number_of_hash] <= most)
+    return rare[np.argsort(hashes[rare], kind="stable")]
 
 
 @lru_cache(maxsize=4)
@@ -218,15 +263,14 @@ def load_runs(path: str) -> Runs:
             comparison, documents, too_short = json.loads(arrays["about"].tobytes())
             if comparison not in COMPARISONS:
                 raise ValueError("it has another version")
-            places = [tuple(document) for document in documents]
             return Runs(
-                arrays["hashes"],
-                arrays["owners"],
-                arrays["places"],
-                places,
-                arrays["own"],
-                too_short,
-                comparison,
+                hashes=arrays["hashes"],
+                owners=arrays["owners"],
+                places=arrays["places"],
+                documents=[tuple(document) for document in documents],
+                own=arrays["own"],
+                too_short=too_short,
+                comparison=comparison,
             )
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as problem:
         raise DataError(
@@ -250,11 +294,13 @@ def decontaminate(
         own_evaluation: false ignores the recipe's `evaluation` section.
         comparison: 3 compares accents, format characters and line hyphens too, as runs before version 4 did.
     """
-    for runs in (
-        load_runs(index) if index is not None else None,
-        runs_of_files(tuple(against), comparison) if against else None,
-    ):
-        overlap = runs.find(document["text"]) if runs is not None else None
+    indexes = []
+    if index is not None:
+        indexes.append(load_runs(index))
+    if against:
+        indexes.append(runs_of_files(tuple(against), comparison))
+    for runs in indexes:
+        overlap = runs.find(document["text"])
         if overlap is not None and overlap.is_contaminated:
             return f"{REASON}{overlap.set_name}"
     return None
@@ -262,12 +308,16 @@ def decontaminate(
 
 @lru_cache(maxsize=4)
 def runs_of_files(paths: tuple[str, ...], comparison: int) -> Runs:
-    documents = (
-        EvaluationDocument(reported_name(source), document.where, document.text, is_held_out=False)
-        for source in (DocumentSource(path=path) for path in paths)
-        for document in open_source(source, AGAINST)
-    )
-    return read_runs(documents, comparison)
+    return read_runs(documents_of_files(paths), comparison)
+
+
+def documents_of_files(paths: Sequence[str]) -> Iterator[EvaluationDocument]:
+    for path in paths:
+        source = DocumentSource(path=path)
+        for document in open_source(source, AGAINST):
+            yield EvaluationDocument(
+                reported_name(source), document.where, document.text, is_held_out=False
+            )
 
 
 def words_of_first_comparison(text: str) -> list[bytes]:
@@ -285,13 +335,11 @@ COMPARISONS: dict[int, Callable[[str], list[bytes]]] = {
 
 def runs_of(words: Sequence[bytes]) -> Hashes:
     """A hash of each run of `WORDS` words; the order of the words matters."""
-    number, hashes = (
-        len(words) - WORDS + 1,
-        np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words)),
-    )
-    runs = np.zeros(number, np.uint64)
-    for place in range(WORDS):
-        runs = runs * FACTOR + hashes[place : place + number]  # modulo 2^64
+    hashes = np.fromiter(map(xxh3_64_intdigest, words), np.uint64, len(words))
+    count = len(words) - WORDS + 1
+    runs = np.zeros(count, np.uint64)
+    for first in range(WORDS):
+        runs = runs * FACTOR + hashes[first : first + count]  # modulo 2^64
     return runs ^ (runs >> np.uint64(32))
 
 

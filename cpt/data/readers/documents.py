@@ -37,12 +37,10 @@ class File(NamedTuple):
     version: str  # modification time or ETag: equal versions, equal content
 
 
-COUNTABLE_BYTES = (
-    2**30
-)  # largest file whose lines are counted to locate a row; takes at most a second
-COUNTED: dict[
-    str, tuple[int, int]
-] = {}  # file -> (byte, lines before it), as pieces are mostly read in order
+# largest file whose lines are counted to locate a row; takes at most a second
+COUNTABLE_BYTES = 2**30
+# file -> (byte, lines before it), as pieces are mostly read in order
+COUNTED: dict[str, tuple[int, int]] = {}
 
 
 @dataclass(frozen=True)
@@ -63,17 +61,21 @@ class Origin:
             return f"{address}:{number}"
         if not exact or "://" in self.path or self.start > COUNTABLE_BYTES:
             return f"{address}: line {number - 1} after byte {self.start + 1:,}"
-        at, lines = COUNTED.get(self.path, (0, 0))
-        if at > self.start:
-            at, lines = 0, 0
-        if at < self.start:
+        return f"{address}:{self.lines_before() + number}"
+
+    def lines_before(self) -> int:
+        """The lines of the file that end before `start`."""
+        byte, lines = COUNTED.get(self.path, (0, 0))
+        if byte > self.start:
+            byte = lines = 0
+        if byte < self.start:
             with open(self.path, "rb") as file:
-                file.seek(at)
-                while block := file.read(min(1 << 22, self.start - at)):
+                file.seek(byte)
+                while block := file.read(min(1 << 22, self.start - byte)):
                     lines += block.count(b"\n")
-                    at += len(block)
-            COUNTED[self.path] = at, lines
-        return f"{address}:{lines + number}"
+                    byte += len(block)
+            COUNTED[self.path] = byte, lines
+        return lines
 
 
 class Document(NamedTuple):
@@ -113,18 +115,21 @@ class BadValue(Exception):  # noqa: N818 -- always caught and turned into a BadR
         self, reason: str, detail: str = "", byte: int | None = None, content: bytes | None = None
     ) -> None:
         super().__init__(detail or reason)
-        self.reason, self.detail, self.byte, self.content = reason, detail or reason, byte, content
+        self.reason = reason
+        self.detail = detail or reason
+        self.byte = byte
+        self.content = content
 
     def at(
         self, origin: Origin, number: int, byte: int | None = None, content: bytes | None = None
     ) -> BadRow:
         """The bad row that begins at `byte`, or at this error's own byte, which may be later in the row."""
         return BadRow(
-            self.reason,
-            self.detail,
-            origin,
-            number,
-            byte if byte is None else byte + (self.byte or 0),
+            reason=self.reason,
+            detail=self.detail,
+            origin=origin,
+            number=number,
+            byte=None if byte is None else byte + (self.byte or 0),
             num_bytes=0 if byte is None or content is None else len(content),
             content=self.content if content is None else content,
         )
@@ -132,8 +137,11 @@ class BadValue(Exception):  # noqa: N818 -- always caught and turned into a BadR
 
 def hub_address(path: str) -> str:
     """The Hub address of a file in the Hub's cache, equal on all machines; other paths are unchanged."""
-    found = IN_HUB_CACHE.search(path)
-    return "hf://datasets/{}/{}@{}/{}".format(*found.groups()) if found else path
+    cached = IN_HUB_CACHE.search(path)
+    if cached is None:
+        return path
+    owner, name, revision, file = cached.groups()
+    return f"hf://datasets/{owner}/{name}@{revision}/{file}"
 
 
 OnBadRow = Literal["error", "skip"]
@@ -200,13 +208,13 @@ def content_fields(content: bytes | None) -> Listed:
     """What can be mended of a bad row: `content`, or `content_base64` if it is not UTF-8."""
     if content is None:
         return {}
-    kept = content[:LONGEST_CONTENT]
-    is_cut = len(kept) < len(content)
+    beginning = content[:LONGEST_CONTENT]
+    is_cut = len(beginning) < len(content)
     fields: Listed = {"content_is_cut": True} if is_cut else {}
     try:  # a character that is cut at the end is left out
-        text = getincrementaldecoder("utf-8")().decode(kept, final=not is_cut)
+        text = getincrementaldecoder("utf-8")().decode(beginning, final=not is_cut)
     except UnicodeDecodeError:
-        return {"content_base64": b64encode(kept).decode("ascii"), **fields}
+        return {"content_base64": b64encode(beginning).decode("ascii"), **fields}
     return {"content": text.rstrip("\r\n"), **fields}
 
 
@@ -234,17 +242,17 @@ def refuse_too_many(
         )
 
 
-def count_reasons(found: Iterable[Listed]) -> dict[str, int]:
+def count_reasons(bad_rows: Iterable[Listed]) -> dict[str, int]:
     counts: Counter[str] = Counter()
-    for row in found:
+    for row in bad_rows:
         counts[row["reason"]] += row["rows"]
     return dict(counts)
 
 
-def write_bad_rows(found: Sequence[Listed], folder: Path) -> None:
+def write_bad_rows(bad_rows: Sequence[Listed], folder: Path) -> None:
     (folder / FILE_NAME).unlink(missing_ok=True)
-    if found:
-        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+    if bad_rows:
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad_rows)
         (folder / FILE_NAME).write_text(lines, encoding="utf-8")
 
 
@@ -254,9 +262,11 @@ def absurd_share(
     """A warning if one document is an absurdly large part of a source with more than a few; sizes are in `unit`."""
     if num_documents < 2 / ABSURD_SHARE or size <= ABSURD_SHARE * total:
         return None
-    hint = "Is it one document? The filter `length` with `max_characters` drops such documents."
-    which = f"one of {num_documents:,} documents{f' ({where})' if where else ''}"
-    return f"{name}: {which} makes up {size / total:.0%} of the {unit}. {hint}"
+    at = f" ({where})" if where else ""
+    return (
+        f"{name}: one of {num_documents:,} documents{at} makes up {size / total:.0%} of the {unit}. Is it one"
+        " document? The filter `length` with `max_characters` drops such documents"
+    )
 
 
 def clean(text: object, column: str) -> str:
@@ -270,8 +280,10 @@ def clean(text: object, column: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as problem:  # only Python functions can produce half a character
-        what = f"a lone surrogate (half of a character) at character {problem.start} of `{column}`"
-        raise BadValue("lone surrogate", what) from problem
+        raise BadValue(
+            "lone surrogate",
+            f"a lone surrogate (half of a character) at character {problem.start} of `{column}`",
+        ) from problem
     return text
 
 
@@ -281,8 +293,8 @@ def decode(raw: bytes) -> str:
     except UnicodeDecodeError as problem:
         if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise BadValue("UTF-16", "UTF-16, expected UTF-8", 0) from problem
-        what = f"invalid UTF-8 at byte {problem.start} (0x{raw[problem.start]:02x})"
-        raise BadValue("invalid UTF-8", what, problem.start) from problem
+        detail = f"invalid UTF-8 at byte {problem.start} (0x{raw[problem.start]:02x})"
+        raise BadValue("invalid UTF-8", detail, problem.start) from problem
     if "\0" in text:
         raise BadValue("NUL byte", f"a NUL byte at byte {raw.index(0)}: not a text", raw.index(0))
     return text

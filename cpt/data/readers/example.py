@@ -64,9 +64,8 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
             for column in template_columns(source.template)
         }
         text = clean(fill(source.template, values), "the template's text")
-    if source.chat is not None and text.startswith(
-        CONTROL
-    ):  # a plain text among examples must not look like one
+    # A plain text among examples must not look like one.
+    if source.chat is not None and text.startswith(CONTROL):
         raise BadValue(
             "control character", f"it begins with the control character U+{ord(text[0]):04X}"
         )
@@ -104,9 +103,8 @@ PART = "\x1d"
 MARK = "\x1e"
 NOT_TOKEN = "\x1f"  # splits special tokens in a message's text until it is encoded
 CONTROL = (PART, MARK, NOT_TOKEN)
-CONTROL_IN_JSON = re.compile(
-    r"(?<!\\)(?:\\\\)*\\u(001[def])"
-)  # escaped, after an even number of backslashes
+# escaped, after an even number of backslashes
+CONTROL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u(001[def])")
 Message = dict[str, Any]
 
 
@@ -116,24 +114,31 @@ def usual_message(message: object) -> object:
         return message
     if not {"from", "role"} & set(message):
         return message
-    role, value = message.get("from", message.get("role")), message["value"]
-    more = {key: item for key, item in message.items() if key not in ("from", "role", "value")}
-    if role != CALLS:
-        return {"role": ROLES.get(str(role), role), "content": value, **more}
+    role = message.get("from", message.get("role"))
+    content = message["value"]
+    more = {key: value for key, value in message.items() if key not in ("from", "role", "value")}
+    if role == CALLS:
+        return {"role": "assistant", "content": None, "tool_calls": tool_calls(content), **more}
+    return {"role": ROLES.get(str(role), role), "content": content, **more}
+
+
+def tool_calls(content: object) -> list[dict[str, object]]:
+    """The calls in a message of the role `function_call`: one object or a list of them, often as JSON."""
     try:
-        calls = json.loads(value) if isinstance(value, str) else value
+        calls = json.loads(content) if isinstance(content, str) else content
     except ValueError as problem:
         raise BadValue(
-            "not a chat", f"a {CALLS} is {str(value)[:80]!r}, expected JSON: {problem}"
+            "not a chat", f"a {CALLS} is {str(content)[:80]!r}, expected JSON: {problem}"
         ) from problem
-    calls = calls if isinstance(calls, list) else [calls]
-    if not all(isinstance(call, Mapping) and isinstance(call.get("name"), str) for call in calls):
-        raise BadValue(
-            "not a chat",
-            f"a {CALLS} is {str(value)[:80]!r}, expected {{name: ..., arguments: {{...}}}}",
-        )
-    calls = [{"type": "function", "function": dict(call)} for call in calls]
-    return {"role": "assistant", "content": None, "tool_calls": calls, **more}
+    if not isinstance(calls, list):
+        calls = [calls]
+    for call in calls:
+        if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+            raise BadValue(
+                "not a chat",
+                f"a {CALLS} is {str(content)[:80]!r}, expected {{name: ..., arguments: {{...}}}}",
+            )
+    return [{"type": "function", "function": dict(call)} for call in calls]
 
 
 def transcript(chat: object, column: str) -> str:
@@ -145,34 +150,44 @@ def transcript(chat: object, column: str) -> str:
     for message in map(usual_message, chat):
         if not isinstance(message, dict):
             raise not_a_chat(f"`{column}` contains {shown(message)}")
-        role, content = message.get("role"), message.get("content")
-        more = {str(key): value for key, value in message.items() if value is not None}
-        more = {key: value for key, value in more.items() if key not in ("role", "content")}
+        role = message.get("role")
+        content = message.get("content")
+        more = {}
+        for key, value in message.items():
+            if value is not None and str(key) not in ("role", "content"):
+                more[str(key)] = value
         if isinstance(content, list):
             content = text_of_parts(content, column)
         if content is None and "tool_calls" in more:
-            content, more = "", {"content": None, **more}
-        is_role = (
-            isinstance(role, str)
-            and role.strip()
-            and len(role.splitlines()) == 1
-            and " {" not in role
-        )
-        if not is_role or not isinstance(content, str):
+            content = ""
+            more = {"content": None, **more}
+        if not is_role(role) or not isinstance(content, str):
             raise not_a_chat(f"`{column}` contains {shown(message)}")
-        refuse_control(f"{role}{content}", f"a message of `{column}`")
-        head = f"{role} {as_json(more, f'a message of `{column}`')}" if more else role
+        where = f"a message of `{column}`"
+        refuse_control(f"{role}{content}", where)
+        head = f"{role} {as_json(more, where)}" if more else role
         lines.append(f"{MARK}{head}\n{content}")
     return "\n".join(lines)
 
 
+def is_role(role: object) -> bool:
+    if not isinstance(role, str) or not role.strip():
+        return False
+    return len(role.splitlines()) == 1 and " {" not in role
+
+
 def text_of_parts(parts: list[Any], column: str) -> str:
     for part in parts:
-        kind_of_part = part.get("type", "text") if isinstance(part, Mapping) else None
-        if kind_of_part != "text" or not isinstance(part.get("text"), str):
-            what = f"a part of type `{kind_of_part}`" if isinstance(part, Mapping) else shown(part)
-            only = "only text is supported, not images or audio"
-            raise BadValue("not a chat", f"`{column}` has {what} in a message: {only}")
+        if not isinstance(part, Mapping):
+            part_name = shown(part)
+        elif part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+            part_name = f"a part of type `{part.get('type', 'text')}`"
+        else:
+            continue
+        raise BadValue(
+            "not a chat",
+            f"`{column}` has {part_name} in a message: only text is supported, not images or audio",
+        )
     return "".join(part["text"] for part in parts)
 
 
@@ -198,8 +213,9 @@ def as_json(value: object, where: str) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, default=as_text)
     except (TypeError, ValueError) as problem:
         raise BadValue("wrong value", f"{where} cannot be written as JSON: {problem}") from problem
-    if found := CONTROL_IN_JSON.search(text):
-        refuse_control(chr(int(found[1], 16)), where)
+    control = CONTROL_IN_JSON.search(text)
+    if control is not None:
+        refuse_control(chr(int(control[1], 16)), where)
     return text
 
 
@@ -238,19 +254,19 @@ def filled_lines(template: str, row: Mapping[str, object]) -> str:
     first column are always kept."""
     columns = template_columns(template)
     value_of(row, columns[0])  # raises BadValue if it is missing
-    found = {name: value_or_none(row, name) for name in columns}
-    values = {
-        name: "" if value is None else filled_in(value, name) for name, value in found.items()
-    }
+    values = {}
+    for name in columns:
+        value = value_or_none(row, name)
+        values[name] = "" if value is None else filled_in(value, name)
 
     def has_value(part: str) -> bool:
         names = {name for _, name, _, _ in string.Formatter().parse(part) if name is not None}
         return not names or columns[0] in names or any(values[name] for name in names)
 
-    paragraphs = [
-        filter(has_value, part.split("\n")) for part in template.split("\n\n") if has_value(part)
-    ]
-    return fill("\n\n".join(map("\n".join, paragraphs)), values)
+    paragraphs = []
+    for paragraph in filter(has_value, template.split("\n\n")):
+        paragraphs.append("\n".join(filter(has_value, paragraph.split("\n"))))
+    return fill("\n\n".join(paragraphs), values)
 
 
 SIDES = {"user": "prompt", "assistant": "completion", "chosen": "chosen", "rejected": "rejected"}
@@ -262,78 +278,92 @@ def with_turns(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The parts of an example, with turns as lists of messages, and the column of each. If `whole`, a question and its
     answer form one conversation."""
-    system, history = values.pop("system", None), values.pop("history", None)
-    values = {
-        name: [value] if isinstance(value, dict) else value for name, value in values.items()
-    }  # a message alone
+    system = values.pop("system", None)
+    history = values.pop("history", None)
+    for name, value in values.items():
+        if isinstance(value, dict):  # a message alone
+            values[name] = [value]
     named = dict(columns)
     if "user" in values:
-        for name, value in values.items():
-            if name in SIDES and isinstance(value, str):
-                values[name] = [
-                    {"role": "user" if name == "user" else "assistant", "content": value}
-                ]
-        values = {SIDES.get(name, name): value for name, value in values.items()}
+        values = {SIDES.get(name, name): as_message(name, text) for name, text in values.items()}
         named = {SIDES.get(name, name): column for name, column in columns.items()}
-    elif "label" in values and isinstance(
-        values.get("messages"), list
-    ):  # the label applies to the last turn
-        talk = values.pop("messages")
-        values |= {"prompt": talk[:-1], "completion": talk[-1:]}
+    elif "label" in values and isinstance(values.get("messages"), list):
+        messages = values.pop("messages")  # the label applies to the last turn
+        values |= {"prompt": messages[:-1], "completion": messages[-1:]}
         named |= dict.fromkeys(("prompt", "completion"), columns["messages"])
-    is_text = isinstance(values.get("prompt"), str) or "user" in columns
-    if is_text and all(
-        first_role(values.get(side)) not in (None, "assistant") for side in ("chosen", "rejected")
-    ):
-        del values["prompt"]  # the conversations contain it
-    if (
-        whole
-        and "user" in columns
-        and all(isinstance(values[side], list) for side in ("prompt", "completion"))
-    ):
-        values = {"messages": [*values["prompt"], *values["completion"]]}
-        named["messages"] = named["prompt"]
-    # The system prompt, unless the messages have one, and earlier turns come before the messages.
-    before = (
-        [{"role": "system", "content": system}]
-        if isinstance(system, str) and system.strip()
-        else []
-    )
-    pairs = history or []
-    if not isinstance(pairs, list) or not all(
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and all(isinstance(text, str) for text in pair)
-        for pair in pairs
-    ):
-        raise BadValue(
-            "not a chat",
-            f"`{named['history']}` is {shown(pairs)}, expected a list of [question, answer]",
-        )
-    roles = ("user", "assistant")
-    turns = [
-        {"role": role, "content": text}
-        for pair in pairs
-        for role, text in zip(roles, pair, strict=True)
-    ]
-    if not before and not turns:
-        return values, named
-    first = next(name for name in ("messages", "prompt", "chosen") if name in values)
-    for side in (first, "rejected") if first == "chosen" else (first,):
-        talk = values[side]
-        if not isinstance(talk, list):
-            what = "can follow a system prompt or earlier turns"
-            raise BadValue(
-                "texts and messages",
-                f"`{named[side]}` must be a list of messages: only those {what}",
-            )
-        own = talk[: first_role(talk) == "system"]  # overrides the system prompt of the source
-        values[side] = [*(own or before), *turns, *talk[len(own) :]]
+    if isinstance(values.get("prompt"), str) or "user" in columns:
+        first_roles = [first_role(values.get(side)) for side in ("chosen", "rejected")]
+        if None not in first_roles and "assistant" not in first_roles:
+            del values["prompt"]  # the conversations contain it
+    if whole and "user" in columns:
+        prompt = values["prompt"]
+        completion = values["completion"]
+        if isinstance(prompt, list) and isinstance(completion, list):
+            values = {"messages": [*prompt, *completion]}
+            named["messages"] = named["prompt"]
+    system_messages: list[Message] = []
+    if isinstance(system, str) and system.strip():
+        system_messages = [{"role": "system", "content": system}]
+    earlier_turns = turns_of(history or [], named)
+    if system_messages or earlier_turns:
+        put_before(values, system_messages, earlier_turns, named)
     return values, named
 
 
-def first_role(talk: object) -> object:
-    first = usual_message(talk[0]) if isinstance(talk, list) and talk else None
+def as_message(name: str, text: object) -> object:
+    """The text of a column for one message as this message; other values are returned unchanged."""
+    if name not in SIDES or not isinstance(text, str):
+        return text
+    return [{"role": "user" if name == "user" else "assistant", "content": text}]
+
+
+def turns_of(history: object, named: Mapping[str, str]) -> list[Message]:
+    """The messages of a list of [question, answer]."""
+
+    def is_pair(pair: object) -> bool:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            return False
+        return isinstance(pair[0], str) and isinstance(pair[1], str)
+
+    if not isinstance(history, list) or not all(map(is_pair, history)):
+        raise BadValue(
+            "not a chat",
+            f"`{named['history']}` is {shown(history)}, expected a list of [question, answer]",
+        )
+    turns = []
+    for question, answer in history:
+        turns.append({"role": "user", "content": question})
+        turns.append({"role": "assistant", "content": answer})
+    return turns
+
+
+def put_before(
+    values: dict[str, Any],
+    system_messages: list[Message],
+    earlier_turns: list[Message],
+    named: Mapping[str, str],
+) -> None:
+    """Put the system prompt, unless the messages have one, and earlier turns before the messages."""
+    first = next(name for name in ("messages", "prompt", "chosen") if name in values)
+    sides = ["chosen", "rejected"] if first == "chosen" else [first]
+    for side in sides:
+        messages = values[side]
+        if not isinstance(messages, list):
+            raise BadValue(
+                "texts and messages",
+                f"`{named[side]}` must be a list of messages: only those can follow a system prompt or earlier turns",
+            )
+        if first_role(messages) == "system":  # overrides the system prompt of the source
+            values[side] = [messages[0], *earlier_turns, *messages[1:]]
+        else:
+            values[side] = [*system_messages, *earlier_turns, *messages]
+
+
+def first_role(messages: object) -> object:
+    """The role of the first message; None if these are not messages."""
+    if not isinstance(messages, list) or not messages:
+        return None
+    first = usual_message(messages[0])
     return first.get("role", "") if isinstance(first, Mapping) else None
 
 
@@ -355,12 +385,13 @@ class Example(NamedTuple):
 
 
 def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mapping[str, str]) -> str:
-    values = {
-        name: unpacked(filled_lines(column, row) if "{" in column else value_or_none(row, column))
-        for name, column in columns.items()
-    }
+    values: dict[str, Any] = {}
+    for name, column in columns.items():
+        value = filled_lines(column, row) if "{" in column else value_or_none(row, column)
+        values[name] = unpacked(value)
     parts: dict[str, str] = {}
-    if tools := values.pop("tools", None):
+    tools = values.pop("tools", None)
+    if tools:
         column = columns["tools"]
         if isinstance(tools, str):
             with suppress(ValueError):
@@ -375,33 +406,35 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         values, columns, whole=form_of_source(source) in ("document", "conversation")
     )
     if "messages" in values:
-        talk = transcript(values["messages"], columns["messages"])
-        return joined({**parts, "messages": talk}) if parts else talk
-    label: dict[str, str] = {}
-    if "label" in values:  # also as strings, as in csv files
-        value = values.pop("label")
-        wanted = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
-        if wanted is None:
-            reason = "no value" if value is None else "wrong value"
-            raise BadValue(
-                reason, f"`{columns['label']}` is {shown(value)}, expected true or false"
-            )
-        label = {"label": str(wanted).lower()}
-    words = {name: words_of(value, columns[name]) for name, value in values.items()}
-    kinds = {
-        name: "messages" if text.startswith(MARK) else "a text" for name, text in words.items()
-    }
+        messages = transcript(values["messages"], columns["messages"])
+        return joined({**parts, "messages": messages}) if parts else messages
+    label = {}
+    if "label" in values:
+        label = {"label": label_text(values.pop("label"), columns["label"])}
+    kinds = {}
+    for name, value in values.items():
+        parts[name] = words_of(value, columns[name])
+        kinds[name] = "messages" if parts[name].startswith(MARK) else "a text"
     if len(set(kinds.values())) > 1:
         listing = ", ".join(f"`{columns[name]}` is {kind}" for name, kind in kinds.items())
         raise BadValue(
             "texts and messages", f"{listing}: all must be texts, or all lists of messages"
         )
-    parts |= words | label
+    parts |= label
     if form_of_source(source) == "prompt":
         own = ("prompt", *columns_in(columns["prompt"]))
         others = {str(name): value for name, value in row.items() if name not in own}
         parts["columns"] = as_json(others, f"the columns {', '.join(others)}")
     return joined(parts)
+
+
+def label_text(value: object, column: str) -> str:
+    """Labels may be strings, as in csv files."""
+    label = LABELS.get(str(value).lower()) if isinstance(value, bool | int | str) else None
+    if label is None:
+        reason = "no value" if value is None else "wrong value"
+        raise BadValue(reason, f"`{column}` is {shown(value)}, expected true or false")
+    return str(label).lower()
 
 
 def unpacked(value: object) -> object:
@@ -428,8 +461,10 @@ def words_of(value: object, column: str) -> str:
     if isinstance(value, list):
         return transcript(value, column)
     if not isinstance(value, str):
-        what = "no value" if value is None else "wrong value"
-        raise BadValue(what, f"`{column}` is {shown(value)}, expected a text or a list of messages")
+        reason = "no value" if value is None else "wrong value"
+        raise BadValue(
+            reason, f"`{column}` is {shown(value)}, expected a text or a list of messages"
+        )
     refuse_control(value, f"`{column}`")
     return value
 
@@ -444,8 +479,10 @@ def example_of(text: str) -> Example | None:
             name, _, value = part.partition("\n")
             if name in ("tools", "columns"):
                 values[name] = json.loads(value, strict=False)
+            elif name == "label":
+                values[name] = value == "true"
             else:
-                values[name] = value == "true" if name == "label" else messages_of(value) or value
+                values[name] = messages_of(value) or value
         return Example(**values)
     except (ValueError, TypeError):
         return None

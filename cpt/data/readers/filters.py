@@ -11,8 +11,9 @@ import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -39,7 +40,9 @@ def length(
         return f"shorter than {min_characters} characters"
     if max_characters is not None and size > max_characters:
         return f"longer than {max_characters} characters"
-    words = len(document["text"].split()) if min_words or max_words is not None else 0
+    if not min_words and max_words is None:
+        return None
+    words = len(document["text"].split())
     if words < min_words:
         return f"fewer than {min_words} words"
     if max_words is not None and words > max_words:
@@ -74,10 +77,10 @@ def keep_share(document: DocumentView, *, share: float, seed: int = 0) -> str | 
         raise RecipeError(
             f"the filter `keep_share` needs a `share` above 0 and at most 1, got {share}."
         )
-    drawn = xxh3_64_intdigest(
-        f"keep_share {seed}\n{document['text']}".encode(errors="surrogatepass")
-    )
-    return None if drawn < share * 2**64 else f"not in the sample of {share}"
+    prefixed = f"keep_share {seed}\n{document['text']}"
+    if xxh3_64_intdigest(prefixed.encode(errors="surrogatepass")) < share * 2**64:
+        return None
+    return f"not in the sample of {share}"
 
 
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s|$)")
@@ -182,9 +185,8 @@ def gopher_quality(
     mean_length = sum(map(len, words)) / max(1, len(words))
     if not min_mean_word_length <= mean_length <= max_mean_word_length:
         return f"gopher: mean word length is not {min_mean_word_length} to {max_mean_word_length}"
-    if max(text.count("#"), text.count("...") + text.count("…")) > max_symbols_per_word * len(
-        words
-    ):
+    symbols = max(text.count("#"), text.count("...") + text.count("…"))
+    if symbols > max_symbols_per_word * len(words):
         return f"gopher: more than {max_symbols_per_word} symbols a word"
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     if sum(line.startswith(BULLETS) for line in lines) > max_bullet_lines * len(lines):
@@ -193,10 +195,8 @@ def gopher_quality(
         return f"gopher: more than {max_ellipsis_lines} of the lines end with an ellipsis"
     if sum(any(map(str.isalpha, word)) for word in words) < min_alphabetic_words * len(words):
         return f"gopher: fewer than {min_alphabetic_words} of the words have a letter"
-    if (
-        len({word.lower().strip(".,;:!?\"'()") for word in words} & set(stop_words))
-        < min_stop_words
-    ):
+    plain_words = {word.lower().strip(".,;:!?\"'()") for word in words}
+    if len(plain_words & set(stop_words)) < min_stop_words:
         return f"gopher: fewer than {min_stop_words} stop words"
     return None
 
@@ -220,30 +220,26 @@ def gopher_repetition(
             counted once.
     """
     text = document["text"]
-    limits = {
-        "lines": (text.split("\n"), max_duplicate_lines, max_duplicate_line_characters),
-        "paragraphs": (
-            text.split("\n\n"),
-            max_duplicate_paragraphs,
-            max_duplicate_paragraph_characters,
-        ),
-    }
-    for what, (split, max_parts, max_characters) in limits.items():
-        parts = [part for part in map(str.strip, split) if part]
-        if len(parts) - len(set(parts)) > max_parts * len(parts):
-            return f"gopher: more than {max_parts} of the {what} are repeated"
-        if sum(map(len, parts)) - sum(map(len, set(parts))) > max_characters * sum(map(len, parts)):
-            return f"gopher: more than {max_characters} of the characters are in repeated {what}"
-    last_n = max(
-        len(max_top_n_grams) + 1, len(max_duplicate_n_grams) + 4 if max_duplicate_n_grams else 0
-    )
+    limits = [
+        ("lines", "\n", max_duplicate_lines, max_duplicate_line_characters),
+        ("paragraphs", "\n\n", max_duplicate_paragraphs, max_duplicate_paragraph_characters),
+    ]
+    for name, separator, max_parts, max_characters in limits:
+        parts = [part for part in map(str.strip, text.split(separator)) if part]
+        different = set(parts)
+        if len(parts) - len(different) > max_parts * len(parts):
+            return f"gopher: more than {max_parts} of the {name} are repeated"
+        characters = sum(map(len, parts))
+        if characters - sum(map(len, different)) > max_characters * characters:
+            return f"gopher: more than {max_characters} of the characters are in repeated {name}"
+    top_limits = dict(enumerate(max_top_n_grams, start=2))
+    duplicate_limits = dict(enumerate(max_duplicate_n_grams, start=5))
+    last_n = max([*top_limits, *duplicate_limits], default=0)
     for n, top, duplicate in repeated_n_grams(text.split(), last_n):
-        if n - 2 < len(max_top_n_grams) and top > max_top_n_grams[n - 2]:
-            return (
-                f"gopher: more than {max_top_n_grams[n - 2]} of the characters are in one {n}-gram"
-            )
-        if 0 <= n - 5 < len(max_duplicate_n_grams) and duplicate > max_duplicate_n_grams[n - 5]:
-            return f"gopher: more than {max_duplicate_n_grams[n - 5]} of the characters are in repeated {n}-grams"
+        if n in top_limits and top > top_limits[n]:
+            return f"gopher: more than {top_limits[n]} of the characters are in one {n}-gram"
+        if n in duplicate_limits and duplicate > duplicate_limits[n]:
+            return f"gopher: more than {duplicate_limits[n]} of the characters are in repeated {n}-grams"
     return None
 
 
@@ -253,25 +249,26 @@ def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float
     vocabulary: dict[str, int] = {}
     ids = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int64)
     sizes = np.array([len(word) for word in words], np.int64)
-    upto = np.concatenate([np.zeros(1, np.int64), sizes.cumsum()])
+    ends = np.concatenate([np.zeros(1, np.int64), sizes.cumsum()])  # characters before each word
     grams = ids
     for n in range(2, min(last_n, len(words)) + 1):
-        pairs = (
-            grams[:-1] * len(vocabulary) + ids[n - 1 :]
-        )  # an n-gram is an (n-1)-gram plus a word
+        # An n-gram is an (n-1)-gram plus a word.
+        pairs = grams[:-1] * len(vocabulary) + ids[n - 1 :]
         _, first, grams, counts = np.unique(
             pairs, return_index=True, return_inverse=True, return_counts=True
         )
         if counts.max() == 1:  # then longer n-grams are not repeated either
             return
-        most = first[counts == counts.max()]
-        top = counts.max() * (upto[most + n] - upto[most]).max()
+        most_frequent = first[counts == counts.max()]
+        longest = (ends[most_frequent + n] - ends[most_frequent]).max()
+        top = counts.max() * longest
         # Words inside an n-gram that occurred before: the number of such n-grams begun minus those ended.
-        seen_before = first[grams] != np.arange(len(grams))
+        is_repeated = first[grams] != np.arange(len(grams))
         open_grams = np.zeros(len(grams) + n, np.int64)
-        open_grams[: len(grams)] += seen_before
-        open_grams[n:] -= seen_before
-        yield n, float(top / upto[-1]), float(sizes[open_grams.cumsum()[:-1] > 0].sum() / upto[-1])
+        open_grams[: len(grams)] += is_repeated
+        open_grams[n:] -= is_repeated
+        duplicate = sizes[open_grams.cumsum()[:-1] > 0].sum()
+        yield n, float(top / ends[-1]), float(duplicate / ends[-1])
 
 
 def language(
@@ -294,16 +291,17 @@ def language(
     identifier = language_identifier()
     for code in keep:
         if code not in identifier.labels:
-            known = f"{did_you_mean(code, identifier.labels)} Known: {', '.join(sorted(identifier.labels))}."
-            raise RecipeError(f"the filter `language`: unknown language `{code}`.{known}")
-    found, confidence = identifier.classify(document["text"][:max_characters])
-    if found not in keep:
-        return f"language is {found}"
-    return (
-        None
-        if confidence >= min_confidence
-        else f"language is unsure (confidence below {min_confidence})"
-    )
+            hint = did_you_mean(code, identifier.labels)
+            raise RecipeError(
+                f"the filter `language`: unknown language `{code}`.{hint} Known:"
+                f" {', '.join(sorted(identifier.labels))}."
+            )
+    code, confidence = identifier.classify(document["text"][:max_characters])
+    if code not in keep:
+        return f"language is {code}"
+    if confidence < min_confidence:
+        return f"language is unsure (confidence below {min_confidence})"
+    return None
 
 
 @cache
@@ -358,20 +356,19 @@ def c4_lines(
     The defaults are those of the code that made C4 (tensorflow_datasets, c4_utils.py). FineWeb does not use
     `require_punctuation`.
     """
-    kept = []
+    lines = []
     for line in map(str.strip, document["text"].splitlines()):
         clean = CITATION.sub("", line) if drop_citations else line
         lower = clean.lower()
         is_ended = clean.endswith((".", "?", "!", '"')) and not clean.endswith("...")
-        is_notice = drop_javascript and "javascript" in lower
-        is_notice = is_notice or drop_policies and any(notice in lower for notice in POLICY)
-        if (
-            len(clean.split()) >= min_words
-            and (is_ended or not require_punctuation)
-            and not is_notice
-        ):
-            kept.append(clean)
-    return {**document, "text": "\n".join(kept)}
+        if len(clean.split()) < min_words or require_punctuation and not is_ended:
+            continue
+        if drop_javascript and "javascript" in lower:
+            continue
+        if drop_policies and any(notice in lower for notice in POLICY):
+            continue
+        lines.append(clean)
+    return {**document, "text": "\n".join(lines)}
 
 
 def drop_lines(document: DocumentView, *, lines: Collection[str]) -> DocumentView:
@@ -384,10 +381,9 @@ def without_lines(text: str, dropped: Collection[str]) -> str:
     for paragraph in text.split("\n\n"):
         if "\n".join(lines_of(paragraph)) in dropped:
             continue
-        lines = paragraph.split("\n")
-        kept = [line for line in lines if " ".join(line.split()) not in dropped]
-        if kept:
-            paragraphs.append("\n".join(kept))
+        lines = [line for line in paragraph.split("\n") if " ".join(line.split()) not in dropped]
+        if lines:
+            paragraphs.append("\n".join(lines))
     return "\n\n".join(paragraphs)
 
 
@@ -427,19 +423,14 @@ class Sieve:
     filters: ComponentLists
 
     def functions(self) -> tuple[list[Transform], list[Filter]]:
-        return build_components("transform", self.transforms), build_components(
-            "filter", self.filters
-        )
+        transforms = build_components("transform", self.transforms)
+        return transforms, build_components("filter", self.filters)
 
     def code(self) -> dict[str, list[list[object]]]:
         """Names, options and versions of the functions, for the key of stored tokens."""
         return {
-            f"{kind}s": [
-                [one.name, key_options(one.name, one.options), version_text(kind, one)]
-                for components in lists.values()
-                for one in components
-            ]
-            for kind, lists in (("transform", self.transforms), ("filter", self.filters))
+            "transforms": code_of_components("transform", self.transforms),
+            "filters": code_of_components("filter", self.filters),
         }
 
 
@@ -459,6 +450,14 @@ def build_components(kind: str, lists: ComponentLists) -> list[Callable[..., Any
             check_options(function, component.options, f"{key}[{number}]")
             functions.append(partial(function, **component.options))
     return functions
+
+
+def code_of_components(kind: str, lists: ComponentLists) -> list[list[object]]:
+    code: list[list[object]] = []
+    for component in chain.from_iterable(lists.values()):
+        options = key_options(component.name, component.options)
+        code.append([component.name, options, version_text(kind, component)])
+    return code
 
 
 def version_text(kind: str, component: Component) -> str:
@@ -483,14 +482,12 @@ def module_text(kind: str, name: str) -> str:
     """The source code of a module with a user's function: a change in it invalidates stored tokens."""
     function = find(kind, name, {})
     module = inspect.getmodule(function)
+    is_importable = module is not None and module.__name__ != "__main__"
     try:
-        return inspect.getsource(
-            module if module is not None and module.__name__ != "__main__" else function
-        )
+        return inspect.getsource(module if is_importable else function)  # type: ignore[arg-type]
     except (OSError, TypeError) as problem:
-        why = "so that changes to it are noticed"
         raise RecipeError(
-            f"the {kind} `{name}` must be a function in a Python file, {why}."
+            f"the {kind} `{name}` must be a function in a Python file, so that changes to it are noticed."
         ) from problem
 
 
@@ -501,25 +498,29 @@ def sift(
     if not transforms and not filters:  # the fast path
         yield document.text, "empty" if not document.text or document.text.isspace() else None
         return
-    documents: list[DocumentView] = [View(document, source_name)]
+    views: list[DocumentView] = [View(document, source_name)]
     for transform in transforms:
-        results = [called_on(transform, one) for one in documents]
-        documents = [
-            made
-            for result in results
-            for made in (result if isinstance(result, list) else [result])
-        ]
-        for made in documents:
-            is_view = isinstance(made, Mapping) and {"text", "source", "where"} <= set(made)
-            if not is_view or not isinstance(made["text"], str):
-                expected = "the document, changed, or a list of documents: `return {**document, 'text': ...}`"
-                given = f"the transform {name_of(transform)} returned {str(made)[:80]!r}"
-                raise RecipeError(f"{given}. It must return {expected}.")
-        if not documents:
+        views_before = views
+        views = []
+        for view in views_before:
+            returned = called_on(transform, view)
+            views += returned if isinstance(returned, list) else [returned]
+        for view in views:
+            refuse_other_than_view(view, transform)
+        if not views:
             yield document.text, f"the transform {name_of(transform)} returned an empty list"
             return
-    for one in documents:
-        yield one["text"], reason_to_drop(one, filters)
+    for view in views:
+        yield view["text"], reason_to_drop(view, filters)
+
+
+def refuse_other_than_view(returned: object, transform: Transform) -> None:
+    is_view = isinstance(returned, Mapping) and {"text", "source", "where"} <= set(returned)
+    if not is_view or not isinstance(cast(DocumentView, returned)["text"], str):
+        raise RecipeError(
+            f"the transform {name_of(transform)} returned {str(returned)[:80]!r}. It must return the document,"
+            " changed, or a list of documents: `return {**document, 'text': ...}`."
+        )
 
 
 @dataclass(frozen=True)
@@ -550,9 +551,9 @@ def reason_to_drop(document: DocumentView, filters: Sequence[Filter]) -> str | N
         if isinstance(reason, str) and reason:
             return reason
         if reason is not None:
-            expected = "a string, the reason to drop, or None to keep"
             raise RecipeError(
-                f"the filter {name_of(check)} returned {reason!r}. It must return {expected}."
+                f"the filter {name_of(check)} returned {reason!r}. It must return a string, the reason to drop, or"
+                " None to keep."
             )
     return None
 

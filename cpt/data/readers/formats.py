@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -45,32 +46,35 @@ QUOTED = re.compile(rb'"(?:[^"]|"")*"')
 CUT = ": the file ends inside the row"
 NO_MORE = "unexpected end of data"  # in errors of orjson and of csv
 MAGIC = b"ARROW1"
-Lines = Iterator[
-    tuple[int, int, bytes]
-]  # number from the origin; first byte; the line with its line end
+# number from the origin; first byte; the line with its line end
+Lines = Iterator[tuple[int, int, bytes]]
 MESSAGE_KEYS = ("role", "content", "from", "value")
 TOO_LONG = b"..."  # placeholder, compared by identity, for a document that is too long
 
 
 def lines_of(piece: Piece) -> tuple[Origin, Lines]:
     """The lines whose first byte is in the piece, without a byte order mark."""
-    before = max(
-        0, piece.start - 1
-    )  # the end of a line, or the middle of one from the piece before
+    # The end of a line, or the middle of one from the piece before.
+    before = max(0, piece.start - 1)
     return Origin(piece.path, "line", before), read_lines(piece, before)
 
 
-def read_lines(piece: Piece, at: int) -> Lines:
+def read_lines(piece: Piece, first_byte: int) -> Lines:
     """Read the lines from a byte on; everything before the piece counts as one line."""
-    number, stop = 0, sys.maxsize if piece.stop is None else piece.stop
-    with open_file(piece.path, at, piece.stop) as file:
+    stop = sys.maxsize if piece.stop is None else piece.stop
+    number = 0
+    end = first_byte
+    with open_file(piece.path, first_byte, piece.stop) as file:
         if piece.start:
-            at, number = pass_over(file, at, stop), 1
-        while at < stop and (line := file.readline(LONGEST_LINE + 1)):
-            begin, number, at = at, number + 1, at + len(line)
+            end = pass_over(file, end, stop)
+            number = 1
+        while end < stop and (line := file.readline(LONGEST_LINE + 1)):
+            begin = end
+            end += len(line)
+            number += 1
             if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
                 line = TOO_LONG
-                at = pass_over(file, at, stop)
+                end = pass_over(file, end, stop)
             elif not begin:
                 line = line.removeprefix(BOM)
             yield number, begin, line
@@ -121,7 +125,7 @@ def whole_text(path: str, raw: bytes) -> Document | BadRow:
     """The one document of a text file with this content."""
     origin = Origin(path, "document")
     try:
-        refuse_long(shortened(raw, len(raw)))
+        refuse_long(raw if len(raw) <= LONGEST_LINE else TOO_LONG)
         return Document(decode(raw.removeprefix(BOM)), origin, 1)
     except BadValue as bad:
         is_lost = bad.reason == "too long"
@@ -133,8 +137,11 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
     if unit == "line":
         origin, lines = lines_of(piece)
         for number, byte, line in lines:
-            if line.strip():
-                yield origin, number, byte, line if line is TOO_LONG else line.rstrip(b"\r\n")
+            if not line.strip():
+                continue
+            if line is not TOO_LONG:
+                line = line.rstrip(b"\r\n")
+            yield origin, number, byte, line
         return
     with open_file(piece.path) as file:
         origin = Origin(piece.path, "item")
@@ -146,34 +153,38 @@ def raw_texts(piece: Piece, unit: str) -> Iterator[tuple[Origin, int, int, bytes
 def split(file: BinaryIO, separator: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the first byte and the content of each part, without a byte order mark; one part at a time in memory. A
     line break in the separator is any of LF and CRLF, also in one file."""
-    pattern, line_end = re.escape(separator), b""
+    pattern = re.escape(separator)
+    line_end = b""
     if b"\r" not in separator:
         pattern = pattern.replace(b"\\\n", rb"\r?\n")
         if separator.startswith(b"\n"):  # a search that begins with something optional is slow
-            pattern, line_end = pattern.removeprefix(rb"\r?"), b"\r"
-    longest = len(separator) + separator.count(b"\n")
-    held, at, dropped = (
-        b"",
-        0,
-        0,
-    )  # the part so far; its first byte; bytes of it that were discarded
+            pattern = pattern.removeprefix(rb"\r?")
+            line_end = b"\r"
+    longest_separator = len(separator) + separator.count(b"\n")
+    buffer = b""  # the part so far, without the bytes of it that were discarded
+    discarded = 0
+    first_byte = 0  # of the part
     while block := file.read(BUFFER):
-        held += block
+        buffer += block
         begin = 0
-        for match in re.finditer(pattern, held):
-            part = held[begin : match.start()].removesuffix(line_end)
-            yield at, shortened(part.removeprefix(b"" if at else BOM), dropped + len(part))
-            at += dropped + match.end() - begin
-            begin, dropped = match.end(), 0
-        held = held[begin:]
-        searched = max(0, len(held) - longest + 1)  # no separator begins before this
-        if dropped + searched > LONGEST_LINE:
-            dropped, held = dropped + searched, held[searched:]
-    yield at, shortened(held.removeprefix(b"" if at else BOM), dropped + len(held))
+        for match in re.finditer(pattern, buffer):
+            part = buffer[begin : match.start()].removesuffix(line_end)
+            yield first_byte, part_of_text(part, first_byte, discarded)
+            first_byte += discarded + match.end() - begin
+            begin = match.end()
+            discarded = 0
+        buffer = buffer[begin:]
+        searched = max(0, len(buffer) - longest_separator + 1)  # no separator begins before this
+        if discarded + searched > LONGEST_LINE:
+            discarded += searched
+            buffer = buffer[searched:]
+    yield first_byte, part_of_text(buffer, first_byte, discarded)
 
 
-def shortened(raw: bytes, num_bytes: int) -> bytes:
-    return raw if num_bytes <= LONGEST_LINE else TOO_LONG
+def part_of_text(part: bytes, first_byte: int, discarded: int) -> bytes:
+    if discarded + len(part) > LONGEST_LINE:
+        return TOO_LONG
+    return part if first_byte else part.removeprefix(BOM)
 
 
 def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
@@ -232,8 +243,9 @@ class RepeatedKeys(dict[str, Any]):
 
     def refuse(self, key: str) -> None:
         if self.times[key] > 1:
-            what = f"the key `{key}` occurs {self.times[key]} times in one object"
-            raise BadValue("repeated key", what)
+            raise BadValue(
+                "repeated key", f"the key `{key}` occurs {self.times[key]} times in one object"
+            )
 
 
 def loads_strictly(raw: bytes, source: DocumentSource) -> Any:
@@ -245,23 +257,24 @@ def loads_strictly(raw: bytes, source: DocumentSource) -> Any:
     names = text_columns(source) if source.chat is None else (*row, *MESSAGE_KEYS)
     nested = ".".join(names).split(".")
     for name in dict.fromkeys([*names, *nested]):
-        num_written = raw.count(b'"%b"' % name.encode())  # also as a text
-        if num_written > 1 and num_written > num_keys(value, name):
+        occurrences = raw.count(b'"%b"' % name.encode())  # also as a text
+        if occurrences > 1 and occurrences > num_keys(value, name):
             return json.loads(raw, object_pairs_hook=object_of)  # several times slower
     return value
 
 
 def num_keys(value: object, name: str) -> int:
     """The number of objects with this key in a JSON value."""
-    number, waiting = 0, [value]
-    for part in waiting:  # grows
+    count = 0
+    parts = [value]
+    for part in parts:  # grows
         if isinstance(part, dict):
             if name in part:
-                number += 1
-            waiting += part.values()
+                count += 1
+            parts += part.values()
         elif isinstance(part, list):
-            waiting += part
-    return number
+            parts += part
+    return count
 
 
 def object_of(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -283,12 +296,15 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
         return bad
     is_object = raw.lstrip()[:1] == b"{" and not raw.endswith(b"\n")
     is_cut = is_object and (problem.msg == NO_MORE or not raw.endswith((b"}", b"]")))
-    what = f"{problem.msg} at character {problem.pos}{CUT if is_cut else ''}"
-    return BadValue("not valid JSON", f"not valid JSON: {what}", len(text[: problem.pos].encode()))
+    detail = f"not valid JSON: {problem.msg} at character {problem.pos}"
+    if is_cut:
+        detail += CUT
+    return BadValue("not valid JSON", detail, len(text[: problem.pos].encode()))
 
 
 def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    origin, whole = Origin(piece.path, "item"), Origin(piece.path, "document")
+    origin = Origin(piece.path, "item")
+    whole = Origin(piece.path, "document")
     with open_file(piece.path) as file:
         raw = file.read(BUFFER).removeprefix(BOM)
         are_lines = is_json_lines(raw)
@@ -306,7 +322,8 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
             yield replace(why_not_json(raw, problem).at(whole, 1, 0), loses_file=True)
         return
     if not isinstance(rows, list):
-        rows, origin = [rows], whole
+        rows = [rows]
+        origin = whole
     for number, row in enumerate(rows, start=1):
         if isinstance(row, dict):
             yield item_of(row, source, origin, number)
@@ -342,7 +359,9 @@ class Records:
 
     def __init__(self, piece: Piece) -> None:
         self.origin, self.lines = lines_of(piece)
-        self.number, self.byte, self.num_lines = 1, 0, 0
+        self.number = 1  # of the record's first line, and its first byte
+        self.byte = 0
+        self.num_lines = 0
         self.is_ended = True  # the last line that was read
         self.problem: BadValue | None = None
         self.raw: list[bytes] = []  # the lines of this record
@@ -356,31 +375,33 @@ class Records:
     def _text(self) -> Iterator[str]:
         for number, byte, line in self.lines:
             if not self.num_lines:
-                self.number, self.byte = number, byte
+                self.number = number
+                self.byte = byte
             self.num_lines += 1
             self.raw.append(line)
             self.is_ended = line.endswith((b"\n", b"\r"))
             if byte + len(line) - self.byte > LONGEST_RECORD:
-                what = (
-                    f"a record of more than {LONGEST_RECORD:,} bytes; check for an unclosed quote"
+                raise BadValue(
+                    "not valid CSV",
+                    f"not valid CSV (a record of more than {LONGEST_RECORD:,} bytes; check for an unclosed quote)",
                 )
-                raise BadValue("not valid CSV", f"not valid CSV ({what})")
             try:
                 refuse_long(line)
                 yield decode(line)
             except BadValue as bad:
-                self.problem = self.problem or BadValue(
-                    bad.reason, bad.detail, byte + (bad.byte or 0)
-                )
-                yield (
-                    "\n" if bad.byte is None else line.replace(b"\0", b"?").decode(errors="replace")
-                )
+                if self.problem is None:
+                    self.problem = BadValue(bad.reason, bad.detail, byte + (bad.byte or 0))
+                if bad.byte is None:  # too long
+                    yield "\n"
+                else:
+                    yield line.replace(b"\0", b"?").decode(errors="replace")
 
     def next(self) -> list[str] | None:
         self.num_lines = 0
         self.problem = None
         self.raw = []
-        self._reader = self._reader or csv.reader(self._text(), strict=True, **self._dialect)
+        if self._reader is None:
+            self._reader = csv.reader(self._text(), strict=True, **self._dialect)
         try:
             record = next(self._reader, None)
         except BadValue:
@@ -397,12 +418,12 @@ class Records:
         # An unclosed quote swallows lines, and each of them counts.
         num_rows = max(1, self.num_lines) if bad.reason == "not valid CSV" else 1
         return BadRow(
-            bad.reason,
-            bad.detail,
-            self.origin,
-            self.number,
-            byte,
-            num_rows,
+            reason=bad.reason,
+            detail=bad.detail,
+            origin=self.origin,
+            number=self.number,
+            byte=byte,
+            num_rows=num_rows,
             loses_file=NO_MORE in bad.detail or CUT in bad.detail,  # the former inside quotes
             content=None if TOO_LONG in self.raw else b"".join(self.raw),
         )
@@ -417,7 +438,7 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
         num_lost = max(1, sum(1 for _ in records.lines))  # all following lines
         yield replace(records.bad(bad), num_rows=num_lost, loses_file=True)
         return
-    places = [columns.index(column) for column in columns_of(source, columns)]
+    index_of = {column: columns.index(column) for column in columns_of(source, columns)}
     while True:
         try:
             record = records.next()
@@ -426,11 +447,11 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
             if not record:  # a blank line
                 continue
             if len(record) != len(columns):
-                what = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
+                detail = f"{len(record)} fields, expected {len(columns)}: {', '.join(columns)}"
                 if len(record) < len(columns) and not records.is_ended:
-                    what += CUT
-                raise BadValue("wrong number of fields", what)
-            row = {columns[place]: record[place] for place in places}
+                    detail += CUT
+                raise BadValue("wrong number of fields", detail)
+            row = {column: record[index] for column, index in index_of.items()}
             yield document_of(row, source, records.origin, records.number)
         except BadValue as bad:
             yield records.bad(bad)
@@ -439,24 +460,25 @@ def read_delimited(piece: Piece, source: DocumentSource) -> Iterator[Document | 
 def read_batch(
     batch: pa.RecordBatch, source: DocumentSource, origin: Origin, rows_before: int
 ) -> Iterator[Document | BadRow]:
-    names, is_utf8 = columns_of(source, batch.schema.names), True
+    names = columns_of(source, batch.schema.names)
+    is_utf8 = True
     try:
         columns: list[list[object]] = [batch.column(name).to_pylist() for name in names]
     except UnicodeDecodeError:  # arrow does not validate UTF-8 earlier
-        is_utf8, columns = (
-            False,
-            [[as_python(value) for value in batch.column(name)] for name in names],
-        )
+        is_utf8 = False
+        columns = [list(map(as_python, batch.column(name))) for name in names]
     if source.chat is not None:
-        columns = [[without_nulls(value) for value in column] for column in columns]
+        columns = [list(map(without_nulls, column)) for column in columns]
     for number, values in enumerate(zip(*columns, strict=True), start=rows_before + 1):
-        bad = (
-            None
-            if is_utf8
-            else next((value for value in values if isinstance(value, BadValue)), None)
-        )
-        row = dict(zip(names, values, strict=True))
-        yield item_of(row, source, origin, number) if bad is None else bad.at(origin, number)
+        bad = None if is_utf8 else first_bad(values)
+        if bad is None:
+            yield item_of(dict(zip(names, values, strict=True)), source, origin, number)
+        else:
+            yield bad.at(origin, number)
+
+
+def first_bad(values: Sequence[object]) -> BadValue | None:
+    return next((value for value in values if isinstance(value, BadValue)), None)
 
 
 def without_nulls(value: object) -> object:
@@ -477,8 +499,10 @@ def as_python(value: pa.Scalar) -> object:
 
 
 def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    origin, whole = Origin(piece.path, "row"), Origin(piece.path, "document")
-    num_rows = number = 0
+    origin = Origin(piece.path, "row")
+    whole = Origin(piece.path, "document")
+    num_rows = 0
+    num_read = 0
     try:
         # Read batches: a row group may be the whole file.
         buffer = REMOTE_BUFFER if is_url(piece.path) else BUFFER
@@ -487,22 +511,23 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
             sizes = [
                 file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)
             ]
-            first, num_rows = sum(sizes[: groups.start]), sum(sizes[group] for group in groups)
+            rows_before = sum(sizes[: groups.start])
+            num_rows = sum(sizes[groups.start : groups.stop])
             if not num_rows:
                 return
             check_columns(file.schema_arrow.names, source)
             columns = list(columns_of(source, file.schema_arrow.names))
             for batch in file.iter_batches(BATCH, row_groups=list(groups), columns=columns):
-                yield from read_batch(batch, source, origin, first + number)
-                number += batch.num_rows
+                yield from read_batch(batch, source, origin, rows_before + num_read)
+                num_read += batch.num_rows
     except BadValue as bad:
         yield replace(bad.at(whole, 1), num_rows=max(1, num_rows), loses_file=True)
     except DAMAGE as problem:
         if not is_damage(problem, piece.path):
             raise
-        detail = f"cannot be read as parquet ({first_line(problem)}); {num_rows - number:,} rows are lost"
-        num_lost = max(1, num_rows - number)
-        yield BadRow("damaged file", detail, whole, 1, num_rows=num_lost, loses_file=True)
+        num_lost = num_rows - num_read
+        detail = f"cannot be read as parquet ({first_line(problem)}); {num_lost:,} rows are lost"
+        yield BadRow("damaged file", detail, whole, 1, num_rows=max(1, num_lost), loses_file=True)
 
 
 def is_damage(problem: Exception, path: str) -> bool:
@@ -513,7 +538,9 @@ def is_damage(problem: Exception, path: str) -> bool:
 
 
 def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
-    begins, at = [], 0
+    """The row groups whose first byte is in the piece."""
+    begins: list[int] = []
+    begin = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         if group.num_columns:
@@ -521,21 +548,20 @@ def groups_of(piece: Piece, metadata: pq.FileMetaData) -> range:
             first_byte = min(
                 column.data_page_offset, column.dictionary_page_offset or column.data_page_offset
             )
-            at = max(at, first_byte)  # in row order, wherever the writer put them
-        begins.append(at)
+            begin = max(begin, first_byte)  # in row order, wherever the writer put them
+        begins.append(begin)
     stop = sys.maxsize if piece.stop is None else piece.stop
-    return range(
-        sum(begin < piece.start for begin in begins), sum(begin < stop for begin in begins)
-    )
+    return range(bisect_left(begins, piece.start), bisect_left(begins, stop))
 
 
 def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
-    origin, num_rows = Origin(piece.path, "row"), 0  # so far
+    origin = Origin(piece.path, "row")
+    num_read = 0
     try:
         for batch in batches_of(piece.path):
             check_columns(batch.schema.names, source)
-            yield from read_batch(batch, source, origin, num_rows)
-            num_rows += batch.num_rows
+            yield from read_batch(batch, source, origin, num_read)
+            num_read += batch.num_rows
     except BadValue as bad:
         num_lost = sum(batch.num_rows for batch in batches_of(piece.path))
         whole = bad.at(Origin(piece.path, "document"), 1)
@@ -544,8 +570,10 @@ def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadR
 
 def batches_of(path: str) -> Iterator[pa.RecordBatch]:
     """All batches of a file or a stream; a local file is memory-mapped, not copied."""
-    found = open_random(path)
-    with pa.memory_map(found) if isinstance(found, str) else found as file:
+    opened = open_random(path)
+    if isinstance(opened, str):
+        opened = pa.memory_map(opened)
+    with opened as file:
         is_file = file.read(len(MAGIC)) == MAGIC
         file.seek(0)
         if not is_file:

@@ -45,9 +45,9 @@ class Unreachable(Exception):  # noqa: N818 -- always caught by the caller
 
 
 def parts_of(path: str) -> tuple[str, str, str]:
-    found = HUB_FILE.fullmatch(path)
-    assert found is not None, path
-    return found[1], found[2], found[3]
+    match = HUB_FILE.fullmatch(path)
+    assert match is not None, path
+    return match[1], match[2], match[3]
 
 
 def is_hub_file(path: str) -> bool:
@@ -114,9 +114,10 @@ def what_it_means(
             f"{dataset}: {' '.join(str(problem).split())} Set `{key}.data_files` or `.revision`."
         )
     if status in (401, 403):
-        what = f"not a local path, and on the Hub missing, private or gated ({status})"
-        token = f"Run: hf auth login, or set HF_TOKEN; accept its terms at https://huggingface.co/datasets/{dataset}"
-        return ResourceError(f"{dataset}: {what}. {token}; or set `{key}.path`.")
+        return ResourceError(
+            f"{dataset}: not a local path, and on the Hub missing, private or gated ({status}). Run: hf auth login, or"
+            f" set HF_TOKEN; accept its terms at https://huggingface.co/datasets/{dataset}; or set `{key}.path`."
+        )
     if status == 404:
         return DataError(
             f"{dataset}: neither a local path nor a dataset on the Hub. Set `{key}.path`."
@@ -156,12 +157,12 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
     from huggingface_hub import constants
 
     request = HubRequest(
-        constants.ENDPOINT,
-        source.path,
-        source.subset,
-        source.split,
-        tuple(source.data_files),
-        PINNED.get(named_revision(source), source.revision),
+        endpoint=constants.ENDPOINT,
+        path=source.path,
+        subset=source.subset,
+        split=source.split,
+        data_files=tuple(source.data_files),
+        revision=PINNED.get(named_revision(source), source.revision),
     )
     return find(request, key)
 
@@ -169,33 +170,33 @@ def hub_files(source: DocumentSource, key: str) -> HubDataset:
 @cache
 def find(request: HubRequest, key: str) -> HubDataset:
     file = file_of(request)
-    known = None
-    if (stored := read_sealed(file)) is not None:
-        known = HubDataset(
-            stored["commit"], stored["files"] and [File(*one) for one in stored["files"]]
-        )
+    cached: HubDataset | None = None
+    stored = read_sealed(file)
+    if stored is not None:
+        files = stored["files"]
+        cached = HubDataset(stored["commit"], files and [File(*content) for content in files])
     is_pinned = request.revision is not None and COMMIT.fullmatch(request.revision) is not None
     # All processes of a run read what the main process has just stored.
-    if known and (is_pinned or not is_main_process() and file.stat().st_mtime >= STARTED):
-        return known
+    if cached and (is_pinned or not is_main_process() and file.stat().st_mtime >= STARTED):
+        return cached
     try:
-        found = look_up(request, key)
+        dataset = look_up(request, key)
     except Unreachable as problem:
-        if known is None:
+        if cached is None:
             raise cannot_reach(request.path, str(problem), key) from problem
         if is_main_process():
             log.warning(
-                f"{request.path}: the Hub cannot be reached. Using its last known commit {known.commit}."
+                f"{request.path}: the Hub cannot be reached. Using its last known commit {cached.commit}."
             )
-        return known
+        return cached
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise cannot_keep(file.parent, problem) from problem
-    content = sealed({"commit": found.commit, "files": found.files})
-    for one in (request, request._replace(revision=found.commit)):  # a resumed run asks for it
-        write_once(file_of(one), content)
-    return found
+    content = sealed({"commit": dataset.commit, "files": dataset.files})
+    write_once(file, content)
+    write_once(file_of(request._replace(revision=dataset.commit)), content)  # for a resumed run
+    return dataset
 
 
 def file_of(request: HubRequest) -> Path:

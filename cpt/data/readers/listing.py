@@ -4,7 +4,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from posixpath import basename, dirname, splitext
@@ -14,7 +14,8 @@ from cpt.data.readers.documents import File
 from cpt.errors import DataError
 from cpt.recipe.paths import DOCUMENT_FILES, TEXT_FILES, format_of
 
-DICT, STATE = "dataset_dict.json", "state.json"  # written by `save_to_disk`
+DICT = "dataset_dict.json"  # written by `save_to_disk`, like the next one
+STATE = "state.json"
 OF_DATASETS = {DICT, STATE, "dataset_info.json", "dataset_infos.json"}
 CARD = "README.md"
 ROW_FILES = DOCUMENT_FILES - TEXT_FILES
@@ -88,7 +89,8 @@ class Listing:
 
 def count_passed_over(reasons: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
     """Reason -> (files, bytes), of a reason and a size for each file."""
-    files, sizes = Counter[str](), Counter[str]()
+    files = Counter[str]()
+    sizes = Counter[str]()
     for reason, size in reasons:
         files[reason] += 1
         sizes[reason] += size
@@ -130,8 +132,9 @@ class Folder:
     def below(self, folder: str) -> Sequence[str]:
         if not folder:
             return self.names
-        first, end = bisect_left(self.names, folder), bisect_left(self.names, folder[:-1] + "0")
-        return self.names[first:end]  # "0" follows "/"
+        first = bisect_left(self.names, folder)
+        end = bisect_left(self.names, folder[:-1] + "0")  # "0" follows "/"
+        return self.names[first:end]
 
     def called(self, name: str) -> list[str]:
         """The files of this name in all folders."""
@@ -197,15 +200,16 @@ def saved_datasets(folder: Folder) -> list[str]:
         for split in splits:
             if split != folder.split:
                 folder.leave_out(folder.below(f"{prefix}{split}/"), f"of split `{split}`")
-        chosen = set(folder.below(f"{prefix}{folder.split}/"))
-        leave_out_others(folder, set(folder.below(prefix)) - chosen, DICT)
+        files_of_split = set(folder.below(f"{prefix}{folder.split}/"))
+        leave_out_others(folder, set(folder.below(prefix)) - files_of_split, DICT)
     for name in folder.called(STATE):
         prefix = name.removesuffix(STATE)
         stored = [prefix + str(file["filename"]) for file in values_of(folder, name, "_data_files")]
         if not stored or folder.reasons.get(name):
             continue
         claimed.append(prefix)
-        if missing := sorted(set(stored) - set(folder.below(prefix))):
+        missing = sorted(set(stored) - set(folder.below(prefix)))
+        if missing:
             raise DataError(
                 f"{folder.path}: {missing[0]}, one of the {len(stored)} files of the dataset in {name}, is missing."
                 f" Copy the folder again, or set `{folder.key}.path` to a glob of the files that are there."
@@ -242,13 +246,13 @@ def card_of(folder: Folder, name: str) -> dict[str, Any] | None:
     if folder.reasons.get(name):
         return None
     text = folder.read(name).decode(errors="replace").removeprefix("\ufeff")
-    found = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
-    if found is None:
+    front_matter = re.match(r"---\s*\n(.*?)\n---\s*(\n|$)", text, re.DOTALL)
+    if front_matter is None:
         return None
     import yaml
 
     try:
-        card = yaml.safe_load(found[1])
+        card = yaml.safe_load(front_matter[1])
     except yaml.YAMLError:
         return None
     return card if isinstance(card, dict) and CARD_KEYS & card.keys() else None
@@ -262,14 +266,19 @@ def choose_as_the_hub(folder: Folder, prefix: str, card: Mapping[str, Any]) -> N
     names = [name.removeprefix(prefix) for name in all_names if name not in folder.reasons]
     splits = splits_of_config(names, config)
     folder.is_split_used = True
-    chosen = splits.get(folder.split)
-    if not chosen:
+    files_of_split = splits.get(folder.split)
+    if not files_of_split:
         raise folder.no_split(prefix, [split for split, files in splits.items() if files])
     for split, files in splits.items():
-        others = (prefix + name for name in files if name not in chosen)
-        folder.leave_out(others, f"of split `{split}`")
-    rest = (prefix + name for name in names if name not in chosen)
-    folder.leave_out(rest, "not in the dataset's data files")
+        leave_out_but(folder, prefix, files, files_of_split, f"of split `{split}`")
+    leave_out_but(folder, prefix, names, files_of_split, "not in the dataset's data files")
+
+
+def leave_out_but(
+    folder: Folder, prefix: str, names: Iterable[str], read: Collection[str], reason: str
+) -> None:
+    """Leave out the names below a prefix, except those that are read."""
+    folder.leave_out((prefix + name for name in names if name not in read), reason)
 
 
 def config_of(folder: Folder, prefix: str, card: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -294,7 +303,8 @@ def config_of(folder: Folder, prefix: str, card: Mapping[str, Any]) -> Mapping[s
 
 
 def splits_of_config(names: Sequence[str], config: Mapping[str, Any]) -> dict[str, list[str]]:
-    data_files, data_dir = config.get("data_files"), str(config.get("data_dir") or "").strip("./")
+    data_files = config.get("data_files")
+    data_dir = str(config.get("data_dir") or "").strip("./")
     base = f"{data_dir}/" if data_dir else ""
     if data_files is None:
         within = [name.removeprefix(base) for name in names if name.startswith(base)]
@@ -318,8 +328,9 @@ def patterns_of(data_files: Any, base: str) -> dict[str, re.Pattern[str]]:
         data_files = {"train": data_files}
     patterns = {}
     for split, paths in data_files.items():
-        written = paths if isinstance(paths, list) else [paths]
-        globs = [glob_translate(base + str(path).removeprefix("./")) for path in written]
+        if not isinstance(paths, list):
+            paths = [paths]
+        globs = [glob_translate(base + str(path).removeprefix("./")) for path in paths]
         patterns[str(split)] = re.compile("|".join(globs))
     return patterns
 
@@ -328,8 +339,9 @@ def splits_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     """Split -> names, by the rules of `datasets`; empty if no name has a split's word."""
     sharded: dict[str, list[str]] = {}
     for name in names:
-        if (found := SHARDED.fullmatch(name)) is not None:
-            sharded.setdefault(found[1], []).append(name)
+        shard = SHARDED.fullmatch(name)
+        if shard is not None:
+            sharded.setdefault(shard[1], []).append(name)
     if sharded:
         return sharded
     for rules in (IN_FOLDER, IN_NAME):
@@ -343,8 +355,8 @@ def of_most_common_format(names: Sequence[str]) -> list[str]:
     formats = Counter(format_of(name).replace(".jsonl", ".json") for name in names)
     if not formats:
         return []
-    ((chosen, _),) = formats.most_common(1)
-    return [name for name in names if format_of(name).replace(".jsonl", ".json") == chosen]
+    ((most_common, _),) = formats.most_common(1)
+    return [name for name in names if format_of(name).replace(".jsonl", ".json") == most_common]
 
 
 def is_about(name: str) -> bool:
@@ -366,10 +378,9 @@ def choose_by_names(folder: Folder, claimed: Sequence[str]) -> None:
         if folder.split not in splits:
             continue
         folder.is_split_used = True
-        chosen = set(splits[folder.split])
+        files_of_split = set(splits[folder.split])
         for split, files in splits.items():
-            others = (prefix + name for name in files if name not in chosen)
-            folder.leave_out(others, f"of split `{split}`")
+            leave_out_but(folder, prefix, files, files_of_split, f"of split `{split}`")
         folder.leave_out((prefix + name for name in names if is_about(name)), ABOUT_FILES)
 
 

@@ -53,7 +53,8 @@ class RemoteFile(io.RawIOBase):
     finish; requests after it are small. A file from a server without range requests is held in memory."""
 
     def __init__(self, path: str, begin: int = 0, stop: int | None = None) -> None:
-        self._at, self._stop = begin, sys.maxsize if stop is None else stop
+        self._at = begin
+        self._stop = sys.maxsize if stop is None else stop
         self._system, self._name = fsspec.core.url_to_fs(path)
         self._file: Any = None
 
@@ -64,10 +65,11 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (
-            self.use(end_of) if whence == io.SEEK_END else self._at if whence == io.SEEK_CUR else 0
-        )
-        self._at = base + offset
+        if whence == io.SEEK_END:
+            offset += self.use(end_of)
+        elif whence == io.SEEK_CUR:
+            offset += self._at
+        self._at = offset
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -115,7 +117,8 @@ def end_of(file: Any) -> int:
 
 
 def is_http(system: fsspec.AbstractFileSystem) -> bool:
-    return "http" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
+    protocols = [system.protocol] if isinstance(system.protocol, str) else system.protocol
+    return "http" in protocols
 
 
 def persistently(function: Callable[[], Result]) -> Result:
@@ -155,8 +158,10 @@ def unsigned(url: str) -> str:
     if not signing:
         return url
     renewed = re.compile("|".join(signing))
-    rest = [field for name, field in zip(names, fields, strict=True) if not renewed.fullmatch(name)]
-    return f"{address}?{'&'.join(rest)}" if rest else address
+    lasting = [
+        field for name, field in zip(names, fields, strict=True) if not renewed.fullmatch(name)
+    ]
+    return f"{address}?{'&'.join(lasting)}" if lasting else address
 
 
 def disguise_of(path: str, content: bytes | None = None) -> tuple[str, str] | None:
@@ -215,6 +220,8 @@ def open_plain(path: str, begin: int = 0, stop: int | None = None) -> BinaryIO:
 def open_random(path: str) -> Any:
     """Open a file for pyarrow; a compressed file is decompressed in memory."""
     if compression_of(path) is None:
-        return io.BufferedReader(RemoteFile(path), SMALL_BUFFER) if is_url(path) else path
+        if is_url(path):
+            return io.BufferedReader(RemoteFile(path), SMALL_BUFFER)
+        return path
     with open_file(path) as file:
         return pa.BufferReader(file.read())

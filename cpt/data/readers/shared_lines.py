@@ -15,13 +15,15 @@ from cpt.data.readers.sources import kind_of, pieces_of, read_piece
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, DocumentSource
 
-FEWEST_DOCUMENTS, LEAST_SHARE = 20, 0.5
+FEWEST_DOCUMENTS = 20
+LEAST_SHARE = 0.5
 FEWEST_ITEMS = 3  # lines of a paragraph; two imports in a row are common in code
 LEAST_LETTERS = 12  # in bytes: of UTF-8, so that 4 Chinese characters are enough
 LEAST_OF_TEXT = 0.005  # of all characters; below, a warning would be noise
 MOST_LINES = 200_000  # in memory, besides those of one document
 RARE_SHARE = 0.1  # of the last documents; rarer lines are forgotten when memory is full
-SAMPLE, SAMPLE_CHARACTERS = 1_000, 32 * 2**20
+SAMPLE = 1_000  # documents
+SAMPLE_CHARACTERS = 32 * 2**20
 PIECE_BYTES = 4 * 2**20
 EXCERPT = 60  # characters
 TRANSFORM = "drop_lines"
@@ -60,16 +62,16 @@ class SharedLines:
         shared = {line: num for line, num in common.items() if own_part(line, common)}
         return dict(sorted(shared.items(), key=lambda item: -item[1] * len(item[0])))
 
-    def share_of_text(self, found: dict[str, int]) -> float:
-        characters = sum(num * len(own_part(line, found)) for line, num in found.items())
+    def share_of_text(self, shared: dict[str, int]) -> float:
+        characters = sum(num * len(own_part(line, shared)) for line, num in shared.items())
         return characters / max(1, self.characters)
 
-    def summary(self, found: dict[str, int]) -> str:
-        line = next(iter(found))
+    def summary(self, shared: dict[str, int]) -> str:
+        line = next(iter(shared))
         return (
-            f"{len(found):,} line(s) are in most of {self.documents:,} documents and make up"
-            f" {self.share_of_text(found):.1%} of their characters, such as `{' '.join(line[:EXCERPT].split())}`"
-            f" (in {found[line] / self.documents:.1%})"
+            f"{len(shared):,} line(s) are in most of {self.documents:,} documents and make up"
+            f" {self.share_of_text(shared):.1%} of their characters, such as `{' '.join(line[:EXCERPT].split())}`"
+            f" (in {shared[line] / self.documents:.1%})"
         )
 
 
@@ -78,10 +80,10 @@ def sample_lines(data: Data, source: DocumentSource, key: str) -> SharedLines:
     shared = SharedLines()
     transforms = build_components("transform", sieve_of(data, source, key).transforms)
     pieces = pieces_of(source, key, PIECE_BYTES)
-    chosen = random.Random(0).sample(pieces, min(len(pieces), SAMPLE))
-    of_each = -(-SAMPLE // len(chosen))
-    for piece in chosen:
-        for item in islice(read_piece(source, piece, key), of_each):
+    sampled_pieces = random.Random(0).sample(pieces, min(len(pieces), SAMPLE))
+    documents_of_each = -(-SAMPLE // len(sampled_pieces))
+    for piece in sampled_pieces:
+        for item in islice(read_piece(source, piece, key), documents_of_each):
             if isinstance(item, Document):
                 for text, _ in sift(item, reported_name(source), transforms, ()):
                     shared.add(text)
@@ -97,11 +99,11 @@ def shared_line_warnings(data: Data) -> list[str]:
         key = f"data.sources[{number}]"
         if kind_of(source.path) != "local" or not may_share_lines(source):
             continue
-        shared = sample_lines(data, source, key)
-        found = shared.found()
-        if shared.share_of_text(found) >= LEAST_OF_TEXT:
+        lines = sample_lines(data, source, key)
+        shared = lines.found()
+        if lines.share_of_text(shared) >= LEAST_OF_TEXT:
             warnings.append(
-                f"`{key}`: {shared.summary(found)}. Are they menus or footers? `cpt data check` lists them, with the"
+                f"`{key}`: {lines.summary(shared)}. Are they menus or footers? `cpt data check` lists them, with the"
                 " transform that drops them"
             )
     return warnings
@@ -121,11 +123,11 @@ def units_of(text: str) -> Iterator[str]:
             yield "\n".join(lines)
 
 
-def own_part(unit: str, found: dict[str, int]) -> str:
-    """A line; or of a paragraph the lines that are not found alone."""
+def own_part(unit: str, shared: dict[str, int]) -> str:
+    """A line; or of a paragraph the lines that are not shared alone."""
     if "\n" not in unit:
         return unit
-    return "\n".join(line for line in unit.split("\n") if line not in found)
+    return "\n".join(line for line in unit.split("\n") if line not in shared)
 
 
 def has_words(line: str) -> bool:

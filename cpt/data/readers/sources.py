@@ -136,14 +136,14 @@ def jobs_of(source: DocumentSource, key: str, piece_bytes: int) -> list[list[Pie
         return [pieces]
     sizes = {file.name: file.size for file in files_of(source, key)}
     jobs: list[list[Piece]] = []
-    room = 0
+    free_bytes = 0
     for piece in pieces:
         size = (piece.stop or sizes.get(piece.path, piece_bytes)) - piece.start
-        if size > room:
+        if size > free_bytes:
             jobs.append([])
-            room = piece_bytes
+            free_bytes = piece_bytes
         jobs[-1].append(piece)
-        room -= size
+        free_bytes -= size
     return jobs
 
 
@@ -189,28 +189,23 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
             yield whole_text(piece.path, content)
             return
         items = READERS[suffix](piece, source)
-        if (first := next(items, None)) is not None:
+        first = next(items, None)
+        if first is not None:
             yield first
             yield from items
-        elif piece.is_whole and format_of(piece.path) not in TEXT_FILES:
-            yield BadRow(
-                "no rows",
-                f"no rows, expected documents in the column `{columns_of(source)[0]}`",
-                whole,
-                1,
-            )
+        elif piece.is_whole and not is_text:
+            detail = f"no rows, expected documents in the column `{columns_of(source)[0]}`"
+            yield BadRow("no rows", detail, whole, 1)
     except DAMAGE as problem:
         if not is_damage(problem, piece.path):
             raise cannot_read(piece.path, problem, key) from problem
         # A truncated or damaged compressed file.
-        lost = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
         reason = "damaged file"
-        if "too much memory" in lost:
-            reason, lost = (
-                "long window",
-                "it was packed by zstd with a longer window than readers take",
-            )
-        yield BadRow(reason, lost, whole, 1, loses_file=True)
+        detail = f"cannot be read to its end ({first_line(problem)}); the rest of it is lost"
+        if "too much memory" in detail:
+            reason = "long window"
+            detail = "it was packed by zstd with a longer window than readers take"
+        yield BadRow(reason, detail, whole, 1, loses_file=True)
 
 
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
@@ -222,11 +217,12 @@ def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
 def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRow]:
     origin = Origin(source.path, "item")
     returned: Any = find_function(source, key)(**source.options)
-    if isinstance(returned, str | Mapping) or not (
-        isinstance(returned, Iterable) or hasattr(returned, "__getitem__")
-    ):
-        given = f"{source.path} returned {kind_of_value(returned)}"
-        raise RecipeError(f"`{key}.path`: {given}, expected a list or generator of texts or rows.")
+    is_iterable = isinstance(returned, Iterable) or hasattr(returned, "__getitem__")
+    if isinstance(returned, str | Mapping) or not is_iterable:
+        raise RecipeError(
+            f"`{key}.path`: {source.path} returned {kind_of_value(returned)}, expected a list or generator of texts"
+            " or rows."
+        )
     rows = iter(returned)
     for number in count(1):
         try:
@@ -245,12 +241,11 @@ def read_function(source: DocumentSource, key: str) -> Iterator[Document | BadRo
             elif isinstance(row, Mapping):
                 yield document_of(row, source, origin, number)
             else:
-                what = f"{kind_of_value(row)}, expected a text or a row with the key `{source.text_column}`"
-                raise BadValue("wrong type", what)
+                detail = f"{kind_of_value(row)}, expected a text or a row with the key `{source.text_column}`"
+                raise BadValue("wrong type", detail)
         except BadValue as bad:
-            content = (
-                row.encode(errors="surrogatepass") if isinstance(row, str) else row_as_json(row)
-            )
+            is_text = isinstance(row, str)
+            content = row.encode(errors="surrogatepass") if is_text else row_as_json(row)
             yield bad.at(origin, number, content=content)
 
 
@@ -272,10 +267,10 @@ def listing_of(source: DocumentSource, key: str) -> Listing:
     listings = LISTINGS.get()
     if listings is None:
         return list_source(source, key)
-    place = (source.path, source.revision, source.subset, source.split)
-    if place not in listings:
-        listings[place] = list_source(source, key)
-    return listings[place]
+    address = (source.path, source.revision, source.subset, source.split)
+    if address not in listings:
+        listings[address] = list_source(source, key)
+    return listings[address]
 
 
 @contextmanager
@@ -303,38 +298,39 @@ def list_local(source: DocumentSource, key: str) -> Listing:
         if path.is_dir():
             return list_folder(path, source, key)
         matches = [str(path)] if path.is_file() else matches_of(source.path)
-        found = {name: os.stat(name) for name in matches}
+        statuses = {name: os.stat(name) for name in matches}
     except OSError as problem:
         raise cannot_read(problem.filename or source.path, problem, key) from problem
-    files = [file_of(name, status) for name, status in found.items() if is_file(status)]
+    files = [file_of(name, status) for name, status in statuses.items() if is_file(status)]
     if not files:
-        what = f"no such file or folder in {Path.cwd()}"
-        remedy = f"Set `{key}.path`; a dataset on the Hub is written `owner/name`."
-        raise DataError(f"{source.path}: {what}. {remedy}")
+        raise DataError(
+            f"{source.path}: no such file or folder in {Path.cwd()}. Set `{key}.path`; a dataset on the Hub is"
+            " written `owner/name`."
+        )
     for file in files:
         refuse_unknown(file.name, key)
-    folders = [("folders matched by the pattern", 0)] * (len(found) - len(files))
+    folders = [("folders matched by the pattern", 0)] * (len(statuses) - len(files))
     return Listing(in_order(files), count_passed_over(folders))
 
 
 def matches_of(pattern: str) -> list[str]:
     """The matches of a glob. Brackets in it are those of a name if such a file or folder exists."""
     path = Path(pattern).expanduser()
-    known = next((str(folder) for folder in path.parents if folder.exists()), "")
-    rest = str(path.relative_to(known))
-    as_names = rest.replace("[", "[[]")
-    names: list[str] = []
-    for part in (rest, as_names):
-        names = names or glob.glob(str(Path(glob.escape(known), part)), recursive=True)
-    return names
+    folder = next((str(folder) for folder in path.parents if folder.exists()), "")
+    in_folder = str(path.relative_to(folder))
+    for part in (in_folder, in_folder.replace("[", "[[]")):
+        names = glob.glob(str(Path(glob.escape(folder), part)), recursive=True)
+        if names:
+            return names
+    return []
 
 
 def list_folder(path: Path, source: DocumentSource, key: str) -> Listing:
     root = os.path.join(path, "") if path != Path() else ""
-    found, links = walk(path, key)
+    statuses, links = walk(path, key)
     folder = Folder(
         path=source.path,
-        names=sorted(found),
+        names=sorted(statuses),
         read=lambda name: Path(root + name).read_bytes(),
         split=source.split,
         subset=source.subset,
@@ -342,40 +338,41 @@ def list_folder(path: Path, source: DocumentSource, key: str) -> Listing:
     )
     is_download = (path / ".cache/huggingface").is_dir() or IN_HUB_CACHE.search(f"{path}/x")
     reasons = reasons_to_pass_over(folder, is_download=is_download is not None)
-    numbers = set[tuple[int, int]]()
+    inodes: set[tuple[int, int]] = set()
     if links:
-        numbers = {inode(found[name]) for name in found.keys() - reasons.keys() - links}
+        inodes = {inode(statuses[name]) for name in statuses.keys() - reasons.keys() - links}
     for name in sorted(links - reasons.keys()):  # one of several names of a file is enough
-        if inode(found[name]) in numbers:
+        if inode(statuses[name]) in inodes:
             reasons[name] = "links to a file that is read"
-        numbers.add(inode(found[name]))
-    files = [file_of(root + name, found[name]) for name in folder.names if name not in reasons]
+        inodes.add(inode(statuses[name]))
+    files = [file_of(root + name, statuses[name]) for name in folder.names if name not in reasons]
     if not files:
         raise DataError(
             f"{source.path}: expected a {KNOWN} file in the folder. Set `{key}.path`; a dataset on the Hub is written"
             " `owner/name`."
         )
-    left_out = [(reason, found[name].st_size) for name, reason in reasons.items()]
+    passed_over = [(reason, statuses[name].st_size) for name, reason in reasons.items()]
     missing = missing_shards(file.name for file in files)
     if missing:
-        left_out += [(f"missing shards ({Path(missing[0]).name})", 0)] * len(missing)
-    return Listing(in_order(files), count_passed_over(left_out), missing)
+        passed_over += [(f"missing shards ({Path(missing[0]).name})", 0)] * len(missing)
+    return Listing(in_order(files), count_passed_over(passed_over), missing)
 
 
 def walk(root: Path, key: str) -> tuple[dict[str, os.stat_result], set[str]]:
     """Relative name -> status of every visible file in the folder, and the names of those that are links. Links to
     folders are followed, each real folder once, but not to a folder above."""
-    found: dict[str, os.stat_result] = {}
+    statuses: dict[str, os.stat_result] = {}
     links: set[str] = set()
-    seen = {inode(os.stat(folder)) for folder in [root.resolve(), *root.resolve().parents]}
-    folders, linked_folders = [(str(root), "")], list[tuple[str, str]]()
+    visited = {inode(os.stat(folder)) for folder in [root.resolve(), *root.resolve().parents]}
+    folders = [(str(root), "")]  # path, and its name in the folder
+    linked_folders: list[tuple[str, str]] = []
     while folders or linked_folders:
         path, below = folders.pop() if folders else linked_folders.pop(0)
         if below:
-            number = inode(os.stat(path))
-            if number in seen:
+            folder_inode = inode(os.stat(path))
+            if folder_inode in visited:
                 continue
-            seen.add(number)
+            visited.add(folder_inode)
         with os.scandir(path) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 name = below + entry.name
@@ -386,11 +383,11 @@ def walk(root: Path, key: str) -> tuple[dict[str, os.stat_result], set[str]]:
                 elif entry.is_dir():
                     linked_folders.append((entry.path, f"{name}/"))
                 elif entry.is_symlink():
-                    found[name] = status_of_link(entry.path, key)
+                    statuses[name] = status_of_link(entry.path, key)
                     links.add(name)
                 elif entry.is_file():
-                    found[name] = entry.stat()
-    return found, links
+                    statuses[name] = entry.stat()
+    return statuses, links
 
 
 def status_of_link(path: str, key: str) -> os.stat_result:
@@ -477,24 +474,21 @@ def list_remote(source: DocumentSource, key: str) -> Listing:
 
 
 def info_of(system: fsspec.AbstractFileSystem, name: str) -> Mapping[str, Any]:
-    return (
-        persistently(lambda: dict(system.info(name)))
-        if is_http(system)
-        else dict(system.info(name))
-    )
+    if is_http(system):
+        return persistently(lambda: dict(system.info(name)))
+    return dict(system.info(name))
 
 
 def refuse_unknown(file: str, key: str) -> None:
-    if format_of(file) not in DOCUMENT_FILES:
-        suffix = Path(file).suffix
-        convert = (
-            f"Convert it first: cpt data ingest {file} --output FOLDER. "
-            if suffix.lower() in CONVERTED
-            else ""
-        )
-        raise DataError(
-            f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {convert}Set `{key}.path`."
-        )
+    if format_of(file) in DOCUMENT_FILES:
+        return
+    suffix = Path(file).suffix
+    conversion = ""
+    if suffix.lower() in CONVERTED:
+        conversion = f"Convert it first: cpt data ingest {file} --output FOLDER. "
+    raise DataError(
+        f"{file}: cannot read a `{suffix}` file. Expected {KNOWN}. {conversion}Set `{key}.path`."
+    )
 
 
 def log_listing(source: DocumentSource, listing: Listing) -> None:
@@ -541,9 +535,7 @@ def absolute(path: str) -> str:
 def cannot_read(file: str, problem: Exception, key: str) -> CptError:
     if is_hub_file(file):
         return cannot_fetch(file, problem, key)
-    reason = (
-        problem.strerror
-        if isinstance(problem, OSError) and problem.strerror
-        else first_line(problem)
-    )
+    reason = first_line(problem)
+    if isinstance(problem, OSError) and problem.strerror:
+        reason = problem.strerror
     return DataError(f"{file}: cannot be read ({reason}). Set `{key}.path`.")

@@ -13,6 +13,7 @@ import shutil
 import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -22,20 +23,14 @@ DEFINITION = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 HELD_OUT_PERCENT = 10
 MIN_CHARACTERS = 200
-MAX_CHARACTERS = (
-    2000  # documents end at the first passage beyond this; longer classes or paragraphs are not cut
-)
-LONGEST_FILE = (
-    3000  # of code: a module's first statements, so evaluating a hundred files takes seconds
-)
-SHORT_PASSAGE = (
-    60  # characters; shorter ones ("Example:", "import sys") may occur in many documents
-)
-SKIPPED_FOLDERS = {
-    *("encodings", "lib2to3", "pydoc_data", "__pycache__"),  # tables, generated text
-    *("test", "tests", "idle_test"),  # missing in many distributions
-    *("site-packages", "dist-packages"),
-}
+# Documents end at the first passage beyond this; longer classes or paragraphs are not cut.
+MAX_CHARACTERS = 2000
+# Of code: a module's first statements, so evaluating a hundred files takes seconds.
+LONGEST_FILE = 3000
+SHORT_PASSAGE = 60  # characters; shorter ones ("Example:", "import sys") may be in many documents
+GENERATED = {"encodings", "lib2to3", "pydoc_data", "__pycache__"}
+OFTEN_MISSING = {"test", "tests", "idle_test"}
+SKIPPED_FOLDERS = GENERATED | OFTEN_MISSING | {"site-packages", "dist-packages"}
 
 
 def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, Part], Path]:
@@ -53,9 +48,10 @@ def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, P
         shutil.rmtree(path, ignore_errors=True)
         (half_made / path.relative_to(folder)).mkdir(parents=True)
     for name, kind, text in documents(library):
-        place = folders[kind, "held_out" if is_held_out(name) else "train"].relative_to(folder)
+        part: Part = "held_out" if is_held_out(name) else "train"
         file = f"{name.removesuffix('.txt')}.txt".replace("/", ".").replace(" ", ".")
-        (half_made / place / file).write_text(text, encoding="utf-8")
+        path = half_made / folders[kind, part].relative_to(folder) / file
+        path.write_text(text, encoding="utf-8")
     for path in folders.values():
         path.parent.mkdir(exist_ok=True)
         (half_made / path.relative_to(folder)).rename(path)
@@ -65,32 +61,35 @@ def write_files(folder: Path, library: Path | None = None) -> dict[tuple[Kind, P
 
 def documents(library: Path | None = None) -> Iterator[tuple[str, Kind, str]]:
     """Name, kind and text of each document, sorted by name."""
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for name, kind, passages in read_library(library or Path(sysconfig.get_path("stdlib"))):
-        kept = [*first_occurrences(passages, seen)]
-        text = "\n\n".join(kept if kind == "general" else beginning(kept))
+        passages = list(first_occurrences(passages, earlier))
+        text = "\n\n".join(passages if kind == "general" else beginning(passages))
         if len(text) >= MIN_CHARACTERS:
             yield name, kind, text
 
 
 def held_out(*, kind: Kind) -> list[str]:
-    """Beginnings of documents that the demo does not train on: a source for `evaluation.perplexity`."""
-    texts = [text for name, of_kind, text in documents() if of_kind == kind and is_held_out(name)]
-    return [
-        "\n\n".join(beginning(text.split("\n\n"))) for text in texts
-    ]  # one of prose is a third of all bytes
+    """Beginnings of documents that the demo does not train on: a source for `evaluation.perplexity`. One whole
+    document of prose is a third of all bytes."""
+    texts = []
+    for name, kind_of_document, text in documents():
+        if kind_of_document == kind and is_held_out(name):
+            texts.append("\n\n".join(beginning(text.split("\n\n"))))
+    return texts
 
 
 def beginning(statements: Iterable[str]) -> list[str]:
     """About MAX_CHARACTERS of the first statements, without very long ones."""
-    kept: list[str] = []
+    first: list[str] = []
+    length = 0
     for statement in statements:
-        length = sum(map(len, kept))
         if length > MAX_CHARACTERS:
             break
         if length + len(statement) <= LONGEST_FILE:
-            kept.append(statement)
-    return kept
+            first.append(statement)
+            length += len(statement)
+    return first
 
 
 def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
@@ -131,23 +130,20 @@ def split_code(text: str) -> tuple[list[str], list[str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | DEFINITION):
             continue
-        if docstring := ast.get_docstring(node):
+        docstring = ast.get_docstring(node)
+        if docstring:
             docstrings += paragraphs(docstring)
-            take_out(
-                lines,
-                node.body[0],
-                leave_pass=len(node.body) == 1 and not isinstance(node, ast.Module),
-            )
+            is_whole_body = len(node.body) == 1 and not isinstance(node, ast.Module)
+            take_out(lines, node.body[0], leave_pass=is_whole_body)
     starts = []
     for statement in tree.body:
         decorators = statement.decorator_list if isinstance(statement, DEFINITION) else []
         starts.append(min([statement.lineno, *(decorator.lineno for decorator in decorators)]) - 1)
-    ends = [*starts[1:], len(lines)] if starts else []
-    statements = [
-        "\n".join(line for line in lines[start:end] if line is not None)
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    code = [re.sub(r"\n{4,}", "\n\n\n", one.rstrip()) for one in statements if one.strip()]
+    code = []
+    for start, end in pairwise([*starts, len(lines)]):
+        text = "\n".join(line for line in lines[start:end] if line is not None).rstrip()
+        if text:
+            code.append(re.sub(r"\n{4,}", "\n\n\n", text))
     return code, docstrings
 
 
@@ -155,7 +151,8 @@ def take_out(lines: list[str | None], docstring: ast.stmt, leave_pass: bool) -> 
     """Replace the lines of a docstring by None, in place; insert `pass` if it was the whole body."""
     assert docstring.end_lineno is not None
     assert docstring.end_col_offset is not None
-    first, last = docstring.lineno - 1, docstring.end_lineno - 1
+    first = docstring.lineno - 1
+    last = docstring.end_lineno - 1
     # Offsets count UTF-8 bytes. Code may be on the same line: `def f(): "Do nothing."`
     before = (lines[first] or "").encode()[: docstring.col_offset].decode()
     after = (lines[last] or "").encode()[docstring.end_col_offset :].decode().lstrip("; ")
@@ -173,14 +170,14 @@ def paragraphs(text: str) -> list[str]:
     return [block.rstrip() for block in blocks if block.strip()]
 
 
-def first_occurrences(passages: Iterable[str], seen: set[str]) -> Iterator[str]:
+def first_occurrences(passages: Iterable[str], earlier: set[str]) -> Iterator[str]:
     """Skip passages that occurred before, in any file, ignoring whitespace."""
     for passage in passages:
         key = " ".join(passage.split())
         if len(key) < SHORT_PASSAGE:
             yield passage
-        elif key not in seen:
-            seen.add(key)
+        elif key not in earlier:
+            earlier.add(key)
             yield passage
 
 

@@ -17,7 +17,7 @@ from cpt.data.readers.account import Account, files_read, format_account, separa
 from cpt.data.readers.columns import form_of_source, form_of_stage, refuse_layout, with_form
 from cpt.data.readers.comparing import COMPARISON
 from cpt.data.readers.documents import absurd_share
-from cpt.data.rows.chunks import ChunkedRows, other_documents
+from cpt.data.rows.chunks import ChunkedRows, other_documents, shuffled
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.held_out import (
     HeldOutSet,
@@ -28,11 +28,12 @@ from cpt.data.rows.held_out import (
 )
 from cpt.data.rows.loader import ReadAhead
 from cpt.data.rows.mixture import (
+    Changes,
     MixtureRows,
     Turns,
-    asked_shares,
     from_row,
     lengths_of_phases,
+    shares_of_phases,
     shares_over,
 )
 from cpt.data.rows.open_sources import open_sources
@@ -46,17 +47,16 @@ from cpt.data.rows.selection import (
 )
 from cpt.data.rows.stretches import EndedStretch, Position
 from cpt.data.store.parallel import shared_workers
-from cpt.data.store.shards import shuffled
 from cpt.data.store.text_loss import UNRESTORED_SHARE, check_text_loss, spelled_warnings, total_loss
 from cpt.data.store.token_files import Hashes
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.data.store.tokenized import TokenizedSource, Wanted, make_shards
+from cpt.data.store.tokenized import SourceShard, TokenizedSource, make_shards
 from cpt.distributed import is_main_process, main_process_first
 from cpt.errors import DataError, RecipeError
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_section
 from cpt.recipe.rules import check_names, reported_name
-from cpt.recipe.schema import Budget, Data, Evaluation, Recipe, Source
+from cpt.recipe.schema import Budget, Data, DocumentSource, Evaluation, Recipe, Source
 from cpt.tokenizer.load import tokenizer_at
 
 Sources = Sequence[TokenizedSource]
@@ -80,29 +80,30 @@ class SourceReport(Account):
 
 
 def report_on(rows: ChunkedRows) -> SourceReport:
-    known, chunks = rows.known_so_far()
+    so_far, num_chunks = rows.sum_so_far()
     tokenized = rows.tokenized
-    source, description = tokenized.work.source, tokenized.description
+    source = tokenized.work.source
+    description = tokenized.description
     is_estimate = rows.total is None
-    scale = tokenized.plan.scale_from(chunks) if is_estimate else 1.0
+    scale = tokenized.plan.scale_from(num_chunks) if is_estimate else 1.0
 
-    def scaled(counts: Mapping[str, int]) -> dict[str, int]:
-        return {name: round(scale * count) for name, count in counts.items()}
+    def scaled(counts: Mapping[Any, int]) -> dict[Any, int]:
+        return {key: round(scale * count) for key, count in counts.items()}
 
     return SourceReport(
         name=reported_name(source),
-        documents=round(scale * known.documents),
-        held_out=round(scale * known.held_out),
-        dropped=scaled(known.left_out),
-        bad_rows=scaled(known.bad_rows),
+        documents=round(scale * so_far.documents),
+        held_out=round(scale * so_far.held_out),
+        dropped=scaled(so_far.left_out),
+        bad_rows=scaled(so_far.bad_rows),
         is_estimate=is_estimate,
-        text=known.text and known.text.scaled(scale),
+        text=None if so_far.text is None else so_far.text.scaled(scale),
         files_read=files_read(tokenized.states),
         files_passed_over=tokenized.passed_over,
-        lengths={length: round(scale * count) for length, count in sorted(known.lengths.items())},
-        tokens=round(scale * known.tokens),
-        rows=round(scale * known.rows),
-        padding=1 - known.tokens_in_rows / max(1, known.positions),
+        lengths=scaled(dict(sorted(so_far.lengths.items()))),
+        tokens=round(scale * so_far.tokens),
+        rows=round(scale * so_far.rows),
+        padding=1 - so_far.tokens_in_rows / max(1, so_far.positions),
         share=0.0,
         files=description.files if description else {},
         licence=source.licence if isinstance(source, Source) else None,
@@ -112,42 +113,40 @@ def report_on(rows: ChunkedRows) -> SourceReport:
 def log_report(report: SourceReport, rows: ChunkedRows) -> None:
     if not is_main_process():
         return
-    known, chunks = rows.known_so_far()
-    where, longest = known.longest
+    so_far, chunks_so_far = rows.sum_so_far()
     # A long example is cut to one row, so the warning is only for documents.
-    is_whole = rows.layout.form == "document" and not report.is_estimate
-    if is_whole and (
-        giant := absurd_share(report.name, where, longest, report.tokens, report.documents)
-    ):
-        log.warning(giant)
-    if unused := separator_warning(rows.tokenized.work.source, report):
-        log.warning(f"{unused}.")
-    about = ""
+    if rows.layout.form == "document" and not report.is_estimate:
+        where, tokens = so_far.longest
+        giant = absurd_share(report.name, where, tokens, report.tokens, report.documents)
+        if giant:
+            log.warning(f"{giant}.")
+    unused_separator = separator_warning(rows.tokenized.work.source, report)
+    if unused_separator:
+        log.warning(f"{unused_separator}.")
+    estimated = ""
     if report.is_estimate:
         num_chunks = len(rows.tokenized.plan.chunks)
-        about = f", estimated from the first {chunks} of {num_chunks} chunks"
-    log.info(f"{format_account(report)} ({report.padding:.2%} padding){about}")
+        estimated = f", estimated from the first {chunks_so_far} of {num_chunks} chunks"
+    log.info(f"{format_account(report)} ({report.padding:.2%} padding){estimated}")
 
 
 def rows_of_run(data: Data, budget: Budget, rows_of_epoch: int) -> int:
     """The rows of the whole run; up to one step more without `global_batch_tokens`: the launch decides the length of a
     step. An epoch counts rows, padding included: counted in tokens it would end before the last rows."""
-    step = max(1, (budget.global_batch_tokens or 0) // data.sequence_length)
+    rows_per_step = max(1, (budget.global_batch_tokens or 0) // data.sequence_length)
     if budget.tokens is not None:
-        steps = math.ceil(budget.tokens / data.sequence_length / step)
+        steps = math.ceil(budget.tokens / data.sequence_length / rows_per_step)
     else:
-        steps = steps_of_epochs(data, budget.epochs or 0, rows_of_epoch, step)
-    return max(1, steps) * step
+        steps = steps_of_epochs(data, budget.epochs or 0, rows_of_epoch, rows_per_step)
+    return max(1, steps) * rows_per_step
 
 
 def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step: int) -> int:
     """Whole steps for this many epochs: rounded up, or down if a source may not be read any further."""
     steps = epochs * rows_of_epoch / rows_per_step
-    return (
-        math.floor(steps)
-        if any(source.max_epochs == epochs for source in data.sources)
-        else math.ceil(steps)
-    )
+    if any(source.max_epochs == epochs for source in data.sources):
+        return math.floor(steps)
+    return math.ceil(steps)
 
 
 def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str | None:
@@ -162,16 +161,18 @@ def check_repeats(
     data: Data, mixture: MixtureRows, reports: Sequence[SourceReport], rows: int
 ) -> None:
     """Warn about sources that a run reads more than once, and reject those over `max_epochs`."""
-    lacking, repeated = [], []
-    for report, count in zip(reports, mixture.counts(rows), strict=True):
-        epochs = count / report.rows
-        if why := exceeds_max_epochs(data, report.name, epochs, report.tokens):
-            lacking.append(why)
+    reasons = []
+    repeated = []
+    for report, source_rows in zip(reports, mixture.counts(rows), strict=True):
+        epochs = source_rows / report.rows
+        reason = exceeds_max_epochs(data, report.name, epochs, report.tokens)
+        if reason is not None:
+            reasons.append(reason)
         elif epochs > 1:
             repeated.append(f"{report.name} {epochs:.2f} epochs ({report.tokens:,} tokens)")
-    if lacking:
+    if reasons:
         raise RecipeError(
-            f"{'; '.join(lacking)}. Lower its weight or the budget, add documents, or raise `max_epochs`."
+            f"{'; '.join(reasons)}. Lower its weight or the budget, add documents, or raise `max_epochs`."
         )
     if repeated and is_main_process():
         log.warning(
@@ -206,7 +207,9 @@ class PreparedData:
     @property
     def held_out_files(self) -> Mapping[str, Mapping[str, str]]:
         """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
-        return {reported_name(one.work.source): one.finish().files for one in self.evaluated}
+        return {
+            reported_name(source.work.source): source.finish().files for source in self.evaluated
+        }
 
     @property
     def positions(self) -> Mapping[str, Position]:
@@ -226,26 +229,27 @@ class PreparedData:
     def tokens(self, rows: int, first: int = 0) -> dict[str, float]:
         """Tokens of each source in the rows from `first` to `rows`, without padding; computed without reading rows.
         From row 0 on, earlier stretches and their sources are included."""
-        counts = [
-            upto - before
-            for upto, before in zip(self.rows.counts(rows), self.rows.counts(first), strict=True)
-        ]
         length = self.chunked[0].layout.sequence_length
-        before = self.positions.items() if first == 0 < rows else ()
-        return {name: one.rows * one.filled * length for name, one in before} | {
-            report.name: count * rows.filled * length
-            for report, rows, count in zip(self.sources, self.chunked, counts, strict=True)
-        }
+        tokens: dict[str, float] = {}
+        if first == 0 < rows:
+            for name, position in self.positions.items():
+                tokens[name] = position.rows * position.filled * length
+        after = self.rows.counts(rows)
+        before = self.rows.counts(first)
+        for number, report in enumerate(self.sources):
+            num_rows = after[number] - before[number]
+            tokens[report.name] = num_rows * self.chunked[number].filled * length
+        return tokens
 
     def shares(self, rows: int, first: int = 0) -> dict[str, float]:
         tokens = self.tokens(rows, first)
-        return {name: number / sum(tokens.values()) for name, number in tokens.items()}
+        total = sum(tokens.values())
+        return {name: number / total for name, number in tokens.items()}
 
     def filled(self, rows: int, first: int = 0) -> float:
         """The share of tokens among the positions of these rows; the rest is padding."""
-        return sum(self.tokens(rows, first).values()) / (
-            (rows - first) * self.chunked[0].layout.sequence_length
-        )
+        positions = (rows - first) * self.chunked[0].layout.sequence_length
+        return sum(self.tokens(rows, first).values()) / positions
 
     def epochs(self, rows: int) -> dict[str, float]:
         counts = self.rows.counts(rows)
@@ -256,44 +260,39 @@ class PreparedData:
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
         """Create the thread that prepares a run's next chunks from `first_row` on; None if all are on disk."""
-        place, turns = self.rows.place_of(first_row), self.rows.turns
-        ahead = [
+        row = self.rows.row_in_mixture(first_row)
+        shares = self.rows.turns.shares(row)
+        turns = self.rows.turns.counts(row)
+        incomplete = [
             (rows, share, turn)
-            for rows, share, turn in zip(
-                self.chunked, turns.shares(place), turns.counts(place), strict=True
-            )
+            for rows, share, turn in zip(self.chunked, shares, turns, strict=True)
             if not rows.is_complete
         ]
-        return ReadAhead(ahead) if ahead else None
+        return ReadAhead(incomplete) if incomplete else None
 
     def state(self, first_row: int) -> dict[str, Any]:
         """The data state for a checkpoint, to resume at `first_row`, even with an empty store."""
-        turns = list(zip(self.sources, self.chunked, self.rows.counts(first_row), strict=True))
-        chunks = {
-            report.name: rows.state(turn)
-            for report, rows, turn in turns
-            if not rows.tokenized.plan.is_whole
-        }
-        now = {
-            report.name: Position(turn, rows.fingerprint, rows.filled)
-            for report, rows, turn in turns
-        }
+        chunks = dict(self.unused_chunks)
+        positions = dict(self.positions)
+        turns = self.rows.counts(first_row)
+        for report, rows, turn in zip(self.sources, self.chunked, turns, strict=True):
+            if not rows.tokenized.plan.is_whole:
+                chunks[report.name] = rows.state(turn)
+            positions[report.name] = Position(turn, rows.fingerprint, rows.filled)
         return {
             "fingerprint": self.fingerprint,
             "comparison": self.comparison,
             "stretch": len(self.earlier),
             "row": first_row,
-            "chunks": self.unused_chunks | chunks,
-            "positions": {name: asdict(one) for name, one in {**self.positions, **now}.items()},
+            "chunks": chunks,
+            "positions": {name: asdict(position) for name, position in positions.items()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Prepare to resume from a checkpoint's state, also one of an earlier stretch; raises DataError if the data
         have changed since."""
-        if state["fingerprint"] not in (
-            self.fingerprint,
-            *(one.fingerprint for one in self.earlier),
-        ):
+        fingerprints = [self.fingerprint, *(stretch.fingerprint for stretch in self.earlier)]
+        if state["fingerprint"] not in fingerprints:
             raise DataError(
                 "the checkpoint was written with different data. Restore it, or start a new run: another `name`."
             )
@@ -338,22 +337,20 @@ def build_data(
             the run.
         ResourceError: the cache is not writable, or the Hub is not reachable.
     """
-    asked = [as_asked(one.data, one.evaluation, form) for one in earlier]
-    ended = [
-        replace(one, data=then[0], evaluation=then[1])
-        for one, then in zip(earlier, asked, strict=True)
-    ]
-    data, evaluation, form = as_asked(data, evaluation, form)
-    encoder = DocumentEncoder(tokenizer)
+    ended_stretches = []
+    for stretch in earlier:
+        stretch_data, stretch_evaluation = with_checked_form(stretch.data, stretch.evaluation, form)
+        ended_stretches.append(replace(stretch, data=stretch_data, evaluation=stretch_evaluation))
+    data, evaluation = with_checked_form(data, evaluation, form)
     builder = Builder(
         data=data,
         evaluation=evaluation,
-        encoder=encoder,
+        encoder=DocumentEncoder(tokenizer),
         cache_dir=cache_dir or default_cache_dir(),
         seed=seed,
         budget=budget,
-        form=form,
-        earlier=ended,
+        form=form_of_source(data.sources[0]),
+        earlier=ended_stretches,
         comparison=comparison,
     )
     return main_process_first(lambda: builder.build(whole=whole))
@@ -425,73 +422,42 @@ class Builder:
     @cached_property
     def stretches(self) -> list[tuple[dict[str, Source], Evaluation]]:
         """Of each earlier stretch, and of now: the sources that it was the first to name, and its evaluation."""
-        found, seen = list[tuple[dict[str, Source], Evaluation]](), set[str]()
-        for data, evaluation in (
-            *((one.data, one.evaluation) for one in self.earlier),
-            (self.data, self.evaluation),
-        ):
+        sections = [(stretch.data, stretch.evaluation) for stretch in self.earlier]
+        sections.append((self.data, self.evaluation))
+        stretches = []
+        earlier_names: set[str] = set()
+        for data, evaluation in sections:
             named = {reported_name(source): source for source in data.sources}
-            found.append(
-                ({name: source for name, source in named.items() if name not in seen}, evaluation)
-            )
-            seen |= named.keys()
-        return found
+            new = {name: named[name] for name in named if name not in earlier_names}
+            stretches.append((new, evaluation))
+            earlier_names |= named.keys()
+        return stretches
 
     def build(self, *, whole: bool) -> PreparedData:
         cohorts = self.open_cohorts()
-        evaluated, opened = (
-            cohorts[-1].evaluated,
-            [source for cohort in cohorts for source in cohort.sources],
-        )
         needs_all = whole or needs_whole_sources(self.data, self.budget)
-        of_sets = [source for cohort in cohorts for source in cohort.evaluated]
-        wanted = everything(of_sets)
-        for source in opened:
-            if needs_all:
-                wanted += everything([source])
-            else:  # the first chunks, and the shards of the held-out set
-                held_out = (
-                    source.plan.held_out if self.evaluation.held_out_share is not None else []
-                )
-                wanted += [(source, number) for number in [*held_out, *source.plan.chunks[0]]]
-        make_shards(wanted)
-        for source in [*of_sets, *opened]:
-            if not source.missing(source.plan.numbers):
-                source.finish()
-        losses = check_texts(wanted, self.data.max_text_loss)
-        made = {
-            rows.name: rows
-            for cohort in cohorts
-            if cohort.sources
-            for rows in self.chunked_rows(cohort)
-        }
-        chunked = [made[reported_name(source)] for source in self.data.sources]
+        text_checks = self.make_first_shards(cohorts, needs_all=needs_all)
+        chunked = self.open_rows(cohorts)
         for rows in chunked:
             rows.begin(all_chunks=needs_all)
-            if (
-                rows.name in self.positions
-                and rows.fingerprint != self.positions[rows.name].fingerprint
-            ):
+            position = self.positions.get(rows.name)
+            if position is not None and rows.fingerprint != position.fingerprint:
                 raise DataError(other_documents(rows.tokenized))
         mixture, reports, num_rows = self.mix(chunked)
-        scarce = [  # estimated size: the run may reach `max_epochs` of these
-            rows
-            for rows, report, count in zip(chunked, reports, mixture.counts(num_rows), strict=True)
-            if report.is_estimate
-            and count > CLOSE_TO_ALL * (rows.max_epochs or math.inf) * report.rows
-        ]
+        scarce = find_scarce(chunked, reports, mixture.counts(num_rows))
         if scarce:
-            make_shards(everything([rows.tokenized for rows in scarce]))
+            make_shards(shards_of([rows.tokenized for rows in scarce]))
             for rows in scarce:
                 rows.begin(all_chunks=True)
             mixture, reports, num_rows = self.mix(chunked)
-        reports = [replace(report, **losses.get(report.name, {})) for report in reports]
+        reports = [replace(report, **text_checks.get(report.name, {})) for report in reports]
         for report, rows in zip(reports, chunked, strict=True):
             log_report(report, rows)
         if self.budget is not None:
             check_repeats(self.data, mixture, reports, num_rows)
+        evaluated = cohorts[-1].evaluated
         held_out_sets = self.held_out_sets(chunked, evaluated)
-        for name in unrestored(losses):
+        for name in unrestored(text_checks):
             held_out_sets.pop(name, None)
         return PreparedData(
             rows=mixture,
@@ -509,191 +475,272 @@ class Builder:
         """Open the sources in use, with the held-out sets of the stretch in which they came into use; the last cohort
         has the held-out sets of now. If sources also depend on those before them (duplicates, held-out texts; these
         keys never change), all are opened."""
-        keys = {
-            reported_name(source): f"data.sources[{number}]"
-            for number, source in enumerate(self.data.sources)
-        }
-        in_use = dict(zip(keys, self.data.sources, strict=True))
-        compares = self.evaluation.held_out_share is not None or "across" in (
-            self.data.deduplicate or ""
-        )
-        cohorts, so_far, known = list[Cohort](), list[TokenizedSource](), list[Source]()
+        share = self.evaluation.held_out_share
+        deduplicate = self.data.deduplicate
+        compares = share is not None or deduplicate is not None and "across" in deduplicate
+        in_use = {reported_name(source): source for source in self.data.sources}
+        keys = {name: f"data.sources[{number}]" for number, name in enumerate(in_use)}
+        cohorts: list[Cohort] = []
+        tokenized_before: list[TokenizedSource] = []
+        sources_so_far: list[Source] = []
         for number, (named, evaluation) in enumerate(self.stretches):
             names = [name for name in named if compares or name in in_use]
             if not names and number + 1 < len(self.stretches):
                 continue
-            own = {
-                keys.get(name, f"data.sources[{name}]"): in_use.get(name, named[name])
-                for name in names
-            }
+            sources: dict[str, DocumentSource] = {}
+            for name in names:
+                source = in_use.get(name, named[name])
+                sources_so_far.append(source)
+                sources[keys.get(name, f"data.sources[{name}]")] = source
             sets = {
-                f"evaluation.perplexity[{place}]": one
-                for place, one in enumerate(evaluation.perplexity)
+                f"evaluation.perplexity[{index}]": held_out
+                for index, held_out in enumerate(evaluation.perplexity)
             }
-            known += own.values()
-            clean = self.data.model_copy(update={"sources": known})
-            if own:
-                clean = with_decontamination(clean, evaluation, self.cache_dir, self.comparison)
+            data = self.data.model_copy(update={"sources": sources_so_far})
+            if sources:
+                data = with_decontamination(data, evaluation, self.cache_dir, self.comparison)
             opened = open_sources(
-                clean,
-                {**own, **sets},
-                self.encoder,
-                self.cache_dir,
-                self.seed,
-                self.evaluation.held_out_share or 0.0,
+                data, {**sources, **sets}, self.encoder, self.cache_dir, self.seed, share or 0.0
             )
-            sources = [opened[key] for key in own]
-            cohorts.append(
-                Cohort([opened[key] for key in sets], so_far if compares else [], sources)
+            cohort = Cohort(
+                evaluated=[opened[key] for key in sets],
+                before=tokenized_before if compares else [],
+                sources=[opened[key] for key in sources],
             )
-            so_far = [*so_far, *sources]
+            cohorts.append(cohort)
+            tokenized_before = [*tokenized_before, *cohort.sources]
         return cohorts
+
+    def make_first_shards(
+        self, cohorts: Sequence[Cohort], *, needs_all: bool
+    ) -> dict[str, dict[str, Any]]:
+        """Make what is needed before the first row, and check its texts (`check_texts`): the held-out sets, and of
+        each source the first chunk and the shards with its held-out set, or all shards."""
+        evaluated = [source for cohort in cohorts for source in cohort.evaluated]
+        sources = [source for cohort in cohorts for source in cohort.sources]
+        shards = shards_of(evaluated)
+        for source in sources:
+            if needs_all:
+                shards += shards_of([source])
+                continue
+            if self.evaluation.held_out_share is not None:
+                shards += [(source, number) for number in source.plan.held_out]
+            shards += [(source, number) for number in source.plan.chunks[0]]
+        make_shards(shards)
+        for source in [*evaluated, *sources]:
+            if not source.missing(source.plan.numbers):
+                source.finish()
+        return check_texts(shards, self.data.max_text_loss)
+
+    def open_rows(self, cohorts: Sequence[Cohort]) -> list[ChunkedRows]:
+        """The rows of the sources in use, in the order of the recipe."""
+        rows_of: dict[str, ChunkedRows] = {}
+        for cohort in cohorts:
+            if cohort.sources:
+                rows_of.update((rows.name, rows) for rows in self.chunked_rows(cohort))
+        return [rows_of[reported_name(source)] for source in self.data.sources]
 
     def chunked_rows(self, cohort: Cohort) -> Iterator[ChunkedRows]:
         """The rows of the sources of a cohort that are in use."""
-        known = [one.documents(one.plan.held_out).hashes for one in cohort.evaluated]
-        share, sources = self.evaluation.held_out_share, [*cohort.before, *cohort.sources]
-        repeated: Sequence[Repeated | None] = [None] * len(sources)
-        if self.data.deduplicate is not None:
-            kind, _, across = self.data.deduplicate.partition("_")
-            groups = [sources] if across else [[source] for source in cohort.sources]
-            repeated = [
-                one
-                for group in groups
-                for one in repeated_documents(group, kind, self.cache_dir, self.comparison)
-            ]
-        longest, also_held_out = self.held_out_across(sources)
+        evaluated_hashes = [
+            source.documents(source.plan.held_out).hashes for source in cohort.evaluated
+        ]
+        repeated = self.repeated_in(cohort)
+        held_out = self.held_out_across([*cohort.before, *cohort.sources])
         in_use = {reported_name(source): source for source in self.data.sources}
-        for place, source in enumerate(
-            cohort.sources, -len(cohort.sources)
-        ):  # they are the last of all these lists
-            if (recipe := in_use.get(reported_name(source.work.source))) is not None:
-                hashes = np.unique(np.concatenate([*known, also_held_out[place]]))
-                selection = Selection(
-                    share, hashes, repeated[place], recipe.max_tokens, longest[place]
-                )
-                yield ChunkedRows(
-                    source, selection, self.layout, self.seed, self.cache_dir, recipe.max_epochs
-                )
+        for number, tokenized in enumerate(cohort.sources):
+            source = in_use.get(reported_name(tokenized.work.source))
+            if source is None:
+                continue
+            longest, above_longest = held_out[len(cohort.before) + number]
+            selection = Selection(
+                held_out_share=self.evaluation.held_out_share,
+                evaluated=np.unique(np.concatenate([*evaluated_hashes, above_longest])),
+                repeated=repeated[number],
+                max_tokens=source.max_tokens,
+                longest_held_out=longest,
+            )
+            yield ChunkedRows(
+                tokenized, selection, self.layout, self.seed, self.cache_dir, source.max_epochs
+            )
 
-    def held_out_across(self, sources: Sources) -> tuple[list[int | None], list[Hashes]]:
+    def repeated_in(self, cohort: Cohort) -> Sequence[Repeated | None]:
+        """The repeated documents of each source of a cohort."""
+        if self.data.deduplicate is None:
+            return [None] * len(cohort.sources)
+        kind, _, across = self.data.deduplicate.partition("_")
+        if across:
+            sources = [*cohort.before, *cohort.sources]
+            repeated = repeated_documents(sources, kind, self.cache_dir, self.comparison)
+            return repeated[len(cohort.before) :]
+        repeated = []
+        for source in cohort.sources:
+            repeated += repeated_documents([source], kind, self.cache_dir, self.comparison)
+        return repeated
+
+    def held_out_across(self, sources: Sources) -> list[tuple[int | None, Hashes]]:
         """The maximum size in bytes of a held-out document of each source (None for examples, which are short), and
         the texts held out of other sources that are above this maximum here: neither source trains on them."""
         share = self.evaluation.held_out_share
         if share is None:
-            return [None] * len(sources), [NO_HASHES] * len(sources)
-        longest, held_out = list[int | None](), []
+            return [(None, NO_HASHES)] * len(sources)
+        limits: list[int | None] = []
+        held_out_hashes = []
+        held_out_bytes = []
         for source in sources:
             documents = source.documents(source.plan.held_out)
             limit: int | None = None
             if form_of_source(source.work.source) == "document":
                 limit = longest_held_out(int(documents.num_bytes.sum()), len(documents), share)
-            which = is_held_out(documents.hashes, documents.num_bytes, share, limit)
-            longest.append(limit)
-            held_out.append((documents.hashes[which], documents.num_bytes[which]))
-        hashes, num_bytes = (np.concatenate(arrays) for arrays in zip(*held_out, strict=True))
-        return longest, [
-            hashes[:0] if limit is None else hashes[num_bytes > limit] for limit in longest
+            limits.append(limit)
+            mask = is_held_out(documents.hashes, documents.num_bytes, share, limit)
+            held_out_hashes.append(documents.hashes[mask])
+            held_out_bytes.append(documents.num_bytes[mask])
+        hashes = np.concatenate(held_out_hashes)
+        num_bytes = np.concatenate(held_out_bytes)
+        return [
+            (limit, NO_HASHES if limit is None else hashes[num_bytes > limit]) for limit in limits
         ]
 
     def mix(self, chunked: Chunked) -> tuple[MixtureRows, list[SourceReport], int]:
         """The rows, a report on each source, and the number of rows that the run reads; 1 if unknown."""
         reports = [report_on(rows) for rows in chunked]
-        asked = from_row(
-            asked_shares(self.data, [report.tokens for report in reports]), self.first_row
+        requested_shares = from_row(
+            shares_of_phases(self.data, [report.tokens for report in reports]), self.first_row
         )
-        filled = np.array([rows.filled for rows in chunked])
-        read = [
-            self.positions[rows.name].rows if rows.name in self.positions else 0 for rows in chunked
-        ]
-        # A source whose rows are half full needs twice as many rows for the same tokens.
-        turns = Turns([(first, (shares / filled).tolist()) for first, shares in asked], read)
-        lengths = from_row(lengths_of_phases(self.data), self.first_row)
-        in_order = [name for named, _ in self.stretches for name in named]
-        numbers = [in_order.index(rows.name) for rows in chunked]
-        mixture = MixtureRows(chunked, turns, self.seed, lengths, self.first_row, numbers)
-        rows_of_epoch = sum(report.rows for report in reports)
-        num_rows = 1 if self.budget is None else rows_of_run(self.data, self.budget, rows_of_epoch)
+        mixture = MixtureRows(
+            sources=chunked,
+            turns=self.turns(chunked, requested_shares),
+            seed=self.seed,
+            lengths=from_row(lengths_of_phases(self.data), self.first_row),
+            first_row=self.first_row,
+            numbers=self.numbers_of_first_use(chunked),
+        )
+        num_rows = 1
+        if self.budget is not None:
+            rows_of_epoch = sum(report.rows for report in reports)
+            num_rows = rows_of_run(self.data, self.budget, rows_of_epoch)
         num_rows = max(num_rows, self.first_row + 1)
-        shares = shares_over(asked, num_rows - self.first_row).tolist()
-        return (
-            mixture,
-            [replace(report, share=share) for report, share in zip(reports, shares, strict=True)],
-            num_rows,
-        )
+        shares = shares_over(requested_shares, num_rows - self.first_row).tolist()
+        reports = [
+            replace(report, share=share) for report, share in zip(reports, shares, strict=True)
+        ]
+        return mixture, reports, num_rows
+
+    def turns(self, chunked: Chunked, requested_shares: Changes) -> Turns:
+        # A source whose rows are half full needs twice as many rows for the same tokens.
+        filled = np.array([rows.filled for rows in chunked])
+        changes = [(first, (shares / filled).tolist()) for first, shares in requested_shares]
+        rows_read = [0] * len(chunked)
+        for number, rows in enumerate(chunked):
+            if rows.name in self.positions:
+                rows_read[number] = self.positions[rows.name].rows
+        return Turns(changes, rows_read)
+
+    def numbers_of_first_use(self, chunked: Chunked) -> list[int]:
+        names = [name for named, _ in self.stretches for name in named]
+        return [names.index(rows.name) for rows in chunked]
 
     def held_out_sets(self, chunked: Chunked, evaluated: Sources) -> dict[str, HeldOutSet]:
-        sets, num_documents, share = {}, 0, self.evaluation.held_out_share
-        for rows in chunked if share is not None else []:
-            shards, name = rows.tokenized.plan.held_out, rows.name
-            documents = rows.tokenized.documents(shards)
-            num_documents += len(documents)
-            chosen = rows.selection.held_out(documents, shards)
-            if not len(chosen):
-                log.warning(
-                    f"{name}: none of its {len(documents):,} documents was chosen by `evaluation.held_out_share`; it"
-                    " is not evaluated."
-                )
-                continue
-            sets[name] = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
-            if not documents.are_examples and is_main_process():
-                sizes = documents.num_bytes
-                if warning := other_share(
-                    name, share or 0.0, int(sizes[chosen].sum()), int(sizes.sum()), len(chosen)
-                ):
-                    log.warning(f"{warning}.")
-        if share is not None and not sets:
-            raise DataError(nothing_held_out(share, num_documents))
+        sets: dict[str, HeldOutSet] = {}
+        share = self.evaluation.held_out_share
+        if share is not None:
+            for rows in chunked:
+                held_out = self.held_out_of(rows, share)
+                if held_out is not None:
+                    sets[rows.name] = held_out
+            if not sets:
+                searched = [
+                    rows.tokenized.documents(rows.tokenized.plan.held_out) for rows in chunked
+                ]
+                raise DataError(nothing_held_out(share, sum(map(len, searched))))
         for source in evaluated:
             sets[reported_name(source.work.source)] = whole_set(source, self.layout, self.cache_dir)
         return sets
 
+    def held_out_of(self, rows: ChunkedRows, share: float) -> HeldOutSet | None:
+        """The held-out set of a training source; None, with a warning, if no document was chosen."""
+        name = rows.name
+        shards = rows.tokenized.plan.held_out
+        documents = rows.tokenized.documents(shards)
+        chosen = rows.selection.held_out(documents, shards)
+        if not len(chosen):
+            log.warning(
+                f"{name}: none of its {len(documents):,} documents was chosen by `evaluation.held_out_share`; it"
+                " is not evaluated."
+            )
+            return None
+        held_out = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
+        if not documents.are_examples:
+            sizes = documents.num_bytes
+            chosen_bytes = int(sizes[chosen].sum())
+            warning = other_share(name, share, chosen_bytes, int(sizes.sum()), len(chosen))
+            if warning is not None:
+                log_once([warning])
+        return held_out
+
     def fingerprint(self, mixture: MixtureRows, chunked: Chunked) -> str:
         """A hash of everything that decides the rows: documents, packing, weights, seed, and the first chunks."""
-        turns, first = mixture.turns, self.first_row
-        before = [[name, one.rows, one.fingerprint] for name, one in self.positions.items()]
-        return key_of(
-            {
-                "sources": [rows.fingerprint for rows in chunked],
-                "proportions": list(zip(turns.first_rows, turns.proportions, strict=True)),
-                "seed": mixture.seed,
-                "layout": self.layout.content(),
-                **({"lengths": mixture.lengths} if mixture.lengths else {}),
-                "order": [
-                    [*mixture.turn(first + number), shuffled(number, 1000, mixture.seed)]
-                    for number in range(100)
-                ],
-                **(
-                    {"first_row": first, "positions": before, "numbers": mixture.numbers}
-                    if self.earlier
-                    else {}
-                ),
-            }
-        )
+        turns = mixture.turns
+        first = self.first_row
+        content = {
+            "sources": [rows.fingerprint for rows in chunked],
+            "proportions": list(zip(turns.first_rows, turns.proportions, strict=True)),
+            "seed": mixture.seed,
+            "layout": self.layout.content(),
+            "order": [
+                [*mixture.turn(first + number), shuffled(number, 1000, mixture.seed)]
+                for number in range(100)
+            ],
+        }
+        if mixture.lengths:
+            content["lengths"] = mixture.lengths
+        if self.earlier:
+            content["first_row"] = first
+            content["numbers"] = mixture.numbers
+            content["positions"] = [
+                [name, position.rows, position.fingerprint]
+                for name, position in self.positions.items()
+            ]
+        return key_of(content)
 
 
-def everything(sources: Iterable[TokenizedSource]) -> list[Wanted]:
+def shards_of(sources: Iterable[TokenizedSource]) -> list[SourceShard]:
     return [(source, number) for source in sources for number in source.plan.numbers]
 
 
-def check_texts(wanted: Sequence[Wanted], most: float) -> dict[str, dict[str, Any]]:
+def find_scarce(
+    chunked: Chunked, reports: Sequence[SourceReport], run_rows: Sequence[int]
+) -> list[ChunkedRows]:
+    """The sources of estimated size of which the run may reach `max_epochs`."""
+    scarce = []
+    for rows, report, num_rows in zip(chunked, reports, run_rows, strict=True):
+        most_rows = (rows.max_epochs or math.inf) * report.rows
+        if report.is_estimate and num_rows > CLOSE_TO_ALL * most_rows:
+            scarce.append(rows)
+    return scarce
+
+
+def check_texts(shards: Sequence[SourceShard], max_text_loss: float) -> dict[str, dict[str, Any]]:
     """Warn of special tokens in the texts of these shards, and of characters that the tokenizer does not give back;
-    RecipeError if these are more than the share `most` of a source. Returns for each source what its account says."""
-    found: dict[str, dict[str, Any]] = {}
-    numbers: dict[TokenizedSource, list[int]] = {}
-    for source, number in dict.fromkeys(wanted):
-        numbers.setdefault(source, []).append(number)
-    for source, shards in numbers.items():
+    RecipeError if these are more than this share of a source. Returns for each source what its account says."""
+    checks: dict[str, dict[str, Any]] = {}
+    numbers_of: dict[TokenizedSource, list[int]] = {}
+    for source, number in dict.fromkeys(shards):
+        numbers_of.setdefault(source, []).append(number)
+    for source, numbers in numbers_of.items():
         name = reported_name(source.work.source)
-        described = [source.shard(number).description for number in shards]
-        spelled = sum((Counter(one.spelled) for one in described), Counter[str]())
-        first = next((one.spelled_at for one in described if one.spelled_at), "")
-        log_once(spelled_warnings(name, spelled, first))
-        text_loss = total_loss(one.text_loss for one in described)
-        log_once(check_text_loss(name, source.work.encoder.name, text_loss, most))
+        descriptions = [source.shard(number).description for number in numbers]
+        spelled = Counter[str]()
+        for description in descriptions:
+            spelled.update(description.spelled)
+        spelled_at = [description.spelled_at for description in descriptions]
+        log_once(spelled_warnings(name, spelled, next(filter(None, spelled_at), "")))
+        text_loss = total_loss(description.text_loss for description in descriptions)
+        log_once(check_text_loss(name, source.work.encoder.name, text_loss, max_text_loss))
         lost_share = None if text_loss is None else text_loss.share
-        found[name] = {"lost_share": lost_share, "num_spelled": spelled.total()}
-    return found
+        checks[name] = {"lost_share": lost_share, "num_spelled": spelled.total()}
+    return checks
 
 
 def log_once(warnings: Sequence[str]) -> None:
@@ -703,9 +750,13 @@ def log_once(warnings: Sequence[str]) -> None:
             log.warning(f"{warning}.")
 
 
-def unrestored(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def unrestored(text_checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The sources whose text the tokenizer does not give back, so their bits per byte mean nothing; logs them."""
-    names = [name for name, one in losses.items() if (one["lost_share"] or 0) > UNRESTORED_SHARE]
+    names = [
+        name
+        for name, checks in text_checks.items()
+        if (checks["lost_share"] or 0) > UNRESTORED_SHARE
+    ]
     if names and is_main_process():
         log.warning(
             f"{', '.join(names)}: no bits per byte, because the tokenizer does not give more than"
@@ -714,14 +765,16 @@ def unrestored(losses: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def as_asked(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation, str]:
-    """The sections with the form of their rows, and this form. Raises RecipeError for duplicate names."""
-    if twice := [f"`{found.location}`: {found.text}" for found in check_names(data, evaluation)]:
-        raise RecipeError(f"{'; '.join(twice)}.")
+def with_checked_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
+    """The sections with the form of their rows. Raises RecipeError for duplicate names."""
+    problems = [
+        f"`{problem.location}`: {problem.text}" for problem in check_names(data, evaluation)
+    ]
+    if problems:
+        raise RecipeError(f"{'; '.join(problems)}.")
     data, evaluation = with_form(data, evaluation, form)
-    form = form_of_source(data.sources[0])
-    refuse_layout(data, form)
-    return data, evaluation, form
+    refuse_layout(data, form_of_source(data.sources[0]))
+    return data, evaluation
 
 
 def needs_whole_sources(data: Data, budget: Budget | None) -> bool:
@@ -757,9 +810,13 @@ def open_mixture(
         RecipeError: a mistake in the file, or in an override.
         DataError: a source is missing, damaged or empty.
     """
-    given = {"data.sequence_length": sequence_length, "seed": seed}
-    words = [*overrides, *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    recipe = load_section(path, "data", words)
-    return build_data(
+    overrides = list(overrides)
+    if sequence_length is not None:
+        overrides.append(f"data.sequence_length={sequence_length}")
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    recipe = load_section(path, "data", overrides)
+    prepared = build_data(
         recipe.data, tokenizer_at(tokenizer), seed=recipe.seed, cache_dir=cache_dir
-    ).rows
+    )
+    return prepared.rows

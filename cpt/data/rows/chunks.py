@@ -6,11 +6,12 @@ quickly. A checkpoint has the entry of its chunk: the run can resume with an emp
 import threading
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, reduce
-from itertools import accumulate, count
+from functools import cache, cached_property, lru_cache, reduce
+from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,11 @@ import numpy as np
 from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import has_intact_files, hold, key_of, publish_derived, write_once
-from cpt.data.examples.encoder import fitting
+from cpt.data.examples.encoder import Fitting, select_fitting
 from cpt.data.readers.account import TextBytes
 from cpt.data.rows.packing import FORMAT, Layout, PackedRows
 from cpt.data.rows.selection import AFTER_MAX_TOKENS, Chosen, Selection
-from cpt.data.store.shards import seed_of, shuffled
+from cpt.data.store.shards import seed_of
 from cpt.data.store.token_files import Int64, StoredDocuments
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import CptError, DataError
@@ -30,6 +31,8 @@ from cpt.files import read_sealed, sealed
 from cpt.recipe.rules import reported_name
 
 OPENED = 2  # open chunks per source in a process
+# Rows; below this, grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
+SMALL = 2**16
 
 
 @dataclass(frozen=True)
@@ -55,45 +58,62 @@ class ChunkEntry:
         return self.first_row + self.rows
 
 
-START = ChunkEntry(0, 0, 0, 0, 0, 0, 0, 0, {}, {}, {}, ("", 0), "", "", TextBytes(0, 0, {}))
+START = ChunkEntry(
+    first_row=0,
+    rows=0,
+    tokens_before=0,
+    tokens=0,
+    tokens_in_rows=0,
+    positions=0,
+    documents=0,
+    held_out=0,
+    left_out={},
+    bad_rows={},
+    lengths={},
+    longest=("", 0),
+    own_digest="",
+    digest="",
+    text=TextBytes(0, 0, {}),
+)
 
 
 def entry_of(content: Mapping[str, Any]) -> ChunkEntry:
-    lengths = {int(length): count for length, count in content["lengths"].items()}
+    """Undo what JSON did to `asdict(entry)`."""
     text = content.get("text")
-    read = {
-        "lengths": lengths,
+    typed = {
+        "lengths": {int(length): count for length, count in content["lengths"].items()},
         "longest": tuple(content["longest"]),
         "text": None if text is None else TextBytes(**text),
     }
-    return ChunkEntry(**{**content, **read})
+    return ChunkEntry(**{**content, **typed})
 
 
-def summed(entries: Sequence[ChunkEntry]) -> ChunkEntry:
+def sum_entries(entries: Sequence[ChunkEntry]) -> ChunkEntry:
     if not entries:
         return START
     sums: dict[str, Any] = {}
     for name in ("rows", "tokens", "tokens_in_rows", "positions", "documents", "held_out"):
         sums[name] = sum(vars(entry)[name] for entry in entries)
     for name in ("left_out", "bad_rows", "lengths"):
-        sums[name] = added(vars(entry)[name] for entry in entries)
-    longest = max((entry.longest for entry in entries), key=lambda place: place[1])
+        sums[name] = add_counts(vars(entry)[name] for entry in entries)
     texts = [entry.text for entry in entries if entry.text is not None]
-    text = reduce(TextBytes.plus, texts) if len(texts) == len(entries) else None
-    return replace(START, **sums, longest=longest, digest=entries[-1].digest, text=text)
+    return replace(
+        START,
+        **sums,
+        longest=max((entry.longest for entry in entries), key=itemgetter(1)),
+        digest=entries[-1].digest,
+        text=reduce(TextBytes.plus, texts) if len(texts) == len(entries) else None,
+    )
 
 
-def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def add_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sum(map(Counter, counts), Counter[str]()))
 
 
 def by_power_of_two(lengths: Int64) -> dict[int, int]:
     """Count lengths by power of two: the key n counts lengths from n to 2n - 1. Lengths are at least 1."""
     exponents, counts = np.unique(np.frexp(lengths)[1] - 1, return_counts=True)
-    return {
-        2**exponent: count
-        for exponent, count in zip(exponents.tolist(), counts.tolist(), strict=True)
-    }
+    return dict(zip((2**exponents).tolist(), counts.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -112,28 +132,38 @@ class Total:
 
 
 def write_total(folder: Path, last: int, entries: Sequence[ChunkEntry]) -> None:
-    """Write the totals of one epoch from the entries of all chunks, or of the known last ones."""
-    content: dict[str, Any] = {
+    """Write the totals of one epoch from the entries of all chunks, or of the last ones if others are missing."""
+    is_complete = len(entries) == last + 1
+    content = {
         "rows": entries[-1].end,
         "chunks": last + 1,
-        "rows_of": None,
-        "everything": None,
+        "rows_of": [entry.rows for entry in entries] if is_complete else None,
+        "everything": asdict(sum_entries(entries)) if is_complete else None,
     }
-    if len(entries) == last + 1:
-        content |= {
-            "rows_of": [entry.rows for entry in entries],
-            "everything": asdict(summed(entries)),
-        }
     write_once(folder / "total.json", sealed(content))
 
 
 @dataclass(frozen=True)
-class OpenChunk:
+class ChunkInUse:
+    """The chunk of the last row that was read: most often the next row is in it, too."""
+
     turns: range
-    order: str  # seed of the caller
-    seed: int  # seed of the order inside the chunk
+    caller_seed: str
+    seed: int
+    """The seed of the order inside the chunk."""
     epoch: int
     rows: PackedRows
+
+
+@dataclass(frozen=True)
+class TrainedDocuments:
+    """The documents of a chunk, and which of them are trained on."""
+
+    documents: StoredDocuments
+    chosen: Chosen
+    fitting: Fitting
+    starts: Int64  # the first token of each document trained on
+    digest: str  # of the documents trained on
 
 
 class ChunkedRows:
@@ -149,31 +179,34 @@ class ChunkedRows:
         cache_dir: Path,
         max_epochs: float | None = None,
     ) -> None:
-        self.tokenized, self.selection, self.layout, self.seed = tokenized, selection, layout, seed
-        self.cache_dir, self.max_epochs = cache_dir, max_epochs
+        self.tokenized = tokenized
+        self.selection = selection
+        self.layout = layout
+        self.seed = seed
+        self.cache_dir = cache_dir
+        self.max_epochs = max_epochs
         content = {
             "format": FORMAT,
             "tokens": tokenized.name,
             "plan": tokenized.plan.chunks,
             "seed": seed,
+            **layout.content(),
+            **selection.content(),
         }
-        self.folder = (
-            cache_dir / "rows" / key_of({**content, **layout.content(), **selection.content()})
-        )
+        self.folder = cache_dir / "rows" / key_of(content)
         hold(self.folder, self)
         self._lock = threading.RLock()  # several threads may read rows
         self._opened: OrderedDict[int, PackedRows] = OrderedDict()
-        self._here: OpenChunk | None = None
+        self._in_use: ChunkInUse | None = None
         self._entries: dict[int, ChunkEntry] = {}
-        self._near = 0  # a chunk with a known entry, to search from
+        self._near = 0  # a chunk with an entry, to search from
         self._total: Total | None = None
-        self._sum: ChunkEntry | None = None  # sum over the known chunks, once this process made one
+        self._sum: ChunkEntry | None = None  # of the chunks so far, once this process made one
         self._orders: dict[int, tuple[list[int], list[int]]] = {}
 
-    def __reduce__(
-        self,
-    ) -> tuple[Any, ...]:  # worker processes and the read-ahead thread reopen the files
-        what = (
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Worker processes and the read-ahead thread open the files again."""
+        return ChunkedRows, (
             self.tokenized,
             self.selection,
             self.layout,
@@ -181,7 +214,6 @@ class ChunkedRows:
             self.cache_dir,
             self.max_epochs,
         )
-        return ChunkedRows, what
 
     @property
     def name(self) -> str:
@@ -208,7 +240,10 @@ class ChunkedRows:
         """Share of `sequence_length` filled with tokens, in the first chunk with rows: known early, and constant."""
         if self.layout.is_one_a_row:
             return 1.0  # shares count examples
-        entry = next(entry for chunk in count() if (entry := self.entry(chunk)).rows)
+        chunk = 0
+        while not self.entry(chunk).rows:
+            chunk += 1
+        entry = self.entry(chunk)
         return entry.tokens_in_rows / (entry.rows * self.layout.sequence_length)
 
     @property
@@ -218,19 +253,25 @@ class ChunkedRows:
 
     def row_at(self, turn: int, seed: str) -> tuple[PackedRows, int, int]:
         """The rows of a turn's chunk, its row number there and the epoch, in an order drawn from the seed."""
-        here = self._here
-        if here is None or turn not in here.turns or here.order != seed:
+        in_use = self._in_use
+        if in_use is None or turn not in in_use.turns or in_use.caller_seed != seed:
             with self._lock:
-                epoch, chunk, place = self.find(turn)
-                rows = self.chunk(chunk)
-                of_order = (
-                    seed_of(seed, epoch)
-                    if self.tokenized.plan.is_whole
-                    else seed_of(seed, epoch, chunk)
-                )
-                turns = range(turn - place, turn - place + len(rows))
-                here = self._here = OpenChunk(turns, seed, of_order, epoch, rows)
-        return here.rows, shuffled(turn - here.turns.start, len(here.rows), here.seed), here.epoch
+                in_use = self._in_use = self.open_chunk_of(turn, seed)
+        row = shuffled(turn - in_use.turns.start, len(in_use.rows), in_use.seed)
+        return in_use.rows, row, in_use.epoch
+
+    def open_chunk_of(self, turn: int, seed: str) -> ChunkInUse:
+        epoch, chunk, row = self.find(turn)
+        rows = self.chunk(chunk)
+        first_turn = turn - row
+        is_whole = self.tokenized.plan.is_whole
+        return ChunkInUse(
+            turns=range(first_turn, first_turn + len(rows)),
+            caller_seed=seed,
+            seed=seed_of(seed, epoch) if is_whole else seed_of(seed, epoch, chunk),
+            epoch=epoch,
+            rows=rows,
+        )
 
     def chunk(self, chunk: int) -> PackedRows:
         if chunk not in self._opened:
@@ -246,29 +287,33 @@ class ChunkedRows:
 
     def find(self, turn: int) -> tuple[int, int, int]:
         """The epoch of a turn, its chunk and its row there."""
-        if self.total is None and (chunk := self.chunk_of(turn)) is not None:
-            return 0, chunk, turn - self.entry(chunk).first_row
-        assert self.total is not None
-        epoch, place = divmod(turn, self.total.rows)
+        if self.total is None:
+            chunk = self.chunk_of(turn)
+            if chunk is not None:
+                return 0, chunk, turn - self.entry(chunk).first_row
+        assert self.total is not None  # `chunk_of` made the last chunk
+        epoch, row = divmod(turn, self.total.rows)
         if self.max_epochs is not None and turn >= self.max_epochs * self.total.rows:
-            source, key = self.tokenized.work.source, self.tokenized.work.key
+            work = self.tokenized.work
             raise DataError(
-                f"{source.path}: all rows are used up after {self.max_epochs:g} epoch(s). Lower its weight or"
-                f" the budget, add documents, or raise `{key}.max_epochs`."
+                f"{work.source.path}: all rows are used up after {self.max_epochs:g} epoch(s). Lower its weight or"
+                f" the budget, add documents, or raise `{work.key}.max_epochs`."
             )
         if epoch == 0:
-            chunk = self.chunk_of(place)
+            chunk = self.chunk_of(row)
             assert chunk is not None, turn
-            return 0, chunk, place - self.entry(chunk).first_row
-        chunks, bounds = self.order(epoch)
-        position = bisect_right(bounds, place) - 1
-        return epoch, chunks[position], place - bounds[position]
+            return 0, chunk, row - self.entry(chunk).first_row
+        chunks, first_rows = self.order(epoch)
+        position = bisect_right(first_rows, row) - 1
+        return epoch, chunks[position], row - first_rows[position]
 
     def chunk_of(self, row: int) -> int | None:
         """The chunk of a row of the first epoch, made now if it is missing; None after the last chunk."""
         if self.total is not None and self.total.rows_of is not None:
-            return bisect_right(self.total.first_rows, row) - 1 if row < self.total.rows else None
-        # Step from the last known chunk: bisection would probe chunks not made yet.
+            if row >= self.total.rows:
+                return None
+            return bisect_right(self.total.first_rows, row) - 1
+        # Step from a chunk with an entry: bisection would probe chunks not made yet.
         chunk = self._near if self.entry(self._near).first_row <= row else 0
         while row >= self.entry(chunk).end:
             if self.total is not None and chunk + 1 >= self.total.chunks:
@@ -283,19 +328,19 @@ class ChunkedRows:
         if epoch not in self._orders:
             draw = np.random.default_rng(seed_of(self.seed, "windows", epoch))
             chunks = draw.permutation(self.total.chunks).tolist()
-            rows_of = self.total.rows_of or [
-                self.entry(chunk).rows for chunk in range(self.total.chunks)
-            ]
-            before = accumulate((rows_of[chunk] for chunk in chunks[:-1]), initial=0)
-            self._orders = {epoch: (chunks, list(before))}
+            rows_of = self.total.rows_of
+            if rows_of is None:
+                rows_of = [self.entry(chunk).rows for chunk in range(self.total.chunks)]
+            first_rows = accumulate((rows_of[chunk] for chunk in chunks[:-1]), initial=0)
+            self._orders = {epoch: (chunks, list(first_rows))}
         return self._orders[epoch]
 
     def chunks_from(self, turn: int) -> list[int]:
         """The chunk of a turn and those after it in its epoch, in training order."""
         epoch, chunk, _ = self.find(turn)
-        chunks = (
-            list(range(len(self.tokenized.plan.chunks))) if epoch == 0 else self.order(epoch)[0]
-        )
+        if epoch == 0:
+            return list(range(chunk, len(self.tokenized.plan.chunks)))
+        chunks, _ = self.order(epoch)
         return chunks[chunks.index(chunk) :]
 
     @property
@@ -303,14 +348,14 @@ class ChunkedRows:
         """The totals of one epoch; None until its last chunk is made, or if their file is damaged."""
         if self._total is None:
             file = self.folder / "total.json"
-            if (content := read_sealed(file)) is not None:
-                everything = content.pop("everything")
-                self._total = Total(
-                    **content, everything=None if everything is None else entry_of(everything)
-                )
-            else:
+            content = read_sealed(file)
+            if content is None:
                 with suppress(OSError):
                     file.unlink()  # otherwise every read would report the damage
+                return None
+            if content["everything"] is not None:
+                content["everything"] = entry_of(content["everything"])
+            self._total = Total(**content)
         return self._total
 
     def entry_file(self, chunk: int) -> Path:
@@ -323,11 +368,8 @@ class ChunkedRows:
         if content is None:
             return None
         entry = entry_of(content)
-        if (
-            self.total is None
-            and self.is_last(chunk, entry)
-            and (not chunk or self.entry_file(chunk - 1).exists())
-        ):
+        has_entry_before = chunk == 0 or self.entry_file(chunk - 1).exists()
+        if self.total is None and self.is_last(chunk, entry) and has_entry_before:
             return None  # the total is lost and is rewritten with the last chunk
         self._entries[chunk] = entry
         return entry
@@ -346,43 +388,23 @@ class ChunkedRows:
         assert entry is not None, chunk
         return entry
 
-    def known_so_far(self) -> tuple[ChunkEntry, int]:
+    def sum_so_far(self) -> tuple[ChunkEntry, int]:
         """The sum of the entries from the first chunk to the first gap, and the number of these chunks."""
         if self.total is not None and self.total.everything is not None:
             return self.total.everything, self.total.chunks
         entries: list[ChunkEntry] = []
-        while (entry := self.known_entry(len(entries))) is not None:
+        entry = self.known_entry(0)
+        while entry is not None:
             entries.append(entry)
-        return summed(entries), len(entries)
-
-    def keep(self, chunk: int, entry: ChunkEntry) -> None:
-        """Write the entry of a chunk, and the totals after the last one; raises DataError for an unusable chunk."""
-        is_last = self.is_last(chunk, entry)
-        if self.total is None:
-            self._sum = summed([self._sum or self.known_so_far()[0], entry])
-            refuse_bad_chunks(self.tokenized, self._sum, chunk)
-            if is_last and not entry.end:
-                raise DataError(nothing_to_train_on(self.tokenized, self._sum))
-        elif (
-            self.total.rows_of is not None and self.total.rows_of[chunk] != entry.rows
-        ):  # the entry file was lost
-            raise DataError(other_documents(self.tokenized))
-        self._entries[chunk] = entry
-        write_once(self.entry_file(chunk), sealed(asdict(entry)))
-        if is_last and self.total is None:
-            entries = [
-                one for number in range(chunk + 1) if (one := self.known_entry(number)) is not None
-            ]
-            write_total(self.folder, chunk, entries)
+            entry = self.known_entry(len(entries))
+        return sum_entries(entries), len(entries)
 
     def state(self, turn: int) -> dict[str, Any]:
         """The chunk of a turn and its entry, for a checkpoint; enough to resume with an empty store."""
         try:
             _, chunk, _ = self.find(turn)
-        except (
-            CptError,
-            OSError,
-        ):  # a transform or a disk failed: the run ends, and is saved without this chunk
+        except (CptError, OSError):
+            # A transform or a disk failed: the run ends, and is saved without this chunk.
             chunk = self._near
             while self.known_entry(chunk + 1) is not None:
                 chunk += 1
@@ -390,16 +412,17 @@ class ChunkedRows:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Write the entry of a checkpoint's chunk to an empty store; raises DataError if the documents changed."""
-        chunk, content = int(state["chunk"]), state["entry"]
-        known = self.known_entry(chunk)
-        if known is None:
+        chunk = int(state["chunk"])
+        content = state["entry"]
+        entry = self.known_entry(chunk)
+        if entry is None:
             write_once(self.entry_file(chunk), sealed(content))
-        elif known.digest != content["digest"]:
+        elif entry.digest != content["digest"]:
             raise DataError(other_documents(self.tokenized))
-        if self.total is None and self.is_last(chunk, entry_of(content)):
-            write_total(
-                self.folder, chunk, [entry_of(content)]
-            )  # otherwise rows of later epochs would be sought here
+        restored = entry_of(content)
+        if self.total is None and self.is_last(chunk, restored):
+            # Without a total, rows of later epochs would be sought in the first one.
+            write_total(self.folder, chunk, [restored])
         self._near = chunk
 
     def begin(self, *, all_chunks: bool) -> None:
@@ -417,88 +440,140 @@ class ChunkedRows:
 
     def make(self, chunk: int) -> None:
         """Pack a chunk and write its entry; the entries of all chunks before it must exist."""
-        known, layout = self.known_entry(chunk), self.layout
-        if known is not None:  # made before; its files were damaged or removed
-            tokens_before = known.tokens_before
+        entry = self.known_entry(chunk)
+        if entry is None:
+            self.append(chunk)
         else:
-            before = self.entry(chunk - 1) if chunk else START
-            tokens_before = before.tokens_before + before.tokens
+            self.repair(chunk, entry)
+
+    def repair(self, chunk: int, entry: ChunkEntry) -> None:
+        """Pack a chunk again, whose files were damaged or removed."""
+        trained = self.trained_documents(chunk, entry.tokens_before)
+        if trained.digest != entry.own_digest:
+            raise DataError(other_documents(self.tokenized))
+        self.pack(chunk, trained)
+
+    def append(self, chunk: int) -> None:
+        """Pack a new chunk, and write its entry."""
+        previous = self.entry(chunk - 1) if chunk else START
+        tokens_before = previous.tokens_before + previous.tokens
+        trained = self.trained_documents(chunk, tokens_before)
+        packed = self.pack(chunk, trained)
+        chosen = trained.chosen
+        fitting = trained.fitting
+        shards = [part.description for part in trained.documents.parts]
+        dropped = [shard.dropped for shard in shards]
+        longest_documents = [shard.longest for shard in shards]
+        entry = ChunkEntry(
+            first_row=previous.end,
+            rows=0 if packed is None else len(packed),
+            tokens_before=tokens_before,
+            tokens=int(fitting.tokens.sum()),
+            tokens_in_rows=0 if packed is None else packed.num_tokens,
+            positions=0 if packed is None else self.layout.num_positions(packed.packing),
+            documents=len(trained.starts),
+            held_out=chosen.held_out,
+            left_out=add_counts([*dropped, chosen.left_out, fitting.left_out]),
+            bad_rows=add_counts(shard.bad_rows for shard in shards),
+            lengths=by_power_of_two(fitting.tokens),
+            longest=max(longest_documents, key=itemgetter(1), default=("", 0)),
+            own_digest=trained.digest,
+            digest=key_of({"before": previous.digest, "own": trained.digest}),
+            text=text_bytes(trained),
+        )
+        self.write_entry(chunk, entry)
+
+    def trained_documents(self, chunk: int, tokens_before: int) -> TrainedDocuments:
         shards = self.tokenized.plan.chunks[chunk]
         documents = self.tokenized.documents(shards)
         for part in documents.parts:
             part.sync()
         chosen = self.selection.choose(documents, shards, tokens_before)
-        numbers, lengths, read, unfit = fitting(
-            documents, chosen.documents, layout.form, layout.sequence_length
+        fitting = select_fitting(
+            documents, chosen.documents, self.layout.form, self.layout.sequence_length
         )
-        starts = documents.offsets[numbers]
-        own_digest = key_of(
-            {"documents": documents.digest, "starts": xxh3_128_hexdigest(starts.tobytes())}
-        )
-        if known is not None and known.own_digest != own_digest:
-            raise DataError(other_documents(self.tokenized))
-        positions = tokens_in_rows = rows = 0
-        if len(starts):
-            folder = publish_derived(
-                self.chunk_folder(chunk), layout.packer(starts, lengths, self.seed)
-            )
-            packed = layout.open(documents, folder)
-            positions, tokens_in_rows, rows = (
-                layout.num_positions(packed.packing),
-                packed.num_tokens,
-                len(packed),
-            )
-        if known is not None:
-            return
-        parts = [part.description for part in documents.parts]
-        entry = ChunkEntry(
-            first_row=before.end,
-            rows=rows,
-            tokens_before=tokens_before,
-            tokens=int(read.sum()),
-            tokens_in_rows=tokens_in_rows,
-            positions=positions,
-            documents=len(starts),
-            held_out=chosen.held_out,
-            left_out=added([*(part.dropped for part in parts), chosen.left_out, unfit]),
-            bad_rows=added(part.bad_rows for part in parts),
-            lengths=by_power_of_two(read),
-            longest=max(
-                (part.longest for part in parts), key=lambda place: place[1], default=("", 0)
-            ),
-            own_digest=own_digest,
-            digest=key_of({"before": before.digest, "own": own_digest}),
-            text=text_bytes(documents, chosen, numbers, unfit),
-        )
-        self.keep(chunk, entry)
+        starts = documents.offsets[fitting.numbers]
+        starts_digest = xxh3_128_hexdigest(starts.tobytes())
+        digest = key_of({"documents": documents.digest, "starts": starts_digest})
+        return TrainedDocuments(documents, chosen, fitting, starts, digest)
+
+    def pack(self, chunk: int, trained: TrainedDocuments) -> PackedRows | None:
+        """Write the rows of a chunk, and open them; None if no document is trained on."""
+        if not len(trained.starts):
+            return None
+        packer = self.layout.packer(trained.starts, trained.fitting.lengths, self.seed)
+        folder = publish_derived(self.chunk_folder(chunk), packer)
+        return self.layout.open(trained.documents, folder)
+
+    def write_entry(self, chunk: int, entry: ChunkEntry) -> None:
+        """Write the entry of a chunk, and the totals after the last one; raises DataError for an unusable chunk."""
+        is_last = self.is_last(chunk, entry)
+        if self.total is None:
+            sum_before = self._sum
+            if sum_before is None:
+                sum_before, _ = self.sum_so_far()
+            self._sum = sum_entries([sum_before, entry])
+            refuse_bad_chunks(self.tokenized, self._sum, chunk)
+            if is_last and not entry.end:
+                raise DataError(nothing_to_train_on(self.tokenized, self._sum))
+        elif self.total.rows_of is not None and self.total.rows_of[chunk] != entry.rows:
+            raise DataError(other_documents(self.tokenized))  # the file of the entry was lost
+        self._entries[chunk] = entry
+        write_once(self.entry_file(chunk), sealed(asdict(entry)))
+        if is_last and self.total is None:
+            entries = map(self.known_entry, range(chunk + 1))
+            write_total(self.folder, chunk, [entry for entry in entries if entry is not None])
 
     def chunk_folder(self, chunk: int) -> Path:
         return self.folder / f"{chunk:06}"
 
 
-def text_bytes(
-    documents: StoredDocuments, chosen: Chosen, trained: Int64, unfit: Mapping[str, int]
-) -> TextBytes | None:
+def shuffled(place: int, size: int, seed: int) -> int:
+    """The position of `place` in a permutation of `size` rows drawn from the seed; a large one is not stored."""
+    if size < SMALL:
+        return int(permutation(size, seed)[place])
+    return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)
+
+
+@lru_cache(maxsize=64)
+def permutation(size: int, seed: int) -> Int64:
+    return np.random.default_rng(seed).permutation(size)
+
+
+@cache
+def index_shuffle() -> Callable[..., int]:
+    from absl import logging
+
+    logging.set_verbosity(logging.ERROR)  # importing grain warns if jax is missing
+    from grain.experimental import index_shuffle
+
+    return index_shuffle
+
+
+def text_bytes(trained: TrainedDocuments) -> TextBytes | None:
     """Where the bytes of a chunk's texts went; None if an earlier version stored its tokens."""
-    dropped = Counter[str]()
+    documents = trained.documents
+    chosen = trained.chosen
+    dropped_bytes = Counter[str]()
     for part in documents.parts:
         if part.description.dropped_bytes is None:
             return None
-        dropped.update(part.description.dropped_bytes)
-    dropped.update(chosen.left_out_bytes)
+        dropped_bytes.update(part.description.dropped_bytes)
+    dropped_bytes.update(chosen.left_out_bytes)
     sizes = documents.num_bytes
-    num_trained = int(sizes[trained].sum())
-    for reason in unfit:  # at most one
-        dropped[reason] += int(sizes[chosen.documents].sum()) - num_trained
-    return TextBytes(num_trained, chosen.held_out_bytes, dict(dropped))
+    trained_bytes = int(sizes[trained.fitting.numbers].sum())
+    for reason in trained.fitting.left_out:  # at most one
+        dropped_bytes[reason] += int(sizes[chosen.documents].sum()) - trained_bytes
+    return TextBytes(trained_bytes, chosen.held_out_bytes, dict(dropped_bytes))
 
 
-def refuse_bad_chunks(tokenized: TokenizedSource, known: ChunkEntry, chunk: int) -> None:
-    """Stop if the chunks so far (`known` is their sum) have more bad rows than the recipe allows."""
-    plan, bad = tokenized.plan, sum(known.bad_rows.values())
+def refuse_bad_chunks(tokenized: TokenizedSource, so_far: ChunkEntry, chunk: int) -> None:
+    """Stop if the chunks so far (`so_far` is their sum) have more bad rows than the recipe allows."""
+    plan = tokenized.plan
+    bad = sum(so_far.bad_rows.values())
     if plan.is_whole or not bad:
         return
-    rows = bad + known.documents + known.held_out + sum(known.left_out.values())
+    rows = bad + so_far.documents + so_far.held_out + sum(so_far.left_out.values())
     if bad > tokenized.max_bad_share * rows * plan.scale_from(chunk + 1):
         raise DataError(
             f"{tokenized.work.source.path}: {bad:,} of the first {rows:,} rows are bad, more than"
@@ -507,13 +582,13 @@ def refuse_bad_chunks(tokenized: TokenizedSource, known: ChunkEntry, chunk: int)
         )
 
 
-def nothing_to_train_on(tokenized: TokenizedSource, known: ChunkEntry) -> str:
-    counts = {"kept for evaluation": known.held_out, **known.left_out}
-    why = ", ".join(f"{reason}: {count:,}" for reason, count in counts.items() if count)
+def nothing_to_train_on(tokenized: TokenizedSource, so_far: ChunkEntry) -> str:
+    counts = {"kept for evaluation": so_far.held_out, **so_far.left_out}
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts.items() if count)
     key = tokenized.work.key
     return (
-        f"{tokenized.work.source.path}: no document is left to train on ({why}). Add some (`{key}.path`), hold less"
-        " out (`evaluation.held_out_share`, `evaluation.perplexity`), or set a higher `data.sequence_length` or"
+        f"{tokenized.work.source.path}: no document is left to train on ({reasons}). Add some (`{key}.path`), hold"
+        " less out (`evaluation.held_out_share`, `evaluation.perplexity`), or set a higher `data.sequence_length` or"
         f" `{key}.max_tokens`."
     )
 

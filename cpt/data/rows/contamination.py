@@ -70,9 +70,8 @@ class Hit:
 class Contamination:
     documents: dict[str, int]
     """Source -> training documents that were searched, without held-out documents and their exact copies."""
-    counts: dict[
-        str, dict[str, int]
-    ]  # source -> held-out set or task -> contaminated training documents
+    counts: dict[str, dict[str, int]]
+    """Source -> held-out set or task -> contaminated training documents."""
     hits: list[Hit]  # the first hundred of each source
     touched: int  # further training documents that only share a phrase with one
     evaluated: int
@@ -88,21 +87,18 @@ class Contamination:
         return {**asdict(self), "contaminated": self.num_contaminated, "summary": self.summary()}
 
     def summary(self) -> str:
-        read, copies = sum(self.documents.values()), self.num_exact_copies
-        parts = [
-            f"{self.num_contaminated:,} of {read:,} training documents contain at least half of one of the"
-            f" {self.evaluated:,} evaluation documents, or have half of their words from one.",
-            f"{copies:,} more are equal to an evaluation document and dropped by hash."
-            if copies
-            else "",
-            f"{self.touched:,} more share a phrase with one ({WORDS} or more words in a row)."
-            if self.touched
-            else "",
-            f"{self.too_short:,} with fewer than {WORDS} words were not searched for."
-            if self.too_short
-            else "",
+        searched = sum(self.documents.values())
+        sentences = [
+            f"{self.num_contaminated:,} of {searched:,} training documents contain at least half of one of the"
+            f" {self.evaluated:,} evaluation documents, or have half of their words from one."
         ]
-        return " ".join(filter(None, parts))
+        more = {
+            "more are equal to an evaluation document and dropped by hash": self.num_exact_copies,
+            f"more share a phrase with one ({WORDS} or more words in a row)": self.touched,
+            f"with fewer than {WORDS} words were not searched for": self.too_short,
+        }
+        sentences += [f"{count:,} {documents}." for documents, count in more.items() if count]
+        return " ".join(sentences)
 
 
 @dataclass(frozen=True)
@@ -128,44 +124,48 @@ def search_training(
         questions: of tasks, searched for in addition to the recipe's held-out sets.
     """
     of_sets = list(documents_of_sets(data, evaluation))
-    asked = (question._replace(is_held_out=False) for question in questions)
-    runs = read_runs(chain(of_sets, held_out_documents(data, evaluation), asked))
+    of_tasks = (question._replace(is_held_out=False) for question in questions)
+    runs = read_runs(chain(of_sets, held_out_documents(data, evaluation), of_tasks))
     if not runs.documents:
         raise DataError(
             f"there is nothing to search for: no evaluation document has {WORDS} words or more. Hold documents out "
             "(`evaluation.held_out_share`, `evaluation.perplexity`), or name tasks."
         )
     index = str(runs.save(default_cache_dir() / "decontamination"))
-    found = {
-        reported_name(source): search_source(
-            work_of(data, source, f"data.sources[{number}]"),
-            index,
-            is_trained_on_copies=is_refused(data),
-        )
-        for number, source in enumerate(data.sources)
-    }
     hashes = {xxh3_64_intdigest(document.text.encode()) for document in of_sets}
+    documents: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}
+    hits: list[Hit] = []
+    copied: set[int] = set()
+    touched = 0
+    num_exact_copies = 0
+    for number, source in enumerate(data.sources):
+        work = work_of(data, source, f"data.sources[{number}]")
+        overlaps = search_source(work, index, is_trained_on_copies=is_refused(data))
+        name = reported_name(source)
+        documents[name] = overlaps.documents
+        counts[name] = dict(overlaps.counts)
+        hits += overlaps.hits
+        copied |= overlaps.copied
+        touched += overlaps.touched
+        num_exact_copies += len([digest for digest in overlaps.equal if digest in hashes])
     contamination = Contamination(
-        documents={name: one.documents for name, one in found.items()},
-        counts={name: dict(one.counts) for name, one in found.items()},
-        hits=[hit for one in found.values() for hit in one.hits],
-        touched=sum(one.touched for one in found.values()),
+        documents=documents,
+        counts=counts,
+        hits=hits,
+        touched=touched,
         evaluated=len(runs.documents),
         too_short=runs.too_short,
-        num_exact_copies=sum(digest in hashes for one in found.values() for digest in one.equal),
+        num_exact_copies=num_exact_copies,
     )
-    copied = set[int]().union(*(one.copied for one in found.values()))
     return TrainingSearch(contamination, np.array(sorted(copied), np.uint64))
 
 
 def documents_of_sets(data: Data, evaluation: Evaluation) -> Iterator[EvaluationDocument]:
     for number, held_out in enumerate(evaluation.perplexity):
-        work, name = (
-            work_of(data, held_out, f"evaluation.perplexity[{number}]"),
-            reported_name(held_out),
-        )
+        work = work_of(data, held_out, f"evaluation.perplexity[{number}]")
         for text, document in texts_of(work, pieces_of(held_out, work.key)):
-            yield EvaluationDocument(name, document.where, text)
+            yield EvaluationDocument(reported_name(held_out), document.where, text)
 
 
 def small_sets(
@@ -176,7 +176,8 @@ def small_sets(
         key = f"evaluation.perplexity[{number}]"
         if kind_of(held_out.path) == "local":
             texts = texts_of(work_of(data, held_out, key), pieces_of(held_out, key))
-            if (count := sum(1 for _ in islice(texts, fewest))) < fewest:
+            count = sum(1 for _ in islice(texts, fewest))
+            if count < fewest:
                 yield key, held_out, count
 
 
@@ -185,9 +186,11 @@ def held_out_documents(
 ) -> Iterator[EvaluationDocument]:
     """The documents that are held out by the hash of their text."""
     share = evaluation.held_out_share
-    for number, source in enumerate(data.sources if share else []):
+    if not share:
+        return
+    for number, source in enumerate(data.sources):
         if not only_local or kind_of(source.path) == "local":
-            yield from held_out_of(data, source, f"data.sources[{number}]", share or 0.0)
+            yield from held_out_of(data, source, f"data.sources[{number}]", share)
 
 
 def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[EvaluationDocument]:
@@ -195,30 +198,39 @@ def held_out_of(data: Data, source: Source, key: str, share: float) -> Iterator[
     jobs = [plan.shards[shard] for shard in plan.held_out]
     workers = workers_for(sum(plan.num_bytes[shard] for shard in plan.held_out), len(jobs))
     search = partial(held_out_texts, work_of(data, source, key), share)
-    parts = list(map_in_order(lambda: search, jobs, workers, WORKERS_IMPORT))
+    texts: list[tuple[str, str]] = []
+    num_documents = 0
+    num_bytes = 0
+    for part, documents_of_part, bytes_of_part in map_in_order(
+        lambda: search, jobs, workers, WORKERS_IMPORT
+    ):
+        texts += part
+        num_documents += documents_of_part
+        num_bytes += bytes_of_part
     longest = math.inf
     if form_of_source(source) == "document":
         # Same as in `build_data`. The decontamination filter drops some documents later, which moves the limit a bit.
-        longest = longest_held_out(
-            sum(size for *_, size in parts), sum(count for _, count, _ in parts), share
-        )
-    for texts, *_ in parts:
-        for where, text in texts:
-            if len(text.encode()) <= longest:
-                yield EvaluationDocument(reported_name(source), where, text)
+        longest = longest_held_out(num_bytes, num_documents, share)
+    for where, text in texts:
+        if len(text.encode()) <= longest:
+            yield EvaluationDocument(reported_name(source), where, text)
 
 
 def held_out_texts(
     work: ShardWork, share: float, pieces: Sequence[Piece]
 ) -> tuple[list[tuple[str, str]], int, int]:
     """Place and text of the documents held out, of any length; the number of all documents, and their bytes."""
-    texts, documents, total, limit = [], 0, 0, int(share * 2**64)
+    texts = []
+    num_documents = 0
+    num_bytes = 0
+    limit = int(share * 2**64)
     for text, document in texts_of(work, pieces):
         raw = text.encode()
-        documents, total = documents + 1, total + len(raw)
+        num_documents += 1
+        num_bytes += len(raw)
         if xxh3_64_intdigest(raw) < limit:
             texts.append((document.where, text))
-    return texts, documents, total
+    return texts, num_documents, num_bytes
 
 
 def with_decontamination(
@@ -227,137 +239,147 @@ def with_decontamination(
     """The data section with a filter against the recipe's evaluation documents, unless the recipe turns it off. With
     `held_out_share`, only the documents of local sources are searched for: others would be read twice. Equal copies
     are held out everywhere, because the hash of the text decides. `comparison`: the version, for a resumed run."""
-    own = [component for component in data.filters if component.name == NAME]
-    is_judged = bool(evaluation.perplexity) or evaluation.held_out_share is not None
-    if not is_judged and any(not component.options for component in own):
-        raise RecipeError(
-            "`data.filters`: `decontaminate` needs evaluation documents. Set `evaluation.perplexity`,"
-            " `evaluation.held_out_share`, or files: `against: [held_out.jsonl]`."
-        )
-    filters = data.filters
-    if is_judged and not is_refused(data):
+    has_evaluation = bool(evaluation.perplexity) or evaluation.held_out_share is not None
+    filters = list(data.filters)
+    if not has_evaluation:
+        for component in filters:
+            if component.name == NAME and not component.options:
+                raise RecipeError(
+                    "`data.filters`: `decontaminate` needs evaluation documents. Set `evaluation.perplexity`,"
+                    " `evaluation.held_out_share`, or files: `against: [held_out.jsonl]`."
+                )
+    elif not is_refused(data):
         index = index_of(data, evaluation, cache_dir / "decontamination", comparison)
-        filters = [one for one in filters if one.name != NAME or one.options.get("against")]
+        filters = [
+            component
+            for component in filters
+            if component.name != NAME or component.options.get("against")
+        ]
         # Plain text, as in a recipe: options are part of the key of the stored tokens.
         filters.append(Component.model_validate({"name": NAME, "index": str(index)}))
     if comparison != COMPARISON:
-        filters = [
-            Component.model_validate({"name": NAME, **one.options, "comparison": comparison})
-            if one.name == NAME
-            else one
-            for one in filters
-        ]
+        for number, component in enumerate(filters):
+            if component.name == NAME:
+                options = {**component.options, "comparison": comparison}
+                filters[number] = Component.model_validate({"name": NAME, **options})
     return data.model_copy(update={"filters": filters})
 
 
 def is_refused(data: Data) -> bool:
     return any(
-        one.name == NAME and one.options.get("own_evaluation") is False for one in data.filters
+        component.name == NAME and component.options.get("own_evaluation") is False
+        for component in data.filters
     )
 
 
 def index_of(data: Data, evaluation: Evaluation, folder: Path, comparison: int) -> Path:
     """The index file of the evaluation documents; rebuilt when their files, or their processing, change."""
     has_share = evaluation.held_out_share is not None
-    states, content, read = {}, {}, []
+    states: dict[str, Any] = {}
+    content: dict[str, Any] = {}
+    names: list[str] = []
+    max_documents: list[int | None] = []
     for key, source in keyed_sources(data, evaluation):
         if "perplexity" in key or has_share and kind_of(source.path) == "local":
             states[key] = signatures_of(files_of(source, key))
             content[key] = reading_content(source, sieve_of(data, source, key))
-            read.append(source)
-    names, most = (
-        [reported_name(source) for source in read],
-        [source.max_documents for source in read],
-    )
-    limits = [evaluation.held_out_share, data.chunk_bytes, data.on_bad_row, most]
-    known = folder / key_of(
-        {
-            "format": comparison,
-            "states": states,
-            "content": content,
-            "names": names,
-            "limits": limits,
-        }
-    )
-    if all(states.values()) and (written := read_sealed(known)) is not None:
-        path = folder / written["index"]
+            names.append(reported_name(source))
+            max_documents.append(source.max_documents)
+    limits = [evaluation.held_out_share, data.chunk_bytes, data.on_bad_row, max_documents]
+    decides = {
+        "format": comparison,
+        "states": states,
+        "content": content,
+        "names": names,
+        "limits": limits,
+    }
+    record_file = folder / key_of(decides)
+    has_states = all(states.values())  # a source without files may change unnoticed
+    record = read_sealed(record_file) if has_states else None
+    if record is not None:
+        path = folder / record["index"]
         if path.exists():
-            if size_and_hash(path)[1] == written["digest"]:
+            if size_and_hash(path)[1] == record["digest"]:
                 return path
             report_damage(path)
     evaluated = chain(
         documents_of_sets(data, evaluation), held_out_documents(data, evaluation, only_local=True)
     )
     path = read_runs(evaluated, comparison).save(folder)
-    if all(states.values()):
-        write_once(known, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
+    if has_states:
+        write_once(record_file, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
     return path
 
 
 def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
     """The work that produces a source's training documents, without tokenisation."""
     return ShardWork(
-        source,
-        key,
-        sieve_of(data, source, key),
-        cast(DocumentEncoder, None),
-        data.on_bad_row,
-        Path(),
+        source=source,
+        key=key,
+        sieve=sieve_of(data, source, key),
+        encoder=cast(DocumentEncoder, None),
+        on_bad_row=data.on_bad_row,
+        folder=Path(),
     )
 
 
-def search(
-    work: ShardWork, index: str, is_trained_on_copies: bool, pieces: Sequence[Piece]
-) -> "Found":
-    runs, found = load_runs(index), Found()
-    for text, document in texts_of(work, pieces):
-        if runs.is_own(text):  # held out, or a copy, which is dropped by hash
-            found.equal.append(xxh3_64_intdigest(text.encode()))
-            continue
-        found.documents += 1
-        overlap = runs.find(text)
-        if overlap is None:
-            continue
-        if is_trained_on_copies or not overlap.is_contaminated:
-            found.copied.update(runs.copied(text))
-        if not overlap.is_contaminated:
-            found.touched += 1
-            continue
-        found.counts[overlap.set_name] += 1
-        if len(found.hits) < LISTED:
-            shared = (
-                overlap.set_name,
-                overlap.where,
-                overlap.words,
-                overlap.share,
-                overlap.own_share,
-            )
-            found.hits.append(Hit(reported_name(work.source), document.where, *shared))
-    return found
-
-
 @dataclass
-class Found:
+class Overlaps:
+    """What training documents have in common with evaluation documents."""
+
     documents: int = 0
     touched: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     hits: list[Hit] = field(default_factory=list)
-    equal: list[int] = field(
-        default_factory=list
-    )  # hashes of texts equal to an evaluation document
-    copied: set[int] = field(default_factory=set)  # runs in documents that are not dropped
+    equal: list[int] = field(default_factory=list)
+    """Hashes of the texts that are equal to an evaluation document."""
+    copied: set[int] = field(default_factory=set)
+    """Runs of words in documents that are not dropped."""
 
 
-def search_source(work: ShardWork, index: str, *, is_trained_on_copies: bool) -> Found:
+def search_source(work: ShardWork, index: str, *, is_trained_on_copies: bool) -> Overlaps:
     jobs = jobs_of(work.source, work.key, PIECE_BYTES)
     workers = workers_for(sum(file.size for file in files_of(work.source, work.key)), len(jobs))
-    whole = Found()
-    look = partial(search, work, index, is_trained_on_copies)
-    for found in map_in_order(lambda: look, jobs, workers, WORKERS_IMPORT):
-        whole.documents += found.documents
-        whole.touched += found.touched
-        whole.counts += found.counts
-        whole.equal += found.equal
-        whole.copied |= found.copied
-        whole.hits += found.hits[: LISTED - len(whole.hits)]
-    return whole
+    search = partial(search_pieces, work, index, is_trained_on_copies)
+    total = Overlaps()
+    for overlaps in map_in_order(lambda: search, jobs, workers, WORKERS_IMPORT):
+        total.documents += overlaps.documents
+        total.touched += overlaps.touched
+        total.counts += overlaps.counts
+        total.equal += overlaps.equal
+        total.copied |= overlaps.copied
+        total.hits += overlaps.hits[: LISTED - len(total.hits)]
+    return total
+
+
+def search_pieces(
+    work: ShardWork, index: str, is_trained_on_copies: bool, pieces: Sequence[Piece]
+) -> Overlaps:
+    runs = load_runs(index)
+    overlaps = Overlaps()
+    for text, document in texts_of(work, pieces):
+        if runs.is_own(text):  # held out, or a copy, which is dropped by hash
+            overlaps.equal.append(xxh3_64_intdigest(text.encode()))
+            continue
+        overlaps.documents += 1
+        overlap = runs.find(text)
+        if overlap is None:
+            continue
+        if is_trained_on_copies or not overlap.is_contaminated:
+            overlaps.copied.update(runs.copied(text))
+        if not overlap.is_contaminated:
+            overlaps.touched += 1
+            continue
+        overlaps.counts[overlap.set_name] += 1
+        if len(overlaps.hits) < LISTED:
+            hit = Hit(
+                source=reported_name(work.source),
+                where=document.where,
+                set_name=overlap.set_name,
+                evaluation_document=overlap.where,
+                words=overlap.words,
+                share=overlap.share,
+                own_share=overlap.own_share,
+            )
+            overlaps.hits.append(hit)
+    return overlaps

@@ -9,7 +9,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, publish_derived
-from cpt.data.examples.encoder import fitting
+from cpt.data.examples.encoder import select_fitting
 from cpt.data.readers.account import Account, Losses, separator_warning, with_held_out
 from cpt.data.readers.columns import form_of_source
 from cpt.data.readers.documents import absurd_share
@@ -52,118 +52,152 @@ def held_out_set(
     layout = replace(layout, packing=packing, stride=stride)
     # A conversation is cut to one row in training, but evaluated to its end, in windows, like a document: otherwise
     # the bits would be those of its beginning, and the bytes those of all of it.
-    longest = int(np.diff(documents.offsets)[chosen].max(initial=layout.sequence_length))
-    most = layout.sequence_length if layout.is_one_a_row else longest
-    chosen, lengths, _, _ = fitting(documents, chosen, layout.form, most)
-    starts = documents.offsets[chosen]
+    most = layout.sequence_length
+    if not layout.is_one_a_row:
+        most = int(np.diff(documents.offsets)[chosen].max(initial=most))
+    fitting = select_fitting(documents, chosen, layout.form, most)
+    starts = documents.offsets[fitting.numbers]
     form = [] if layout.form == "document" else [layout.form, "whole"]
-    what = {
+    content = {
         "format": FORMAT,
         "documents": documents.digest,
         "chosen": xxh3_128_hexdigest(starts.tobytes()),
         "layout": [layout.sequence_length, packing, stride, *form],
     }
-    folder = publish_derived(cache_dir / "rows" / key_of(what), layout.packer(starts, lengths, 0))
+    packer = layout.packer(starts, fitting.lengths, 0)
+    folder = publish_derived(cache_dir / "rows" / key_of(content), packer)
     rows = layout.open(documents, folder)
     hold(folder, rows)
-    return HeldOutSet(name, rows, len(chosen), chosen, layout.form)
+    return HeldOutSet(
+        name=name,
+        rows=rows,
+        num_documents=len(fitting.numbers),
+        chosen=fitting.numbers,
+        form=layout.form,
+    )
 
 
 def whole_set(source: TokenizedSource, layout: Layout, cache_dir: Path) -> HeldOutSet:
     """A held-out set with separate files. As in a held-out share, a very long document is left out."""
-    documents, name = source.documents(source.plan.held_out), reported_name(source.work.source)
+    documents = source.documents(source.plan.held_out)
+    name = reported_name(source.work.source)
     layout = replace(layout, form=form_of_source(source.work.source))
     sizes = documents.num_bytes
     longest = LARGEST_OF_AVERAGE * sizes.mean() if layout.form == "document" else sizes.max()
     chosen = np.flatnonzero(sizes <= longest)
-    found = held_out_set(name, documents, chosen, layout, cache_dir)
+    held_out = held_out_set(name, documents, chosen, layout, cache_dir)
     if len(chosen) == len(sizes):
-        return found
+        return held_out
     share = 1 - sizes[chosen].sum() / sizes.sum()
     count = len(sizes) - len(chosen)
-    text = (
+    left_out = (
         f"`{name}`: {count:,} of {len(sizes):,} documents not evaluated, longer than {LARGEST_OF_AVERAGE} average ones"
         f" ({100 * share:.0f} % of the bytes). Training text that contains parts of them is dropped all the same."
     )
-    log.info(text)
-    return replace(found, left_out=text)
+    log.info(left_out)
+    return replace(held_out, left_out=left_out)
 
 
 def check_sizes(data: Data, evaluation: Evaluation, *, few: int) -> tuple[list[Account], list[str]]:
     """Read the sources that are quick to read: their accounts, and warnings about one huge document and about the
     result of `held_out_share`. Below `few` held-out documents, a confidence interval means little."""
-    share, warnings, held_out = evaluation.held_out_share, list[str](), list[tuple[int, int]]()
+    share = evaluation.held_out_share
     accounts: list[Account] = []
+    warnings: list[str | None] = []
+    num_held_out: list[int] = []  # of each source that was read
     for number, source in enumerate(data.sources):
-        key, losses = f"data.sources[{number}]", Losses()
-        name, found = reported_name(source), sizes_of(data, source, key, losses)
-        if found is None:
+        key = f"data.sources[{number}]"
+        losses = Losses()
+        texts = read_texts(data, source, key, losses)
+        if texts is None:
             continue
-        hashes, sizes, largest = found
-        total, count = int(sizes.sum()), len(sizes)
-        account = losses.account(name, count, total, listing_of(source, key))
+        name = reported_name(source)
+        account = losses.account(name, texts.count, texts.total_bytes, listing_of(source, key))
+        warnings.append(separator_warning(source, account))
+        warnings.append(texts.giant_warning(name))
+        if share is not None:
+            sizes = texts.held_out_sizes(share)
+            num_held_out.append(len(sizes))
+            account = with_held_out(account, len(sizes), int(sizes.sum()))
+            warnings.append(check_held_out(name, share, sizes, texts, few))
         accounts.append(account)
-        if unused := separator_warning(source, account):
-            warnings.append(unused)
-        if giant := absurd_share(name, largest, int(sizes.max()), total, count, "bytes"):
-            warnings.append(giant.rstrip("."))
-        if share is None:
-            continue
-        chosen = sizes[is_held_out(hashes, sizes, share, longest_held_out(total, count, share))]
-        held_out.append((len(chosen), count))
-        accounts[-1] = with_held_out(account, len(chosen), int(chosen.sum()))
-        if warning := check_held_out(name, share, chosen, total, count, few):
-            warnings.append(warning)
-    if (
-        share is not None
-        and len(held_out) == len(data.sources)
-        and not any(chosen for chosen, _ in held_out)
-    ):
-        raise DataError(nothing_held_out(share, sum(count for _, count in held_out)))
-    return accounts, warnings
+    if share is not None and len(num_held_out) == len(data.sources) and not any(num_held_out):
+        raise DataError(nothing_held_out(share, sum(account.documents for account in accounts)))
+    return accounts, [warning for warning in warnings if warning is not None]
 
 
-def check_held_out(
-    name: str, share: float, held_out: Int64, total: int, num_documents: int, few: int
-) -> str | None:
-    """A warning about the sizes of the documents that a share holds out of a source; DataError if it is all of it."""
-    counts = f"{name}: `evaluation.held_out_share` holds out {len(held_out)} of {num_documents:,} documents"
-    if len(held_out) == num_documents:
-        raise DataError(f"{counts}, so none is left to train on. Lower it, {REMEDY}.")
-    if len(held_out) < few:
-        return (
-            f"{counts}; below {few} the confidence interval means little. Raise the share, {REMEDY}"
-        )
-    return other_share(name, share, int(held_out.sum()), total, len(held_out))
+@dataclass(frozen=True)
+class Texts:
+    """The texts of a small source: what decides which of them are held out."""
+
+    hashes: Hashes
+    sizes: Int64  # bytes
+    largest_at: str  # file and line of the largest one
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def total_bytes(self) -> int:
+        return int(self.sizes.sum())
+
+    def held_out_sizes(self, share: float) -> Int64:
+        longest = longest_held_out(self.total_bytes, self.count, share)
+        return self.sizes[is_held_out(self.hashes, self.sizes, share, longest)]
+
+    def giant_warning(self, name: str) -> str | None:
+        largest = int(self.sizes.max())
+        return absurd_share(name, self.largest_at, largest, self.total_bytes, self.count, "bytes")
 
 
-def sizes_of(
-    data: Data, source: Source, key: str, losses: Losses
-) -> tuple[Hashes, Int64, str] | None:
-    """For a small local source of documents: hashes of the texts, their bytes, and the place of the largest one."""
-    is_read = kind_of(source.path) == "local" and form_of_source(source) == "document"
-    if not is_read or sum(file.size for file in files_of(source, key)) > MOST_BYTES_READ:
+def read_texts(data: Data, source: Source, key: str, losses: Losses) -> Texts | None:
+    """Read a small local source of documents; None for any other, and for one without a text."""
+    if kind_of(source.path) != "local" or form_of_source(source) != "document":
         return None
-    hashes, sizes, largest = list[int](), list[int](), ("", -1)
+    if sum(file.size for file in files_of(source, key)) > MOST_BYTES_READ:
+        return None
+    hashes: list[int] = []
+    sizes: list[int] = []
+    largest_at = ""
+    largest = -1
     for text, document in texts_of(work_of(data, source, key), pieces_of(source, key), losses):
         raw = text.encode()
         hashes.append(xxh3_64_intdigest(raw))
         sizes.append(len(raw))
-        if len(raw) > largest[1]:
-            largest = document.where, len(raw)
-    return (np.array(hashes, np.uint64), np.array(sizes, np.int64), largest[0]) if sizes else None
+        if len(raw) > largest:
+            largest = len(raw)
+            largest_at = document.where
+    if not sizes:
+        return None
+    return Texts(np.array(hashes, np.uint64), np.array(sizes, np.int64), largest_at)
+
+
+def check_held_out(
+    name: str, share: float, held_out_sizes: Int64, texts: Texts, few: int
+) -> str | None:
+    """A warning about the sizes of the documents that a share holds out of a source; DataError if it is all of it."""
+    count = len(held_out_sizes)
+    counts = f"{name}: `evaluation.held_out_share` holds out {count} of {texts.count:,} documents"
+    if count == texts.count:
+        raise DataError(f"{counts}, so none is left to train on. Lower it, {REMEDY}.")
+    if count < few:
+        return (
+            f"{counts}; below {few} the confidence interval means little. Raise the share, {REMEDY}"
+        )
+    return other_share(name, share, int(held_out_sizes.sum()), texts.total_bytes, count)
 
 
 def other_share(
-    name: str, asked: float, held_out: int, total: int, num_documents: int
+    name: str, requested_share: float, held_out_bytes: int, total_bytes: int, num_documents: int
 ) -> str | None:
     """A warning if the held-out bytes are a very different share of the source than the recipe requests."""
-    share = held_out / max(1, total)
-    if asked / FAR_OFF <= share <= asked * FAR_OFF:
+    share = held_out_bytes / max(1, total_bytes)
+    if requested_share / FAR_OFF <= share <= requested_share * FAR_OFF:
         return None
     documents = f"{num_documents:,} document{'' if num_documents == 1 else 's'}"
     return (
-        f"{name}: `evaluation.held_out_share` is {asked:.2%}, but {share:.2%} of the text is held out, in"
+        f"{name}: `evaluation.held_out_share` is {requested_share:.2%}, but {share:.2%} of the text is held out, in"
         f" {documents}. Documents are chosen by hash, and very long ones are never held out. To choose others,"
         f" {REMEDY}"
     )
@@ -171,8 +205,8 @@ def other_share(
 
 def nothing_held_out(share: float, num_documents: int) -> str:
     enough = min(0.5, 50 / num_documents)
+    remedy = f"Set it to {enough:.2g}" if enough > share else "Add documents"
     return (
         f"`evaluation.held_out_share` is {share:g}, which selects none of {num_documents:,} documents, so nothing can"
-        f" be evaluated. {f'Set it to {enough:.2g}' if enough > share else 'Add documents'}, or name separate files:"
-        " `evaluation.perplexity`."
+        f" be evaluated. {remedy}, or name separate files: `evaluation.perplexity`."
     )

@@ -12,7 +12,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from operator import itemgetter
+from typing import Any, cast
 
 import torch
 from accelerate.utils.operations import recursively_apply
@@ -22,7 +23,7 @@ from cpt.data.rows.chunks import ChunkedRows
 from cpt.data.rows.mixture import MixtureRows, RowRange, shift_past_skipped
 from cpt.data.rows.packing import Row, stack_rows
 from cpt.data.store.parallel import num_workers
-from cpt.data.store.tokenized import Wanted, made
+from cpt.data.store.tokenized import SourceShard, make_in_order
 from cpt.distributed import report_fallback
 from cpt.errors import CptError
 
@@ -32,7 +33,8 @@ FULL_SHARED_MEMORY = (
     "/dev/shm is too small for the batches of worker processes."
     " In a container: docker run --shm-size=8g, or --ipc=host"
 )
-MOST_AHEAD, MOST_BYTES_AHEAD = 16, 256 * 2**20  # micro-batches prepared in advance
+MOST_AHEAD = 16  # micro-batches prepared in advance
+MOST_BYTES_AHEAD = 256 * 2**20
 
 
 @dataclass(eq=False)
@@ -50,10 +52,8 @@ class RankSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         for number in range(self.begin_at, self.num_micro_batches):
             first = self.first_row + (number * self.world_size + self.rank) * self.micro_batch
-            yield from (
-                shift_past_skipped(row, self.left_out)
-                for row in range(first, first + self.micro_batch)
-            )
+            for row in range(first, first + self.micro_batch):
+                yield shift_past_skipped(row, self.left_out)
 
     def __len__(self) -> int:
         return self.num_micro_batches * self.micro_batch
@@ -113,9 +113,9 @@ class CPTDataLoader(DataLoader[Row]):
         """Yield micro-batches; `waited_seconds` adds up the time that the model waited for them."""
         batches = self.by_workers() if self.num_workers else self.made_ahead()
         while True:
-            asked = time.perf_counter()
+            begin = time.perf_counter()
             batch = next(batches, None)
-            self.waited_seconds += time.perf_counter() - asked
+            self.waited_seconds += time.perf_counter() - begin
             if batch is None:
                 return
             yield batch
@@ -123,17 +123,18 @@ class CPTDataLoader(DataLoader[Row]):
     def by_workers(self) -> Iterator[Row]:
         """Load with torch's workers. Workers that die (usually out of memory) are replaced; without enough shared
         memory for their batches, this process loads the others."""
-        taken = replaced = 0
+        num_read = 0
+        replacements = 0
         batches: Iterator[Row] | None = None
         while True:
             try:
                 if batches is None:
                     # torch's SIGCHLD handler raises wherever the main thread is, even in a backward pass.
                     is_main = threading.current_thread() is threading.main_thread()
-                    before = signal.getsignal(signal.SIGCHLD) if is_main else None
+                    handler = signal.getsignal(signal.SIGCHLD) if is_main else None
                     batches = super().__iter__()
                     if is_main:
-                        signal.signal(signal.SIGCHLD, before)
+                        signal.signal(signal.SIGCHLD, handler)
                 batch = next(batches, None)
             except CptError as problem:  # torch puts the worker's traceback before the message
                 kind = type(problem)
@@ -142,27 +143,24 @@ class CPTDataLoader(DataLoader[Row]):
             except (RuntimeError, OSError, EOFError) as problem:
                 if is_out_of_shared_memory(problem):
                     break
-                is_lost = not str(problem).startswith("Caught ")  # "Caught" marks an error in a row
-                if isinstance(problem, RuntimeError):
-                    is_lost = str(problem).startswith("DataLoader worker (pid")
-                if not is_lost or replaced == MOST_REPLACEMENTS:
+                if not is_lost_worker(problem) or replacements == MOST_REPLACEMENTS:
                     raise
-                replaced += 1
+                replacements += 1
                 log.warning(
-                    f"Worker processes of the data loader died and were replaced ({replaced} of {MOST_REPLACEMENTS}"
-                    f" times): {problem}"
+                    "Worker processes of the data loader died and were replaced"
+                    f" ({replacements} of {MOST_REPLACEMENTS} times): {problem}"
                 )
-                self.rank_sampler.begin_at = taken
+                self.rank_sampler.begin_at = num_read
                 batches = self._iterator = None  # holds torch's persistent workers
                 continue
             if batch is None:
                 self.rank_sampler.begin_at = 0
                 return
-            taken += 1
+            num_read += 1
             yield batch
         report_fallback("training.dataloader_num_workers", 0, FULL_SHARED_MEMORY)
         self.num_workers = 0
-        self.rank_sampler.begin_at = taken
+        self.rank_sampler.begin_at = num_read
         batches = self._iterator = None
         yield from self.made_ahead()
         self.rank_sampler.begin_at = 0
@@ -170,33 +168,33 @@ class CPTDataLoader(DataLoader[Row]):
     def made_ahead(self) -> Iterator[Row]:
         """Prepare micro-batches in one thread; several would compete for the interpreter."""
         pins = self.pin_memory and torch.accelerator.is_available()
-        # The current device is per thread.
-        begin = (
-            partial(torch.accelerator.set_device_index, torch.accelerator.current_device_index())
-            if pins
-            else None
-        )
-        rows, stacks = self.dataset, self.collates_plainly
+        set_device = None
+        if pins:  # the current device is per thread
+            device = torch.accelerator.current_device_index()
+            set_device = partial(torch.accelerator.set_device_index, device)
+        rows = self.dataset
+        # A subclass may change single rows.
+        writes_batches = type(rows) is MixtureRows and self.collates_plainly
 
         def make(numbers: list[int]) -> Row:
-            if type(rows) is MixtureRows and stacks:  # a subclass may change single rows
-                batch = self.complete(rows.batch(numbers))
+            if writes_batches:
+                batch = self.complete(cast(MixtureRows, rows).batch(numbers))
             else:
                 batch = self.collate_fn([rows[number] for number in numbers])
-            return recursively_apply(torch.Tensor.pin_memory, batch) if pins else batch  # type: ignore[no-any-return]
+            if pins:
+                return cast(Row, recursively_apply(torch.Tensor.pin_memory, batch))
+            return batch
 
-        ahead, waiting = 1, deque[Future[Row]]()
-        with ThreadPoolExecutor(1, "data-prefetch", begin) as pool:
+        most_waiting = 1
+        waiting = deque[Future[Row]]()
+        with ThreadPoolExecutor(1, "data-prefetch", set_device) as pool:
             try:
                 for numbers in self.batch_sampler or ():
                     waiting.append(pool.submit(make, numbers))
-                    if len(waiting) > ahead:
+                    if len(waiting) > most_waiting:
                         batch = waiting.popleft().result()
-                        values = batch.values() if isinstance(batch, dict) else ()
-                        num_bytes = sum(
-                            value.nbytes for value in values if isinstance(value, torch.Tensor)
-                        )
-                        ahead = max(2, min(MOST_AHEAD, MOST_BYTES_AHEAD // max(1, num_bytes)))
+                        most_in_memory = MOST_BYTES_AHEAD // max(1, bytes_of(batch))
+                        most_waiting = max(2, min(MOST_AHEAD, most_in_memory))
                         yield batch
                 while waiting:
                     yield waiting.popleft().result()
@@ -209,13 +207,26 @@ def is_out_of_shared_memory(problem: Exception) -> bool:
     return is_full or "shared memory" in str(problem)
 
 
+def is_lost_worker(problem: Exception) -> bool:
+    if isinstance(problem, RuntimeError):
+        return str(problem).startswith("DataLoader worker (pid")
+    return not str(problem).startswith("Caught ")  # "Caught" marks an error in a row
+
+
+def bytes_of(batch: Any) -> int:
+    """Bytes of its tensors; 0 for what a user's `collate_fn` returns instead of a dict."""
+    if not isinstance(batch, dict):
+        return 0
+    return sum(value.nbytes for value in batch.values() if isinstance(value, torch.Tensor))
+
+
 def shared(collate: Callable[[Any], Row], rows: Any) -> Row:
     """Move a worker's batch to shared memory here: torch would do so in a thread, whose error only the worker sees,
     while the run waits for the batch."""
     batch = collate(rows)
     if get_worker_info() is None:
         return batch
-    return recursively_apply(torch.Tensor.share_memory_, batch)  # type: ignore[no-any-return]
+    return cast(Row, recursively_apply(torch.Tensor.share_memory_, batch))
 
 
 def completed(collate: Callable[[Any], Row], complete: Callable[[Row], Row], rows: Any) -> Row:
@@ -234,7 +245,7 @@ class ReadAhead:
 
     def __init__(self, sources: Sequence[tuple[ChunkedRows, float, int]]) -> None:
         self.sources = [(copy(rows), share, turn) for rows, share, turn in sources]
-        self.unwanted = threading.Event()
+        self.is_stopped = threading.Event()
         self.begun = deque[tuple[ChunkedRows, int]]()  # chunks in progress
         self.thread = threading.Thread(target=self.run, name="data-read-ahead", daemon=True)
 
@@ -245,34 +256,35 @@ class ReadAhead:
     def stop(self) -> None:
         """Stop the thread and its worker processes; their unfinished work is discarded."""
         atexit.unregister(self.stop)
-        self.unwanted.set()
+        self.is_stopped.set()
         if self.thread.is_alive():
             self.thread.join()
 
     def run(self) -> None:
         """The main loop. An error ends the thread: the reader of that chunk gets the same error and raises it."""
-        cores, sources = num_workers(), [rows.tokenized for rows, _, _ in self.sources]
-        shards = made(
-            self.wanted(), cores and max(1, cores - 1), sources
-        )  # leave one core to the run
+        sources = [rows.tokenized for rows, _, _ in self.sources]
+        workers = num_workers()
+        if workers > 1:
+            workers -= 1  # leave one core to the run
+        shards = make_in_order(self.missing_shards(), workers, sources)
         try:
             for _ in shards:
                 self.close_chunks()
-                if self.unwanted.is_set():
+                if self.is_stopped.is_set():
                     return
             self.close_chunks()
             for source in sources:
-                if not self.unwanted.is_set() and not source.missing(source.plan.numbers):
+                if not self.is_stopped.is_set() and not source.missing(source.plan.numbers):
                     source.finish()
         except CptError as problem:
             log.warning(f"Reading ahead ended: {problem}")
         finally:
             shards.close()
 
-    def wanted(self) -> Iterator[Wanted]:
+    def missing_shards(self) -> Iterator[SourceShard]:
         """Yield missing shards, chunk by chunk, in the order of use."""
         for rows, chunk in self.upcoming():
-            if self.unwanted.is_set():
+            if self.is_stopped.is_set():
                 return
             if rows.total is not None and chunk >= rows.total.chunks:  # after `max_tokens`
                 continue
@@ -288,7 +300,7 @@ class ReadAhead:
             for chunk in rows.chunks_from(turn):
                 chunks.append((position, rows, chunk))
                 position += rows.tokenized.plan.bytes_of_chunks[chunk] / max(share, 1e-9)
-        return [(rows, chunk) for _, rows, chunk in sorted(chunks, key=lambda place: place[0])]
+        return [(rows, chunk) for _, rows, chunk in sorted(chunks, key=itemgetter(0))]
 
     def close_chunks(self) -> None:
         """Pack the chunks whose shards are complete, in the order in which they were started."""

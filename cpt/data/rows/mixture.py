@@ -5,6 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
@@ -29,9 +30,8 @@ class RowsOfSteps:
     """Step s reads `rows_per_step` rows from `first(s)` on. To resume, only the skipped ranges are needed."""
 
     rows_per_step: int
-    left_out: list[RowRange] = field(
-        default_factory=list
-    )  # ascending; each begins at the first row of a step
+    left_out: list[RowRange] = field(default_factory=list)
+    """Ascending; each begins at the first row of a step."""
 
     def first(self, step: int) -> int:
         """The global number of the step's first row, equal to the number of rows before it, skipped ones included."""
@@ -68,10 +68,12 @@ def lengths_of_phases(data: Data) -> Lengths:
     """The context length from each row on; empty if it is always the whole row."""
     if all(phase.context_length is None for phase in data.phases):
         return []
-    lengths, first = [], 0
+    lengths = []
+    first = 0
     for phase in data.phases:
         lengths.append((first, phase.context_length or data.sequence_length))
-        first = first if phase.until is None else round(phase.until / data.sequence_length)
+        if phase.until is not None:
+            first = round(phase.until / data.sequence_length)
     return lengths
 
 
@@ -86,8 +88,8 @@ def from_row(changes: list[tuple[int, Value]], row: int) -> list[tuple[int, Valu
     """The changes of a run, counted from a later row: the last one before it holds from 0 on."""
     if row == 0:
         return changes
-    begun = sum(first <= row for first, _ in changes)
-    return [(max(0, first - row), value) for first, value in changes[max(0, begun - 1) :]]
+    number = bisect_right(changes, row, key=itemgetter(0)) - 1
+    return [(max(0, first - row), value) for first, value in changes[max(0, number) :]]
 
 
 Shares = NDArray[np.float64]
@@ -96,7 +98,7 @@ Changes = list[tuple[int, Shares]]
 LINEAR_BLOCKS = 64  # in a linear change; weights are constant in a block, so quotas are exact
 
 
-def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
+def shares_of_phases(data: Data, tokens: Sequence[int]) -> Changes:
     """The shares of tokens that the recipe requests, and the rows where each begins. A phase ends at the nearest row.
     A linear phase is split into blocks, each with the shares at its middle."""
     if not data.phases:
@@ -105,7 +107,8 @@ def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
             weights = (np.array(tokens) / max(tokens)) ** (1 / data.temperature)
         return [(0, weights / weights.sum())]
     changes: Changes = []
-    first, before = 0, np.empty(0)
+    first = 0
+    shares_before = np.empty(0)
     for number, phase in enumerate(data.phases):
         if phase.until_learning_rate is not None:
             raise RecipeError(
@@ -116,29 +119,26 @@ def asked_shares(data: Data, tokens: Sequence[int]) -> Changes:
             [phase.weights.get(reported_name(source), 0.0) for source in data.sources]
         )
         shares = weights / weights.sum()
-        after = first if phase.until is None else round(phase.until / data.sequence_length)
+        end = first if phase.until is None else round(phase.until / data.sequence_length)
         if phase.change == "linear":
             for block in range(LINEAR_BLOCKS):
-                way = (block + 0.5) / LINEAR_BLOCKS
-                changes.append(
-                    (
-                        first + (after - first) * block // LINEAR_BLOCKS,
-                        (1 - way) * before + way * shares,
-                    )
-                )
-            first = after  # the last phase keeps its final shares
+                progress = (block + 0.5) / LINEAR_BLOCKS
+                first_of_block = first + (end - first) * block // LINEAR_BLOCKS
+                shares_of_block = (1 - progress) * shares_before + progress * shares
+                changes.append((first_of_block, shares_of_block))
+            first = end  # the last phase keeps its final shares
         changes.append((first, shares))
-        first, before = after, shares
+        first = end
+        shares_before = shares
     return changes
 
 
 def shares_over(changes: Changes, rows: int) -> Shares:
-    ends = [first for first, _ in changes[1:]] + [max(rows, 1)]
-    held = [
-        max(0, min(end, max(rows, 1)) - first)
-        for (first, _), end in zip(changes, ends, strict=True)
-    ]
-    return np.average([shares for _, shares in changes], axis=0, weights=held)
+    """The average shares of the first rows."""
+    rows = max(rows, 1)
+    bounds = [min(first, rows) for first, _ in changes]
+    rows_of_changes = np.diff([*bounds, rows])
+    return np.average([shares for _, shares in changes], axis=0, weights=rows_of_changes)
 
 
 class Turns:
@@ -149,35 +149,29 @@ class Turns:
 
     Args:
         changes: (row, weights of the sources from this row on), in row order, starting at row 0.
-        read: turns that each source had in earlier stretches of the run.
+        rows_read: turns that each source had in earlier stretches of the run.
     """
 
     def __init__(
-        self, changes: Sequence[tuple[int, Sequence[float]]], read: Sequence[int] = ()
+        self, changes: Sequence[tuple[int, Sequence[float]]], rows_read: Sequence[int] = ()
     ) -> None:
         self.first_rows = [first for first, _ in changes]
         self.proportions: list[list[int]] = []
-        self.before = [list(read) or [0] * len(changes[0][1])]
+        _, last_weights = changes[-1]
+        self.before = [list(rows_read) or [0] * len(last_weights)]
         owed: dict[int, float] = {}
         for (first, weights), (end, _) in pairwise(changes):
             quotas, owed = whole_quotas(end - first, weights, owed)
             self.proportions.append(quotas)  # these give each source exactly its quota at the end
-            self.before.append(
-                [had + new for had, new in zip(self.before[-1], quotas, strict=True)]
-            )
-        weights, total = (
-            changes[-1][1],
-            sum(changes[-1][1]),
-        )  # as integers; only a weight of 0 becomes 0
-        self.proportions.append(
-            [max(1, round(one / total * SHARE_UNIT)) if one > 0 else 0 for one in weights]
-        )
+            self.before.append([sum(turns) for turns in zip(self.before[-1], quotas, strict=True)])
+        self.proportions.append(as_integers(last_weights))
 
     def turn(self, number: int) -> tuple[int, int]:
         """The source of row `number`, and the number of its turns before this row, since the run began."""
-        had, has = self.counts(number), self.counts(number + 1)
-        source = next(source for source, count in enumerate(has) if count != had[source])
-        return source, had[source]
+        before = self.counts(number)
+        after = self.counts(number + 1)
+        source = next(source for source, count in enumerate(after) if count != before[source])
+        return source, before[source]
 
     def shares(self, number: int) -> list[float]:
         """Each source's share of the rows from `number` on, until the weights change."""
@@ -189,12 +183,14 @@ class Turns:
         ceil(n * p / total); the others share the rest in the same way, as in grain's MapDataset.mix, which rounds
         weights to 1/100 of the smallest: 1.009 : 1 becomes 1 : 1."""
         part = bisect_right(self.first_rows, number) - 1
-        left, total = number - self.first_rows[part], sum(self.proportions[part])
+        rows = number - self.first_rows[part]
+        total = sum(self.proportions[part])
         counts = []
         for before, proportion in zip(self.before[part], self.proportions[part], strict=True):
-            remaining = left * (total - proportion) // total if total else 0
-            counts.append(before + left - remaining)
-            left, total = remaining, total - proportion
+            rows_of_others = rows * (total - proportion) // total if total else 0
+            counts.append(before + rows - rows_of_others)
+            rows = rows_of_others
+            total -= proportion
         return counts
 
 
@@ -212,56 +208,60 @@ class MixtureRows(Dataset[Row]):
     lengths: Sequence[tuple[int, int]] = ()  # by rows counted from `first_row`
     first_row: int = 0  # where this mixture begins in the run; rows before it cannot be read
     numbers: Sequence[int] = ()
-    """Each source's number in the order of first use, which decides the order of its rows; by default its place in
+    """Each source's number in the order of first use, which decides the order of its rows; by default its index in
     `sources`."""
 
     def __len__(self) -> int:
         return ENDLESS
 
     def __getitem__(self, number: int) -> Row:
-        rows, row, epoch = self.row_at(number)
-        found = rows.row(row, epoch)
+        rows, index, epoch = self.row_at(number)
+        row = rows.row(index, epoch)
         if self.lengths:
-            self.cut(number, found["position_ids"].numpy(), found["labels"].numpy())
-        return found
+            self.cut(number, row["position_ids"].numpy(), row["labels"].numpy())
+        return row
 
     def cut(self, number: int, position_ids: Int64, labels: Int64) -> None:
-        if self.lengths:
-            change = (
-                bisect_right(self.lengths, self.place_of(number), key=lambda change: change[0]) - 1
-            )
-            cut_documents(position_ids, labels, self.lengths[change][1])
+        """Cut the documents of a row to the context length of its phase, in place."""
+        row = self.row_in_mixture(number)
+        change = bisect_right(self.lengths, row, key=itemgetter(0)) - 1
+        _, length = self.lengths[change]
+        cut_documents(position_ids, labels, length)
 
     def batch(self, numbers: Sequence[int]) -> Row:
         """Rows as one batch [B, T], equal to `stack_rows` but written directly."""
-        found = [self.row_at(number) for number in numbers]
-        if any(isinstance(rows, PaddedRows) for rows, _, _ in found):
-            return stack_rows([rows.row(row, epoch) for rows, row, epoch in found])
-        arrays = np.empty((len(NAMES), len(found), found[0][0].sequence_length), np.int64)
-        for line, (rows, row, epoch) in enumerate(found):
-            rows.fill(row, epoch, *arrays[:, line])
-            self.cut(numbers[line], arrays[2, line], arrays[1, line])
+        places = [self.row_at(number) for number in numbers]
+        if any(isinstance(rows, PaddedRows) for rows, _, _ in places):
+            return stack_rows([rows.row(index, epoch) for rows, index, epoch in places])
+        batch_shape = (len(numbers), places[0][0].sequence_length)  # (B, T)
+        arrays = np.empty((len(NAMES), *batch_shape), np.int64)
+        input_ids, labels, position_ids = arrays
+        for line, (rows, index, epoch) in enumerate(places):
+            rows.fill(index, epoch, input_ids[line], labels[line], position_ids[line])
+            if self.lengths:
+                self.cut(numbers[line], position_ids[line], labels[line])
         return dict(zip(NAMES, torch.from_numpy(arrays), strict=True))
 
     def documents_in(self, number: int) -> Int64:
         """Tokens of each document of a global row; computed without reading tokens."""
-        rows, row, epoch = self.row_at(number)
-        return rows.packing.pieces(row, epoch)[1]
+        rows, index, epoch = self.row_at(number)
+        _, lengths = rows.packing.pieces(index, epoch)
+        return lengths
 
-    def place_of(self, number: int) -> int:
+    def row_in_mixture(self, number: int) -> int:
         """The number of a global row in this mixture."""
         if not self.first_row <= number < ENDLESS:
             raise IndexError(f"row {number}: expected {self.first_row} to {ENDLESS - 1}")
         return int(number) - self.first_row
 
     def turn(self, number: int) -> tuple[int, int]:
-        return self.turns.turn(self.place_of(number))
+        return self.turns.turn(self.row_in_mixture(number))
 
     def counts(self, number: int) -> list[int]:
         """The number of rows of each source before a global row, since the run began."""
         if number == 0:
             return [0] * len(self.sources)
-        return self.turns.counts(self.place_of(number))
+        return self.turns.counts(self.row_in_mixture(number))
 
     def row_at(self, number: int) -> tuple[PackedRows, int, int]:
         """The rows of the source of a global row, the row's number there, and the epoch."""
@@ -277,13 +277,28 @@ def whole_quotas(
     when a different set of sources has a weight."""
     total = sum(weights)
     active = [source for source, weight in enumerate(weights) if weight > 0]
-    before = owed if owed.keys() == set(active) else dict.fromkeys(active, 0.0)
-    owed = {source: before[source] + rows * weights[source] / total for source in active}
-    quotas = [max(0, math.floor(owed.get(source, 0.0))) for source in range(len(weights))]
-    while (left := rows - sum(quotas)) != 0:  # at most one row per source
-        step = 1 if left > 0 else -1
-        source = max(
-            (s for s in active if quotas[s] + step >= 0), key=lambda s: step * (owed[s] - quotas[s])
-        )
-        quotas[source] += step
-    return quotas, {source: owed[source] - quotas[source] for source in active}
+    if owed.keys() != set(active):
+        owed = dict.fromkeys(active, 0.0)
+    owed = {source: owed[source] + rows * weights[source] / total for source in active}
+    quotas = [0] * len(weights)
+    for source in active:
+        quotas[source] = max(0, math.floor(owed[source]))
+
+    def missing(source: int) -> float:
+        return owed[source] - quotas[source]
+
+    while sum(quotas) < rows:  # at most one row more per source
+        quotas[max(active, key=missing)] += 1
+    while sum(quotas) > rows:  # at most one row less
+        quotas[min((source for source in active if quotas[source]), key=missing)] -= 1
+    return quotas, {source: missing(source) for source in active}
+
+
+def as_integers(weights: Sequence[float]) -> list[int]:
+    """Only a weight of 0 becomes 0."""
+    total = sum(weights)
+    integers = [0] * len(weights)
+    for source, weight in enumerate(weights):
+        if weight > 0:
+            integers[source] = max(1, round(weight / total * SHARE_UNIT))
+    return integers

@@ -11,7 +11,7 @@ import numpy as np
 from cpt.cache import key_of
 from cpt.data.examples.encoder import encoder_of
 from cpt.data.readers.columns import columns_named, columns_of
-from cpt.data.readers.documents import BadRow, Document, Piece, complaint
+from cpt.data.readers.documents import BadRow, Document, File, Piece, complaint
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import (
     cut_files,
@@ -43,46 +43,45 @@ SMALLEST_PIECE = 16 * 2**10
 def check_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
     """All problems with filters, files and their columns; imports neither torch nor transformers. `ask_hub` also
     checks Hub sources, by a listing and the first row of each."""
-    keyed = keyed_sources(data, evaluation)
-    return list(
-        dict.fromkeys(
-            each for key, source in keyed for each in check_source(data, source, key, ask_hub)
-        )
-    )
+    complaints: dict[str, None] = {}  # in order, each once
+    for key, source in keyed_sources(data, evaluation):
+        complaints.update(dict.fromkeys(check_source(data, source, key, ask_hub)))
+    return list(complaints)
 
 
 def unchecked_sources(data: Data, evaluation: Evaluation, *, ask_hub: bool = False) -> list[str]:
-    unchecked = {"url": "remote"} if ask_hub else {"url": "remote", "hub": "Hub"}
-    words = evaluation.retain.keys() & set(RETAIN_PRESETS)
-    hints = {
-        word: f", for `evaluation.retain: {word}`; without a network, write `python-prose`"
-        for word in words
-    }
-    return [
-        f"`{key}.path`: {source.path} ({unchecked[kind]}{hints.get(source.name or '', '')})"
-        for key, source in keyed_sources(data, evaluation)
-        if (kind := kind_of(source.path)) in unchecked
-    ]
+    reported_kinds = {"url": "remote"} if ask_hub else {"url": "remote", "hub": "Hub"}
+    presets = evaluation.retain.keys() & set(RETAIN_PRESETS)
+    unchecked = []
+    for key, source in keyed_sources(data, evaluation):
+        kind = kind_of(source.path)
+        if kind not in reported_kinds:
+            continue
+        hint = ""
+        if source.name in presets:
+            hint = (
+                f", for `evaluation.retain: {source.name}`; without a network, write `python-prose`"
+            )
+        unchecked.append(f"`{key}.path`: {source.path} ({reported_kinds[kind]}{hint})")
+    return unchecked
 
 
 def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) -> list[str]:
     kind = kind_of(source.path)
+    files: Sequence[File] = []
     try:
         functions = sieve_of(data, source, key).functions()
         columns_of(source)
         if kind == "function":
             find_function(source, key)
-        files = files_of(source, key) if kind == "local" or kind == "hub" and ask_hub else []
+        if kind == "local" or kind == "hub" and ask_hub:
+            files = files_of(source, key)
     except CptError as problem:
         return [str(problem)]
-    formats = {format_of(file.name) for file in files}
-    written = source.model_copy(update={"chat": columns_named(source) or None})
-    complaints = [
-        f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
-        for option in (options_without_effect(written, formats) if files else [])
-    ]
+    complaints = complain_of_options(source, key, files) if files else []
     if kind == "hub":  # files may be large, so fetch only the first row
-        files, source = files[:1], source.model_copy(update={"max_documents": 1})
+        files = files[:1]
+        source = source.model_copy(update={"max_documents": 1})
     for number, file in enumerate(files):
         if number >= FILES_OPENED and file.size:
             continue
@@ -90,13 +89,21 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
             first = next(read_piece(source, Piece(file.name), key), None)
             if isinstance(first, BadRow) and (first.loses_file or data.on_bad_row == "error"):
                 complaints.append(complaint(first, key))
-            elif (
-                isinstance(first, Document) and number == 0
-            ):  # also runs filters and transforms once
-                list(sift(first, reported_name(source), *functions))
+            elif isinstance(first, Document) and number == 0:
+                list(sift(first, reported_name(source), *functions))  # may raise, too
         except CptError as problem:
             complaints.append(str(problem))
     return complaints
+
+
+def complain_of_options(source: DocumentSource, key: str, files: Sequence[File]) -> list[str]:
+    """The options of a source that have no effect on files of these formats."""
+    formats = {format_of(file.name) for file in files}
+    written = source.model_copy(update={"chat": columns_named(source) or None})
+    return [
+        f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
+        for option in options_without_effect(written, formats)
+    ]
 
 
 def compare_sample(
@@ -108,15 +115,15 @@ def compare_sample(
         return []
     encoder = encoder_of(source, encoder, key)
     functions = sieve_of(data, source, key).functions()
-    kept = [
-        (text, document)
-        for document in sampled_documents(source, key)
-        for text, reason in sift(document, reported_name(source), *functions)
-        if reason is None and encoder.reason_to_drop(text) is None
-    ]
-    if not kept:
+    texts: list[str] = []
+    documents: list[Document] = []  # of each text
+    for document in sampled_documents(source, key):
+        for text, reason in sift(document, reported_name(source), *functions):
+            if reason is None and encoder.reason_to_drop(text) is None:
+                texts.append(text)
+                documents.append(document)
+    if not texts:
         return []
-    texts, documents = zip(*kept, strict=True)
     raw = [text.encode() for text in texts]
     hashes = np.ones(len(texts), np.uint64)  # above a share of 0: none is held out
     checks = TextChecks(encoder, held_out_share=0.0, first_excerpts=SAMPLED_DOCUMENTS)
@@ -138,16 +145,18 @@ def sampled_documents(source: DocumentSource, key: str) -> list[Document]:
     num_bytes = np.array([(piece.stop or sizes[piece.path]) - piece.start for piece in pieces])
     jobs = [[piece] for piece in pieces]
     if source.max_documents is not None:  # counted from the first one
-        jobs, num_bytes = [pieces], num_bytes.sum(keepdims=True)
-    sample = list[Document]()
+        jobs = [pieces]
+        num_bytes = num_bytes.sum(keepdims=True)
+    sample: list[Document] = []
     # A piece without the beginning of a document or row group has none; then others give more.
     for _ in range(2):
         sample.clear()
         if not num_bytes.any():
             break
-        places = evenly_spaced(SAMPLED_DOCUMENTS, int(num_bytes.sum()))
-        numbers = np.searchsorted(num_bytes.cumsum(), places, side="right")
-        for number, count in zip(*np.unique(numbers, return_counts=True), strict=True):
+        positions = evenly_spaced(SAMPLED_DOCUMENTS, int(num_bytes.sum()))
+        job_of_position = np.searchsorted(num_bytes.cumsum(), positions, side="right")
+        numbers, counts = np.unique(job_of_position, return_counts=True)
+        for number, count in zip(numbers, counts, strict=True):
             documents = some_documents(source, jobs[number], key, int(count))
             if not documents:
                 num_bytes[number] = 0
@@ -162,17 +171,16 @@ def some_documents(
 ) -> list[Document]:
     """Documents at equal distances in the first ones of some pieces; few characters are read for few documents."""
     rows = chain.from_iterable(read_piece(source, piece, key) for piece in pieces)
-    documents, characters = list[Document](), 0
+    documents: list[Document] = []
+    characters = 0
     for row in islice(rows, source.max_documents):
         if isinstance(row, Document):
             documents.append(row)
             characters += len(row.text)
         if characters * SAMPLED_DOCUMENTS >= count * SAMPLED_CHARACTERS:
             break
-    return [
-        documents[place]
-        for place in evenly_spaced(min(count, len(documents)), len(documents)).tolist()
-    ]
+    numbers = evenly_spaced(min(count, len(documents)), len(documents))
+    return [documents[number] for number in numbers.tolist()]
 
 
 def open_sources(
@@ -207,34 +215,39 @@ def open_source(
         held_out_share: share of a training source's documents that is held out.
     """
     encoder = encoder_of(source, encoder, key)
-    sieve, listing = sieve_of(data, source, key), listing_of(source, key)
+    sieve = sieve_of(data, source, key)
+    listing = listing_of(source, key)
     is_unknown = not listing.files and source.revision is None
     if kind_of(source.path) == "hub" and is_unknown and is_main_process():
         log.warning(
             f"{source.path}: if this dataset changes on the Hub, its stored tokens are used unchanged. Pin it:"
             f" `{key}.revision`."
         )
-    enough = source.max_tokens if isinstance(source, Source) and not listing.files else None
+    is_trained = isinstance(source, Source)
+    enough_tokens = source.max_tokens if isinstance(source, Source) and not listing.files else None
     decides = {
         **reading_content(source, sieve),
         "tokenizer": encoder.fingerprint,
-        "enough": enough,
+        "enough": enough_tokens,
     }
     folder = cache_dir / "tokens" / key_of(decides)
-    is_trained = isinstance(source, Source)
     work = ShardWork(
-        source,
-        key,
-        sieve,
-        encoder,
-        data.on_bad_row,
-        folder,
-        enough,
+        source=source,
+        key=key,
+        sieve=sieve,
+        encoder=encoder,
+        on_bad_row=data.on_bad_row,
+        folder=folder,
+        enough_tokens=enough_tokens,
         held_out_share=held_out_share if is_trained else 1.0,
     )
-    chunk_bytes = data.chunk_bytes if is_trained else sys.maxsize
-    states = with_absolute_names(listing.files)
-    plan = plan_of(source, key, states, chunk_bytes=chunk_bytes, seed=seed)
+    plan = plan_of(
+        source,
+        key,
+        with_absolute_names(listing.files),
+        chunk_bytes=data.chunk_bytes if is_trained else sys.maxsize,
+        seed=seed,
+    )
     like = key_of({**decides, "path": None})
     stored = stored_files(folder, like, plan.shards, listing.files)
     return TokenizedSource(work, plan, stored, data.max_bad_share, listing.passed_over)

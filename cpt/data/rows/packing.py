@@ -50,15 +50,15 @@ class Packing:
         lengths = self.lengths[first:after]
         if not epoch:
             return self.starts[first:after], lengths
-        begins, ends = (
-            self.first_of_length[lengths].tolist(),
-            self.first_of_length[lengths + 1].tolist(),
-        )
-        ranks, places = self.rank[first:after].tolist(), []
+        ranks = self.rank[first:after].tolist()
+        begins = self.first_of_length[lengths].tolist()
+        ends = self.first_of_length[lengths + 1].tolist()
+        swapped_ranks = []
         for rank, begin, end, length in zip(ranks, begins, ends, lengths.tolist(), strict=True):
-            factor, offset = exchange(end - begin, length, epoch)
-            places.append(begin + (factor * (rank - begin) + offset) % (end - begin))
-        return self.starts[self.by_length[places]], lengths
+            count = end - begin  # pieces of this length
+            factor, offset = exchange(count, length, epoch)
+            swapped_ranks.append(begin + (factor * (rank - begin) + offset) % count)
+        return self.starts[self.by_length[swapped_ranks]], lengths
 
 
 def pack(
@@ -76,20 +76,25 @@ def pack(
         stride: tokens from one piece of a long document to the next; default: a whole row.
     """
     order = np.random.default_rng(seed).permutation(len(starts))
-    pieces_of, rows_of = PACKINGS[packing]
-    piece_starts, piece_lengths = pieces_of(
+    cut_documents, fill_rows = PACKINGS[packing]
+    piece_starts, piece_lengths = cut_documents(
         starts[order], lengths[order], sequence_length, stride or sequence_length
     )
-    rows = rows_of(piece_lengths, sequence_length)
-    by_row = np.argsort(rows, kind="stable")
-    first_piece = np.concatenate([np.zeros(1, np.int64), np.bincount(rows).cumsum()])
-    piece_starts, piece_lengths = piece_starts[by_row], piece_lengths[by_row]
-    small = np.min_scalar_type(len(piece_lengths))
-    by_length = np.argsort(piece_lengths, kind="stable").astype(small)
-    rank = np.empty(len(by_length), small)
+    row_of = fill_rows(piece_lengths, sequence_length)
+    by_row = np.argsort(row_of, kind="stable")
+    piece_lengths = piece_lengths[by_row]
+    smallest_type = np.min_scalar_type(len(piece_lengths))
+    by_length = np.argsort(piece_lengths, kind="stable").astype(smallest_type)
+    rank = np.empty(len(by_length), smallest_type)
     rank[by_length] = np.arange(len(by_length))
-    first_of_length = np.searchsorted(piece_lengths[by_length], np.arange(sequence_length + 2))
-    return Packing(first_piece, piece_starts, piece_lengths, by_length, rank, first_of_length)
+    return Packing(
+        first_piece=np.concatenate([np.zeros(1, np.int64), np.bincount(row_of).cumsum()]),
+        starts=piece_starts[by_row],
+        lengths=piece_lengths,
+        by_length=by_length,
+        rank=rank,
+        first_of_length=np.searchsorted(piece_lengths[by_length], np.arange(sequence_length + 2)),
+    )
 
 
 @lru_cache(maxsize=2**14)
@@ -99,19 +104,18 @@ def exchange(count: int, length: int, epoch: int) -> tuple[int, int]:
         xxh3_64_intdigest(f"{epoch} {length} {number}".encode()) % count
         for number in itertools.count()
     )
-    return next(draw for draw in draws if gcd(draw, count) == 1), next(draws)  # coprime: one-to-one
+    factor = next(draw for draw in draws if gcd(draw, count) == 1)  # coprime: one-to-one
+    return factor, next(draws)
 
 
 def cut(starts: Int64, lengths: Int64, sequence_length: int, stride: int) -> tuple[Int64, Int64]:
     """Cut documents into pieces of at most `sequence_length` tokens, one every `stride` tokens, the rest last."""
     pieces = 1 + -(-np.maximum(0, lengths - sequence_length) // stride)
-    number = np.arange(pieces.sum()) - np.repeat(
-        pieces.cumsum() - pieces, pieces
-    )  # 0, 1, 2 ... within each document
+    pieces_before = np.repeat(pieces.cumsum() - pieces, pieces)
+    number = np.arange(pieces.sum()) - pieces_before  # 0, 1, 2 ... within each document
     piece_starts = np.repeat(starts, pieces) + number * stride
-    return piece_starts, np.minimum(
-        sequence_length, np.repeat(starts + lengths, pieces) - piece_starts
-    )
+    tokens_to_end = np.repeat(starts + lengths, pieces) - piece_starts
+    return piece_starts, np.minimum(sequence_length, tokens_to_end)
 
 
 def cut_stream(
@@ -126,67 +130,78 @@ def cut_stream(
 
 
 def best_fit(lengths: Int64, sequence_length: int) -> Int64:
-    """The row of each piece. Rows are grouped by free space; bit r of `roomy` is set if a row has r tokens free, so
-    the fullest row that fits a piece is the lowest bit from the piece's length up. Pieces of equal length are placed
-    together."""
+    """The row of each piece. Rows are grouped by free space; bit r of `free_sizes` is set if a row has r tokens free,
+    so the fullest row that fits a piece is the lowest bit from the piece's length up. Pieces of equal length are
+    placed together."""
     order = np.argsort(-lengths, kind="stable")
-    rows_with_room: list[list[int]] = [[] for _ in range(sequence_length + 1)]
-    roomy, num_rows, placed = 0, 0, []
+    rows_with_free: list[list[int]] = [[] for _ in range(sequence_length + 1)]
+    free_sizes = 0
+    num_rows = 0
+    row_of_ordered: list[int] = []
     sizes, counts = np.unique(lengths, return_counts=True)
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
-            fitting = roomy >> size
+            fitting = free_sizes >> size
             if fitting:
-                room = size + (fitting & -fitting).bit_length() - 1
-                rows = rows_with_room[room]
+                free = size + (fitting & -fitting).bit_length() - 1
+                rows = rows_with_free[free]
             else:
-                room, needed = sequence_length, -(-count // (sequence_length // size))
-                rows = list(range(num_rows, num_rows + needed))
-                num_rows += needed
-            each = room // size  # after one piece this row is the fullest, so it takes all it can
-            taken = [rows.pop() for _ in range(min(len(rows), -(-count // each)))]
+                free = sequence_length
+                new_rows = -(-count // (sequence_length // size))
+                rows = list(range(num_rows, num_rows + new_rows))
+                num_rows += new_rows
+            per_row = free // size  # after one piece a row is the fullest, so it takes all it can
+            full_rows = [rows.pop() for _ in range(min(len(rows), -(-count // per_row)))]
             if not rows:
-                roomy &= ~(1 << room)
-            last = min(count, each * len(taken)) - each * (
-                len(taken) - 1
-            )  # the last row may get fewer
-            for row in taken[:-1]:
-                placed.extend([row] * each)
-            placed.extend([taken[-1]] * last)
-            for left, remaining in (
-                (room - each * size, taken[:-1]),
-                (room - last * size, taken[-1:]),
-            ):
-                if left and remaining:
-                    rows_with_room[left].extend(remaining)
-                    roomy |= 1 << left
-            count -= each * (len(taken) - 1) + last
+                free_sizes &= ~(1 << free)
+            last_row = full_rows.pop()  # it may get fewer
+            for row in full_rows:
+                row_of_ordered.extend([row] * per_row)
+            count -= per_row * len(full_rows)
+            in_last_row = min(count, per_row)
+            row_of_ordered.extend([last_row] * in_last_row)
+            count -= in_last_row
+            free_after = free - per_row * size
+            if free_after and full_rows:
+                rows_with_free[free_after].extend(full_rows)
+                free_sizes |= 1 << free_after
+            free_after_last = free - in_last_row * size
+            if free_after_last:
+                rows_with_free[free_after_last].append(last_row)
+                free_sizes |= 1 << free_after_last
     row_of = np.empty(len(lengths), np.int64)
-    row_of[order] = placed
+    row_of[order] = row_of_ordered
     return row_of
 
 
 def alike(lengths: Int64, sequence_length: int) -> Int64:
     """Pieces in descending length; a row takes as many as fit if all are as long as its first."""
     order = np.argsort(-lengths, kind="stable")
-    falling = lengths[order].tolist()
-    begins = [0]
-    while begins[-1] < len(falling):
-        begins.append(begins[-1] + sequence_length // falling[begins[-1]])
+    descending = lengths[order].tolist()
+    first_pieces = [0]  # of each row
+    while first_pieces[-1] < len(descending):
+        longest = descending[first_pieces[-1]]
+        first_pieces.append(first_pieces[-1] + sequence_length // longest)
     row_of = np.empty(len(lengths), np.int64)
-    row_of[order] = np.searchsorted(begins, np.arange(len(lengths)), side="right") - 1
+    row_of[order] = np.searchsorted(first_pieces, np.arange(len(lengths)), side="right") - 1
     return row_of
+
+
+def end_to_end(lengths: Int64, sequence_length: int) -> Int64:
+    row_of: Int64 = (lengths.cumsum() - lengths) // sequence_length
+    return row_of
+
+
+def one_a_row(lengths: Int64, sequence_length: int) -> Int64:
+    return np.arange(len(lengths))
 
 
 Cut = Callable[[Int64, Int64, int, int], tuple[Int64, Int64]]
 PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
     "best_fit": (cut, best_fit),
-    "concatenate": (
-        cut_stream,
-        lambda lengths, sequence_length: (lengths.cumsum() - lengths) // sequence_length,
-    ),
+    "concatenate": (cut_stream, end_to_end),
     "sliding_window": (cut, best_fit),
-    "none": (cut, lambda lengths, sequence_length: np.arange(len(lengths))),
+    "none": (cut, one_a_row),
     "token_budget": (cut, alike),
 }
 
@@ -205,10 +220,14 @@ class PackedRows(Sequence[Row]):
     """
 
     def __init__(self, documents: StoredDocuments, packing_folder: Path, layout: "Layout") -> None:
-        self.documents, self.packing_folder, self.layout = documents, packing_folder, layout
-        self.sequence_length, self.pad = layout.sequence_length, layout.pad
+        self.documents = documents
+        self.packing_folder = packing_folder
+        self.layout = layout
+        self.sequence_length = layout.sequence_length
+        self.pad = layout.pad
+        names = [field.name for field in fields(Packing)]
         self.packing = Packing(
-            *(open_array(packing_folder / f"{field.name}.npy") for field in fields(Packing))
+            **{name: open_array(packing_folder / f"{name}.npy") for name in names}
         )
         self._counting = np.arange(self.sequence_length)
 
@@ -237,25 +256,25 @@ class PackedRows(Sequence[Row]):
         self, number: int, epoch: int, input_ids: Int64, labels: Int64, position_ids: Int64
     ) -> None:
         """Write a row into arrays of `sequence_length`, which may be views of a batch."""
-        at, counting, begins = 0, self._counting, []
-        pieces = [array.tolist() for array in self.packing.pieces(number, epoch)]
-        for start, length in zip(*pieces, strict=True):
-            begins.append(at)
-            after = at + length
-            input_ids[at:after] = self.documents.tokens(start, length)
-            position_ids[at:after] = counting[:length]
-            at = after
-        if at < self.sequence_length:
-            input_ids[at:] = self.pad
-            position_ids[at:] = counting[: self.sequence_length - at]
-        labels[:at] = input_ids[:at]
-        labels[at:] = IGNORED
+        starts, lengths = self.packing.pieces(number, epoch)
+        pieces = list(zip(starts.tolist(), lengths.tolist(), strict=True))
+        counting = self._counting
+        begins = []
+        end = 0
+        for start, length in pieces:
+            begin = end
+            begins.append(begin)
+            end += length
+            input_ids[begin:end] = self.documents.tokens(start, length)
+            position_ids[begin:end] = counting[:length]
+        if end < self.sequence_length:
+            input_ids[end:] = self.pad
+            position_ids[end:] = counting[: self.sequence_length - end]
+        labels[:end] = input_ids[:end]
+        labels[end:] = IGNORED
         if self.documents.are_examples:
-            segments = [
-                self.documents.segments(start, length)
-                for start, length in zip(*pieces, strict=True)
-            ]
-            labels[:at][np.concatenate(segments) == CONTEXT] = IGNORED
+            segments = [self.documents.segments(start, length) for start, length in pieces]
+            labels[:end][np.concatenate(segments) == CONTEXT] = IGNORED
         for begin in begins:
             labels[begin] = IGNORED
 
@@ -266,7 +285,7 @@ class PaddedRows(PackedRows):
 
     def row(self, number: int, epoch: int) -> Row:
         starts, lengths = self.packing.pieces(number, epoch)
-        position_ids = np.tile(np.arange(lengths.max()), (len(lengths), 1))
+        position_ids = np.tile(np.arange(lengths.max()), (len(lengths), 1))  # (documents, longest)
         attention_mask = (position_ids < lengths[:, None]).astype(np.int64)
         input_ids = np.full(position_ids.shape, self.pad, np.int64)
         is_context = np.zeros(position_ids.shape, bool)
@@ -274,11 +293,13 @@ class PaddedRows(PackedRows):
             input_ids[line, :length] = self.documents.tokens(start, length)
             if self.documents.are_examples:
                 is_context[line, :length] = self.documents.segments(start, length) == CONTEXT
-        labels = np.where(
-            (position_ids == 0) | (attention_mask == 0) | is_context, IGNORED, input_ids
-        )
-        arrays = (input_ids, labels, position_ids, attention_mask)
-        return dict(zip((*NAMES, "attention_mask"), map(torch.from_numpy, arrays), strict=True))
+        has_no_label = (position_ids == 0) | (attention_mask == 0) | is_context
+        return {
+            "input_ids": torch.from_numpy(input_ids),
+            "labels": torch.from_numpy(np.where(has_no_label, IGNORED, input_ids)),
+            "position_ids": torch.from_numpy(position_ids),
+            "attention_mask": torch.from_numpy(attention_mask),
+        }
 
 
 def stack_rows(rows: Sequence[Row]) -> Row:
@@ -296,19 +317,24 @@ class ExampleRows(PackedRows):
 
     def row(self, number: int, epoch: int) -> dict[str, Any]:  # type: ignore[override]
         starts, lengths = self.packing.pieces(number, epoch)
-        start, length = int(starts[0]), int(lengths[0])
-        ids, segments = self.documents.tokens(start, length), self.documents.segments(start, length)
+        start = int(starts[0])
+        length = int(lengths[0])
+        ids = self.documents.tokens(start, length)
+        segments = self.documents.segments(start, length)
         if self.layout.form == "prompt":
             row: dict[str, Any] = json.loads(ids[segments == ROW].astype(np.uint8).tobytes())
             return row
         prompt = ids[segments == CONTEXT].tolist()
-        room = self.sequence_length - len(prompt)
-        wanted, unwanted = (
-            ids[segments == segment][:room].tolist() for segment in (LEARNED, UNWANTED)
-        )
+        most = self.sequence_length - len(prompt)
+        learned = ids[segments == LEARNED][:most].tolist()
+        rejected = ids[segments == UNWANTED][:most].tolist()
         if self.layout.form == "preference":
-            return {"prompt_ids": prompt, "chosen_ids": wanted, "rejected_ids": unwanted}
-        return {"prompt_ids": prompt, "completion_ids": wanted or unwanted, "label": bool(wanted)}
+            return {"prompt_ids": prompt, "chosen_ids": learned, "rejected_ids": rejected}
+        return {
+            "prompt_ids": prompt,
+            "completion_ids": learned or rejected,
+            "label": bool(learned),
+        }
 
 
 @dataclass(frozen=True)
@@ -325,40 +351,38 @@ class Layout:
         return self.form in ONE_A_ROW
 
     def content(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name != "form" or value != "document"
-        }
+        content = asdict(self)
+        if self.form == "document":
+            del content["form"]  # layouts of documents had none when their names were defined
+        return content
 
     def packer(self, starts: Int64, lengths: Int64, seed: int) -> Callable[[Path], None]:
         """A function that writes the packing into an empty folder; an example in a separate row is never cut."""
-        sequence_length, packing, stride = self.sequence_length, self.packing, self.stride
-        if self.is_one_a_row:
-            sequence_length, packing, stride = int(lengths.max()), "none", None
 
         def fill(folder: Path) -> None:
-            packed = pack(starts, lengths, sequence_length, packing, seed, stride)
-            for field in fields(packed):
-                np.save(folder / f"{field.name}.npy", getattr(packed, field.name))
+            if self.is_one_a_row:
+                packing = pack(starts, lengths, int(lengths.max()), "none", seed)
+            else:
+                packing = pack(
+                    starts, lengths, self.sequence_length, self.packing, seed, self.stride
+                )
+            for name, array in vars(packing).items():
+                np.save(folder / f"{name}.npy", array)
 
         return fill
 
     def num_positions(self, packing: Packing) -> int:
         """Positions of all rows, with padding; examples that are rows are padded only when a trainer batches them."""
-        first, lengths = packing.first_piece, packing.lengths
         if self.is_one_a_row:
-            return int(lengths.sum())
+            return int(packing.lengths.sum())
         if self.packing == "token_budget":  # each row is padded to its longest document
-            return int((np.diff(first) * np.maximum.reduceat(lengths, first[:-1])).sum())
+            longest = np.maximum.reduceat(packing.lengths, packing.first_piece[:-1])
+            return int((np.diff(packing.first_piece) * longest).sum())
         return packing.num_rows * self.sequence_length
 
     def open(self, documents: StoredDocuments, folder: Path) -> PackedRows:
-        rows = (
-            ExampleRows
-            if self.is_one_a_row
-            else PaddedRows
-            if self.packing == "token_budget"
-            else PackedRows
-        )
-        return rows(documents, folder, self)
+        if self.is_one_a_row:
+            return ExampleRows(documents, folder, self)
+        if self.packing == "token_budget":
+            return PaddedRows(documents, folder, self)
+        return PackedRows(documents, folder, self)

@@ -12,7 +12,14 @@ from xxhash import xxh3_128_hexdigest
 
 from cpt.cache import hold, key_of, open_array, publish_derived
 from cpt.data.readers.comparing import COMPARISON, FIRST_COMPARISON, comparable
-from cpt.data.store.token_files import Hashes, Int64, Mask, StoredDocuments, TokenFiles
+from cpt.data.store.token_files import (
+    Hashes,
+    Int64,
+    Mask,
+    ShardDescription,
+    StoredDocuments,
+    TokenFiles,
+)
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import TokenizedSource
 from cpt.errors import ResourceError, install_line
@@ -21,18 +28,19 @@ FORMAT = 2  # version of a stored comparison; incremented when the method change
 FORMAT_OF_NEAR = 3
 # As in FineWeb (arxiv.org/abs/2406.17557, section 3.4): 14 bands of 8 find 77 % of pairs with similarity 0.75.
 SHINGLE = 5  # tokens
-BANDS, ROWS = 14, 8
+BANDS = 14
+ROWS = 8  # in a band
 # minimum share of common shingles (Jaccard similarity, estimated from the 112 hashes) of near duplicates
 LIKENESS = 0.75
 CHUNK_TOKENS = 4_000_000
 FILES = {"exact duplicate": "is_equal.npy", "near duplicate": "is_near.npy"}  # reason -> file
-AFTER_MAX_TOKENS = (
-    "after max_tokens"  # a reason for skipping documents: all later ones are skipped, too
-)
+# a reason for skipping documents: all later ones are skipped, too
+AFTER_MAX_TOKENS = "after max_tokens"
 # A longer document is never held out: it would dominate the held-out bytes and the verdict's confidence interval.
 # With fewer than 20 documents to hold out, a fifth of their bytes is little more than an average document, so four
 # average documents are allowed.
-LARGEST_PART, LARGEST_OF_AVERAGE = 1 / 5, 4
+LARGEST_PART = 1 / 5
+LARGEST_OF_AVERAGE = 4
 
 
 class Repeated:
@@ -40,7 +48,8 @@ class Repeated:
     each shard's first document among all compared documents, and the total."""
 
     def __init__(self, folder: Path, first_documents: Sequence[int]) -> None:
-        self.folder, self.first_documents = folder, list(first_documents)
+        self.folder = folder
+        self.first_documents = list(first_documents)
         hold(folder, self)
         self._masks = {
             reason: open_array(folder / file)
@@ -58,13 +67,13 @@ class Repeated:
 
     def of_shards(self, shards: Sequence[int]) -> dict[str, Mask]:
         """Masks for the documents of some shards, concatenated; at most one reason per document."""
-        bounds = [
-            (self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards
+        ranges = [
+            slice(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards
         ]
-        return {
-            reason: np.concatenate([mask[first:after] for first, after in bounds])
-            for reason, mask in self._masks.items()
-        }
+        masks = {}
+        for reason, mask in self._masks.items():
+            masks[reason] = np.concatenate([mask[documents] for documents in ranges])
+        return masks
 
 
 def repeated_documents(
@@ -76,40 +85,45 @@ def repeated_documents(
     """Find the repeated documents of each source; computed once and stored in `cache_dir`. Sources are also compared
     with each other: of equal documents, the one of the first source is kept. Near duplicates are compared by the
     tokens of their `comparable` text, in the first `comparison` by those of the text itself."""
-    is_by_text = deduplicate == "near" and comparison != FIRST_COMPARISON
+    is_near = deduplicate == "near"
+    is_by_text = is_near and comparison != FIRST_COMPARISON
 
     def parts_of(source: TokenizedSource, *, verified: bool) -> list[TokenFiles]:
         return source.documents(source.plan.numbers, verified=verified).parts
 
     def fill(folder: Path) -> None:
-        parts = list[TokenFiles]()
-        encoders = list[DocumentEncoder]()
+        parts: list[TokenFiles] = []
+        encoders: list[DocumentEncoder] = []
         for source in sources:
             parts += parts_of(source, verified=True)
             if is_by_text:
                 encoders += [source.proven_work.encoder] * len(source.plan.shards)
+        # A collision among the hashes of 10^8 texts has a probability of 0.03 %.
         hashes = np.concatenate([part.hashes for part in parts])
-        equal = np.ones(
-            len(hashes), bool
-        )  # a collision among 10^8 texts has a probability of 0.03 %
-        equal[np.unique(hashes, return_index=True)[1]] = False
-        np.save(folder / FILES["exact duplicate"], equal)
-        if deduplicate == "near":
-            np.save(
-                folder / FILES["near duplicate"],
-                near_duplicates(parts, folder, encoders) & ~equal,
-            )
+        _, first_documents = np.unique(hashes, return_index=True)
+        is_equal = np.ones(len(hashes), bool)
+        is_equal[first_documents] = False
+        np.save(folder / FILES["exact duplicate"], is_equal)
+        if is_near:
+            is_like = near_duplicates(parts, folder, encoders)
+            np.save(folder / FILES["near duplicate"], is_like & ~is_equal)
 
-    opened = [[part.description for part in parts_of(source, verified=False)] for source in sources]
-    what = {
+    shards: list[ShardDescription] = []  # of all sources
+    first_shards = [0]  # of each source
+    for source in sources:
+        shards += [part.description for part in parts_of(source, verified=False)]
+        first_shards.append(len(shards))
+    content = {
         "format": FORMAT_OF_NEAR if is_by_text else FORMAT,
-        "parts": [part.digest for parts in opened for part in parts],
-        "numbers": [SHINGLE, BANDS, ROWS, LIKENESS] if deduplicate == "near" else [],
+        "parts": [shard.digest for shard in shards],
+        "numbers": [SHINGLE, BANDS, ROWS, LIKENESS] if is_near else [],
     }
-    folder = publish_derived(cache_dir / "duplicates" / key_of(what), fill)
-    bounds = [0, *accumulate(part.documents for parts in opened for part in parts)]
-    last = [0, *accumulate(map(len, opened))]
-    return [Repeated(folder, bounds[first : after + 1]) for first, after in pairwise(last)]
+    folder = publish_derived(cache_dir / "duplicates" / key_of(content), fill)
+    first_documents = [0, *accumulate(shard.documents for shard in shards)]
+    return [
+        Repeated(folder, first_documents[first : after + 1])
+        for first, after in pairwise(first_shards)
+    ]
 
 
 def near_duplicates(
@@ -119,28 +133,26 @@ def near_duplicates(
     document is compared with the first one with equal hashes in one of the `BANDS` groups. The hashes are in a
     temporary file, 448 bytes per document; memory is about 100 bytes per document (estimated)."""
     file = folder / "hashes.bin"
-    hashes = np.memmap(
-        file,
-        np.uint32,
-        "w+",
-        shape=(sum(part.description.documents for part in parts), BANDS * ROWS),
-    )
-    at = 0
+    num_documents = sum(part.description.documents for part in parts)
+    hashes = np.memmap(file, np.uint32, "w+", shape=(num_documents, BANDS * ROWS))
+    end = 0
     for part, encoder in zip_longest(parts, encoders):
-        for some in minhashes(part, encoder):
-            hashes[at : at + len(some)] = some
-            at += len(some)
-    like = np.zeros(len(hashes), bool)
+        for batch in minhashes(part, encoder):
+            begin = end
+            end += len(batch)
+            hashes[begin:end] = batch
+    is_like = np.zeros(num_documents, bool)
     for band in range(BANDS):
-        rows = np.ascontiguousarray(hashes[:, band * ROWS : (band + 1) * ROWS])
-        _, first, group = np.unique(
-            rows.view(f"V{ROWS * 4}").ravel(), return_index=True, return_inverse=True
-        )
-        candidates = np.flatnonzero((first[group] != np.arange(len(hashes))) & ~like)
+        band_hashes = np.ascontiguousarray(hashes[:, band * ROWS : (band + 1) * ROWS])
+        keys = band_hashes.view(f"V{ROWS * 4}").ravel()
+        _, first_of_group, group = np.unique(keys, return_index=True, return_inverse=True)
+        first = first_of_group[group]  # of each document, the first one with its key
+        candidates = np.flatnonzero((first != np.arange(num_documents)) & ~is_like)
         for chunk in np.array_split(candidates, len(candidates) // 100_000 + 1):
-            like[chunk] |= (hashes[chunk] == hashes[first[group[chunk]]]).mean(1) >= LIKENESS
+            similarity = (hashes[chunk] == hashes[first[chunk]]).mean(1)
+            is_like[chunk] |= similarity >= LIKENESS
     file.unlink()
-    return like
+    return is_like
 
 
 def minhashes(
@@ -155,10 +167,8 @@ def minhashes(
         ) from problem
     first = 0
     while first < len(store.hashes):
-        after = max(
-            first + 1,
-            int(np.searchsorted(store.offsets, store.offsets[first] + CHUNK_TOKENS, "right")) - 1,
-        )
+        last_token = store.offsets[first] + CHUNK_TOKENS
+        after = max(first + 1, int(np.searchsorted(store.offsets, last_token, "right")) - 1)
         offsets = store.offsets[first : after + 1] - store.offsets[first]
         tokens = store.tokens[store.offsets[first] : store.offsets[after]]
         if encoder is not None:
@@ -180,8 +190,9 @@ def shingles(tokens: NDArray[np.unsignedinteger], offsets: Int64) -> tuple[Hashe
     begins = np.arange(bounds[-1]) + np.repeat(offsets[:-1] - bounds[:-1], counts)
     ends = np.repeat(offsets[1:], counts)
     hashes = np.zeros(len(begins), np.uint64)
-    for place in range(SHINGLE):
-        token = np.where(begins + place < ends, padded[begins + place] + np.uint64(1), np.uint64(0))
+    for step in range(SHINGLE):
+        at = begins + step
+        token = np.where(at < ends, padded[at] + np.uint64(1), np.uint64(0))
         hashes = (hashes ^ token) * np.uint64(0x9E3779B97F4A7C15)
         hashes ^= hashes >> np.uint64(29)
     return hashes, bounds.astype(np.uint64)
@@ -210,7 +221,7 @@ class Selection:
         return {
             "held_out_share": self.held_out_share,
             "judged": xxh3_128_hexdigest(self.evaluated.tobytes()),
-            "repeated": self.repeated and self.repeated.name,
+            "repeated": None if self.repeated is None else self.repeated.name,
             "max_tokens": self.max_tokens,
             "longest_held_out": self.longest_held_out,
         }
@@ -218,25 +229,32 @@ class Selection:
     def choose(
         self, documents: StoredDocuments, shards: Sequence[int], tokens_before: int
     ) -> Chosen:
-        repeated = self.repeated_by_reason(shards)
-        is_first = self.is_first(documents, shards)
-        chosen = np.flatnonzero(
-            is_first & ~self.is_held_out(documents) & ~np.isin(documents.hashes, self.evaluated)
-        )
         sizes = documents.num_bytes
-        repeats = {reason: which for reason, which in repeated.items() if which.any()}
-        left_out = {reason: int(which.sum()) for reason, which in repeats.items()}
-        left_out_bytes = {reason: int(sizes[which].sum()) for reason, which in repeats.items()}
+        left_out: dict[str, int] = {}
+        left_out_bytes: dict[str, int] = {}
+        for reason, is_repeated in self.repeated_by_reason(shards).items():
+            if is_repeated.any():
+                left_out[reason] = int(is_repeated.sum())
+                left_out_bytes[reason] = int(sizes[is_repeated].sum())
+        is_first = self.is_first(documents, shards)
+        is_evaluated = np.isin(documents.hashes, self.evaluated)
+        chosen = np.flatnonzero(is_first & ~self.is_held_out(documents) & ~is_evaluated)
         held_out = int(is_first.sum()) - len(chosen)
         held_out_bytes = int(np.dot(is_first, sizes) - sizes[chosen].sum())
         if self.max_tokens is not None:
             tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
-            number = int(np.searchsorted(tokens, self.max_tokens, "right"))
-            if number < len(chosen):
-                left_out[AFTER_MAX_TOKENS] = len(chosen) - number
-                left_out_bytes[AFTER_MAX_TOKENS] = int(sizes[chosen[number:]].sum())
-            chosen = chosen[:number]
-        return Chosen(chosen, held_out, left_out, held_out_bytes, left_out_bytes)
+            num_allowed = int(np.searchsorted(tokens, self.max_tokens, "right"))
+            if num_allowed < len(chosen):
+                left_out[AFTER_MAX_TOKENS] = len(chosen) - num_allowed
+                left_out_bytes[AFTER_MAX_TOKENS] = int(sizes[chosen[num_allowed:]].sum())
+            chosen = chosen[:num_allowed]
+        return Chosen(
+            documents=chosen,
+            held_out=held_out,
+            left_out=left_out,
+            held_out_bytes=held_out_bytes,
+            left_out_bytes=left_out_bytes,
+        )
 
     def held_out(self, documents: StoredDocuments, shards: Sequence[int]) -> Int64:
         """The documents held out by the hash of their text, each text once."""
@@ -259,8 +277,10 @@ class Selection:
 
 
 def is_held_out(hashes: Hashes, num_bytes: Int64, share: float, longest: int | None = None) -> Mask:
-    is_chosen = hashes < np.uint64(int(share * 2**64))
-    return is_chosen if longest is None else is_chosen & (num_bytes <= longest)
+    is_chosen: Mask = hashes < np.uint64(int(share * 2**64))
+    if longest is not None:
+        is_chosen &= num_bytes <= longest
+    return is_chosen
 
 
 def longest_held_out(total_bytes: int, num_documents: int, share: float) -> int:

@@ -35,54 +35,56 @@ class EndedStretch:
 
 def ended_stretches(lines: Sequence[Mapping[str, Any]]) -> list[EndedStretch]:
     """From lines of a run's history (cpt.runs.history), each at the end of a stretch."""
-    found = []
+    stretches = []
     for line in lines:
         recipe = Recipe.model_validate(line["recipe"])
-        positions = {name: Position(**position) for name, position in line["positions"].items()}
-        found.append(
-            EndedStretch(
-                recipe.data, recipe.evaluation, line["row"], positions, line["fingerprint"]
-            )
+        stretch = EndedStretch(
+            data=recipe.data,
+            evaluation=recipe.evaluation,
+            row=line["row"],
+            positions={name: Position(**content) for name, content in line["positions"].items()},
+            fingerprint=line["fingerprint"],
         )
-    return found
+        stretches.append(stretch)
+    return stretches
 
 
 NEW_RUN = "start a new run from this run's weights (`model.path`)"
-NEUTRAL = {
-    "name",
-    "weight",
-    "licence",
-    "max_epochs",
-    "replay_kl",
-}  # these keys do not change a source's rows
+# These keys do not change a source's rows.
+NEUTRAL = {"name", "weight", "licence", "max_epochs", "replay_kl"}
 
 
 def problems_of_change(earlier: Sequence[Data], now: Data) -> list[str]:
     """The changes of sources that a run with these earlier sections cannot follow; imports no torch."""
     used: dict[str, Source] = {}
-    for source in (source for data in earlier for source in data.sources):
-        used.setdefault(reported_name(source), source)
-    name_of = {texts_of(source): name for name, source in used.items()}
+    for data in earlier:
+        for source in data.sources:
+            used.setdefault(reported_name(source), source)
+    used_names = {documents_key(source): name for name, source in used.items()}
     problems = []
     for number, source in enumerate(now.sources):
-        key, name = f"data.sources[{number}]", reported_name(source)
+        key = f"data.sources[{number}]"
+        name = reported_name(source)
+        used_name = used_names.get(documents_key(source))
         if name in used:
-            before, after = (one.model_dump(exclude=NEUTRAL) for one in (used[name], source))
-            if changed := [f"`{key}.{field}`" for field in after if before[field] != after[field]]:
+            before = used[name].model_dump(exclude=NEUTRAL)
+            after = source.model_dump(exclude=NEUTRAL)
+            changed = [f"`{key}.{field}`" for field in after if before[field] != after[field]]
+            if changed:
                 problems.append(
                     f"{', '.join(changed)}: the run has read `{name}` with another value, and would read documents"
                     f" twice or lose some. Restore it; or remove this source, and give a new one another `name`; or"
                     f" {NEW_RUN}."
                 )
-        elif (other := name_of.get(texts_of(source))) is not None:
+        elif used_name is not None:
             problems.append(
-                f"`{key}.name`: the run has read the documents of `{name}` as `{other}`, and would read them again"
-                f" from the beginning. Write `name: {other}`, with its other keys as before; or {NEW_RUN}."
+                f"`{key}.name`: the run has read the documents of `{name}` as `{used_name}`, and would read them again"
+                f" from the beginning. Write `name: {used_name}`, with its other keys as before; or {NEW_RUN}."
             )
     return problems
 
 
-def texts_of(source: Source) -> str:
+def documents_key(source: Source) -> str:
     """A text that two sources of the same documents have in common."""
     path = absolute(source.path) if kind_of(source.path) in ("local", "url") else source.path
     return repr((path, sorted(source.data_files), source.subset, source.split, source.options))

@@ -52,17 +52,21 @@ class StoredFiles:
 
     @cached_property
     def file_there(self) -> dict[str, File]:
-        files = self.moved_from[1] if self.moved_from else []
-        return {here.name: there for here, there in zip(self.files, files, strict=False)}
+        if self.moved_from is None:
+            return {}
+        _, files = self.moved_from
+        return dict(zip([file.name for file in self.files], files, strict=True))
 
     def at_other_place(self, shard: Shard) -> OtherPlace | None:
         if self.moved_from is None:
             return None
+        store, _ = self.moved_from
         files = [self.file_there[piece.path] for piece in shard]
         pieces = [piece._replace(path=file.name) for piece, file in zip(shard, files, strict=True)]
-        folder = self.moved_from[0] / shard_name(pieces, states_of_files(files))
-        paths = {there.path: here.path for here, there in zip(shard, pieces, strict=True)}
-        return OtherPlace(folder, paths)
+        return OtherPlace(
+            folder=store / shard_name(pieces, states_of_files(files)),
+            path_here={file.name: piece.path for piece, file in zip(shard, files, strict=True)},
+        )
 
 
 def stored_files(
@@ -82,7 +86,8 @@ def stored_files(
     if all(is_url(file.name) for file in files):
         return StoredFiles(list(files), signatures)
     record = read_sealed(folder / RECORD) or {"files": {}}
-    states, changed = states_of_files(files), set[str]()
+    states = states_of_files(files)
+    changed: set[str] = set()
     for name, (size, _) in states.items():
         version, *signature = record["files"].get(name, [""])
         if tuple(signature) != signatures[name]:
@@ -99,13 +104,17 @@ def stored_files(
         with suppress(OSError):  # a read-only store
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / RECORD, sealed(record))
-    there = record["moved_from"] and folder.with_name(record["moved_from"])
-    files_there = files_at_other_place(there, like, files) if there else None
-    return StoredFiles(
-        [file._replace(version=states[file.name][1]) for file in files],
-        signatures,
-        (there, files_there) if files_there else None,
-    )
+    moved_from = None
+    if record["moved_from"]:
+        other_store = folder.with_name(record["moved_from"])
+        other_files = files_at_other_place(other_store, like, files)
+        if other_files:
+            moved_from = (other_store, other_files)
+    versioned = []
+    for file in files:
+        _, version = states[file.name]
+        versioned.append(file._replace(version=version))
+    return StoredFiles(versioned, signatures, moved_from)
 
 
 def signatures_of(files: Sequence[File]) -> dict[str, Signature]:
@@ -154,12 +163,14 @@ def contradicted(
     folder: Path, shards: Sequence[Shard], states: States, names: Collection[str]
 ) -> set[str]:
     """The files among these of stored shards that were made from other content."""
-    different = set[str]()
+    different: set[str] = set()
     if not names:
         return different
     for shard in shards:
         suspects = {piece.path for piece in shard}.intersection(names)
-        stored = stored_description(folder / shard_name(shard, states)) if suspects else None
+        if not suspects:
+            continue
+        stored = stored_description(folder / shard_name(shard, states))
         if stored is not None and stored.contents not in (None, hash_of_pieces(shard)):
             different |= suspects
     return different
@@ -202,8 +213,10 @@ def files_at_other_place(folder: Path, like: str, files: Sequence[File]) -> list
     record = read_sealed(folder / RECORD)
     if record is None or record["like"] != like:
         return None
-    there = [File(name, size, version) for name, (version, size, *_) in record["files"].items()]
-    return there if names_and_sizes(there) == names_and_sizes(files) else None
+    other_files = [
+        File(name, size, version) for name, (version, size, *_) in record["files"].items()
+    ]
+    return other_files if names_and_sizes(other_files) == names_and_sizes(files) else None
 
 
 def names_and_sizes(files: Sequence[File]) -> list[tuple[str, int]]:

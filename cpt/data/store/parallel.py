@@ -51,7 +51,8 @@ def map_in_order(
         ResourceError: a worker died, most likely out of memory.
     """
     arguments = iter(arguments)
-    if (first := next(arguments, None)) is None:
+    first = next(arguments, None)
+    if first is None:
         return
     arguments = chain([first], arguments)
     if num_workers == 0:
@@ -96,7 +97,8 @@ SHARED = Shared()
 @contextmanager
 def shared_workers() -> Iterator[None]:
     """Let successive calls of `map_in_order` use the same workers: new ones take a second to start."""
-    before, SHARED.idle = SHARED.idle, []
+    before = SHARED.idle
+    SHARED.idle = []
     try:
         yield
     finally:
@@ -164,10 +166,11 @@ def workers_for(num_bytes: int, num_jobs: int) -> int:
 
 def num_workers() -> int:
     """CPT_WORKERS, or the number of cores available to this process."""
-    if not (asked := os.environ.get("CPT_WORKERS", "")):
+    variable = os.environ.get("CPT_WORKERS", "")
+    if not variable:
         return count_cpu_cores()
-    if not asked.isdecimal():
+    if not variable.isdecimal():
         raise ResourceError(
-            f"CPT_WORKERS: expected a whole number of worker processes, 0 for none, got `{asked}`."
+            f"CPT_WORKERS: expected a whole number of worker processes, 0 for none, got `{variable}`."
         )
-    return int(asked)
+    return int(variable)

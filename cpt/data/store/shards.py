@@ -4,13 +4,13 @@ The names and sizes of the files alone decide the cut. A small source is one chu
 chunk, in an order drawn from the seed: training starts when the first, small, chunk is ready."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
-from itertools import islice
+from functools import cached_property, partial
+from itertools import chain, islice
 from os.path import commonpath
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128
@@ -39,7 +39,6 @@ from cpt.data.store.text_loss import (
 from cpt.data.store.token_files import (
     DESCRIPTION,
     Hashes,
-    Int64,
     ShardDescription,
     SourceDescription,
     TokenFiles,
@@ -53,13 +52,13 @@ from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource
 
 Shard = list[Piece]
-Known = TypeVar("Known")  # what is known of a text
+Origin = TypeVar("Origin")  # of a text: its document, or what a caller needs of it
 SHARD_BYTES = 16 * 2**20  # of files: little is lost when killed, and opening files is cheap
 HELD_OUT_SHARDS = 8  # in a source with chunks: read before the first step
-BATCH_DOCUMENTS, BATCH_CHARACTERS = 1000, 4_000_000
-SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 200, 1_000_000
-# Rows; below this, grain's shuffle is slow (measured: 10 ms for one of 2 rows, 0.03 of 1,000, 0.004 from 65,536 on).
-SMALL = 2**16
+BATCH_DOCUMENTS = 1000
+BATCH_CHARACTERS = 4_000_000
+SAMPLE_DOCUMENTS = 200
+SAMPLE_CHARACTERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,10 @@ class Plan:
 
     @cached_property
     def bytes_of_chunks(self) -> list[int]:
-        return [sum(self.num_bytes[shard] for shard in chunk) for chunk in self.chunks]
+        chunk_bytes = []
+        for chunk in self.chunks:
+            chunk_bytes.append(sum(self.num_bytes[shard] for shard in chunk))
+        return chunk_bytes
 
     @property
     def numbers(self) -> range:
@@ -90,10 +92,11 @@ class Plan:
         """A hash of the cut and of the file names relative to their common folder, which may move."""
         paths = {piece.path for shard in self.shards for piece in shard}
         root = commonpath(paths) if len(paths) > 1 else str(Path(next(iter(paths))).parent)
-        cuts = [
-            [[piece.path.removeprefix(root), piece.start, piece.stop] for piece in shard]
-            for shard in self.shards
-        ]
+
+        def cut(piece: Piece) -> list[Any]:
+            return [piece.path.removeprefix(root), piece.start, piece.stop]
+
+        cuts = [list(map(cut, shard)) for shard in self.shards]
         # "ordered" was for sources sorted by a score; without it, runs of earlier versions would not resume.
         return key_of(
             {"shards": cuts, "bytes": self.num_bytes, "chunks": self.chunks, "ordered": False}
@@ -110,46 +113,44 @@ def plan_of(
         chunk_bytes: size of files above which there are several chunks.
     """
     shard_bytes = min(SHARD_BYTES, chunk_bytes)
-    size_of, shards, num_bytes = (
-        {name: size for name, size, _ in states},
-        list[Shard](),
-        list[int](),
-    )
-    is_one = (
-        not states or source.max_documents is not None
-    )  # documents are counted from the first one
+    file_sizes = {file.name: file.size for file in states}
+    # `max_documents` counts from the first one.
+    is_one_shard = not states or source.max_documents is not None
+    shards: list[Shard] = []
+    num_bytes: list[int] = []
     for piece in pieces_of(source, key, shard_bytes):
-        size = size_of.get(absolute(piece.path), 0)
-        size = max(0, (size if piece.stop is None else piece.stop) - piece.start)
-        if (
-            not shards or not is_one and num_bytes[-1] + size > shard_bytes
-        ):  # small files share a shard
+        stop = file_sizes.get(absolute(piece.path), 0) if piece.stop is None else piece.stop
+        piece_bytes = max(0, stop - piece.start)
+        is_full = bool(shards) and not is_one_shard and num_bytes[-1] + piece_bytes > shard_bytes
+        if is_full or not shards:  # small files share a shard
             shards.append([])
             num_bytes.append(0)
         shards[-1].append(piece)
-        num_bytes[-1] += size
-    everything = list(range(len(shards)))
+        num_bytes[-1] += piece_bytes
+    numbers = list(range(len(shards)))
     if sum(num_bytes) <= chunk_bytes:
-        return Plan(shards, num_bytes, [everything], everything)
+        return Plan(shards, num_bytes, chunks=[numbers], held_out=numbers)
     order = np.random.default_rng(seed_of(seed, "windows")).permutation(len(shards)).tolist()
-    held_out = sorted(np.random.default_rng(0).permutation(len(shards))[:HELD_OUT_SHARDS].tolist())
-    return Plan(shards, num_bytes, in_chunks(order, num_bytes, shard_bytes, chunk_bytes), held_out)
+    held_out = np.random.default_rng(0).permutation(len(shards))[:HELD_OUT_SHARDS].tolist()
+    chunks = group_into_chunks(order, num_bytes, shard_bytes, chunk_bytes)
+    return Plan(shards, num_bytes, chunks, sorted(held_out))
 
 
-def in_chunks(
+def group_into_chunks(
     order: Sequence[int], num_bytes: Sequence[int], first_bytes: int, chunk_bytes: int
 ) -> list[list[int]]:
-    """Group shards into chunks in the given order: the first two of one shard, then twice as much each time."""
+    """Group shards in the given order: the first two chunks of one shard, then twice as much each time."""
     chunks: list[list[int]] = [[]]
-    room = wanted = first_bytes
+    full_bytes = first_bytes
+    free_bytes = first_bytes
     for shard in order:
-        if chunks[-1] and room < num_bytes[shard]:
+        if chunks[-1] and free_bytes < num_bytes[shard]:
             if len(chunks) > 1:
-                wanted = min(2 * wanted, chunk_bytes)
+                full_bytes = min(2 * full_bytes, chunk_bytes)
             chunks.append([])
-            room = wanted
+            free_bytes = full_bytes
         chunks[-1].append(shard)
-        room -= num_bytes[shard]
+        free_bytes -= num_bytes[shard]
     return chunks
 
 
@@ -203,10 +204,10 @@ def link_shard(work: ShardWork, shard: Shard, there: OtherPlace, folder: Path) -
         return False
     for path in there.folder.glob("*.bin"):
         os.link(path, folder / path.name)
-    where, tokens = stored.longest
+    where, num_tokens = stored.longest
     stored = replace(
         stored,
-        longest=(there.where_here(where), tokens),
+        longest=(there.where_here(where), num_tokens),
         spelled_at=there.where_here(stored.spelled_at),
     )
     (folder / DESCRIPTION).write_text(as_text(stored))
@@ -214,30 +215,31 @@ def link_shard(work: ShardWork, shard: Shard, there: OtherPlace, folder: Path) -
 
 
 def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
-    encoder, losses = work.encoder, Losses()
-    writer = TokenWriter(folder, encoder.dtype, segmented=encoder.form != "document")
-    text_digest, longest = xxh3_128(), ("", 0)
+    encoder = work.encoder
+    losses = Losses()
+    is_segmented = encoder.form != "document"  # a chat as a document is learned completely
+    writer = TokenWriter(folder, encoder.dtype, segmented=is_segmented)
+    text_digest = xxh3_128()
+    longest = ("", 0)
     checks = TextChecks(encoder, work.held_out_share)
     for batch in batches(texts_of(work, shard, losses, encoder)):
         texts = [text for text, _ in batch]
+        documents = [document for _, document in batch]
         if work.prove_on_the_way and not writer.num_documents:
             encoder = checks.encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
         ids, lengths, segments = encoder.encode_segments(texts)
-        segments = (
-            None if encoder.form == "document" else segments
-        )  # a chat as a document is learned completely
         raw = [text.encode() for text in texts]
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
-        checks.add(texts, raw, hashes, [document for _, document in batch])
+        checks.add(texts, raw, hashes, documents)
         num_bytes = encoder.bytes_learned(texts, raw)
-        writer.append(ids, lengths, hashes, num_bytes, segments)
-        if not_learned := sum(map(len, raw)) - int(num_bytes.sum()):
+        writer.append(ids, lengths, hashes, num_bytes, segments if is_segmented else None)
+        not_learned = sum(map(len, raw)) - int(num_bytes.sum())
+        if not_learned:
             losses.num_bytes[NOT_LEARNED] += not_learned
-        at = int(lengths.argmax())
-        if lengths[at] > longest[1]:
-            document = batch[at][1]
-            longest = document.origin.where(document.number, exact=False), int(lengths[at])
+        index = int(lengths.argmax())
+        if lengths[index] > longest[1]:
+            longest = (where_of(documents[index]), int(lengths[index]))
         if work.enough_tokens is not None and writer.num_tokens >= work.enough_tokens:
             break
     if losses.bad_rows:
@@ -256,6 +258,10 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     )
 
 
+def where_of(document: Document) -> str:
+    return document.origin.where(document.number, exact=False)
+
+
 class TextChecks:
     """Of the texts of a shard: what the tokenizer loses, and special tokens that are spelled in them."""
 
@@ -265,7 +271,8 @@ class TextChecks:
         held_out_share: float,
         first_excerpts: int = FIRST_EXCERPTS,
     ) -> None:
-        self.encoder, self.held_out_share = encoder, held_out_share
+        self.encoder = encoder
+        self.held_out_share = held_out_share
         self.first_excerpts = first_excerpts
         self.collected = list[str]()
         self.text_loss: TextLoss | None = None
@@ -285,14 +292,13 @@ class TextChecks:
         may_be_held_out = hashes <= np.float64(self.held_out_share * 2**64)
         whole = [texts[number] for number in np.flatnonzero(may_be_held_out).tolist()]
         others = [texts[number] for number in np.flatnonzero(~may_be_held_out).tolist()]
-        read = self.encoder.texts_read
-        self.collected += [*read(whole), *excerpts(read(others), at_least)]
+        self.collected += self.encoder.texts_read(whole)
+        self.collected += excerpts(self.encoder.texts_read(others), at_least)
         if sum(map(len, self.collected)) >= BATCH_CHARACTERS:
             self.compare()
         first = self.spelled.count(raw)
         if first is not None and not self.spelled_at:
-            document = documents[first]
-            self.spelled_at = document.origin.where(document.number, exact=False)
+            self.spelled_at = where_of(documents[first])
 
     def compare(self) -> TextLoss | None:
         """Compare what was collected; one large batch takes half the time of many small ones."""
@@ -310,17 +316,18 @@ def texts_of(
 ) -> Iterator[tuple[str, Document]]:
     """Yield the transformed texts that filters and the encoder's chat template accept, each with its document. All
     others are counted in `losses`."""
-    losses = Losses() if losses is None else losses
+    if losses is None:
+        losses = Losses()
     name = reported_name(work.source)
     transforms, filters = work.sieve.functions()
     skip = partial(losses.drop_row, key=work.key) if work.on_bad_row == "skip" else None
-    rows = (item for piece in pieces for item in read_piece(work.source, piece, work.key))
+    rows = chain.from_iterable(read_piece(work.source, piece, work.key) for piece in pieces)
     documents = documents_of(rows, work.key, skip)
     for document in islice(documents, work.source.max_documents):
-        results = list(sift(document, name, transforms, filters))
+        texts = list(sift(document, name, transforms, filters))
         if transforms:
-            losses.count_transformed(document.text, [text for text, _ in results])
-        for text, reason in results:
+            losses.count_transformed(document.text, [text for text, _ in texts])
+        for text, reason in texts:
             if reason is None and encoder is not None:
                 reason = encoder.reason_to_drop(text)
             if reason is None:
@@ -329,57 +336,41 @@ def texts_of(
                 losses.drop(text, reason)
 
 
-def batches(documents: Iterator[tuple[str, Known]]) -> Iterator[list[tuple[str, Known]]]:
-    """Group documents into batches: large enough for the encoder, small enough for memory."""
-    batch, characters = list[tuple[str, Known]](), 0
-    for text, known in documents:
-        batch.append((text, known))
+def batches(texts: Iterator[tuple[str, Origin]]) -> Iterator[list[tuple[str, Origin]]]:
+    """Group texts into batches: large enough for the encoder, small enough for memory."""
+    batch: list[tuple[str, Origin]] = []
+    characters = 0
+    for text, origin in texts:
+        batch.append((text, origin))
         characters += len(text)
         if characters >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
     if batch:
         yield batch
 
 
 def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[str]:
     """A sample to verify an encoder on: the source's first documents, and some from its middle and its end."""
-    texts: list[str] = []
-    spread = [shards[0], *(shards[len(shards) * quarter // 4] for quarter in (1, 2, 3)), shards[-1]]
-    for shard, wanted in zip(
-        spread, (SAMPLE_DOCUMENTS // 2, *[SAMPLE_DOCUMENTS // 8] * 4), strict=True
-    ):
-        rows = (item for piece in shard for item in read_piece(source, piece, key))
-        budget = SAMPLE_CHARACTERS * wanted // SAMPLE_DOCUMENTS
-        for item in islice(rows, min(wanted, source.max_documents or wanted)):
-            if isinstance(item, Document) and budget > 0:
-                texts.append(item.text[:budget])
-                budget -= len(item.text)
+    texts = sample_shard(source, shards[0], key, SAMPLE_DOCUMENTS // 2)
+    last = len(shards) - 1
+    for number in (len(shards) // 4, len(shards) // 2, len(shards) * 3 // 4, last):
+        texts += sample_shard(source, shards[number], key, SAMPLE_DOCUMENTS // 8)
+    return texts
+
+
+def sample_shard(source: DocumentSource, shard: Shard, key: str, most: int) -> list[str]:
+    texts = []
+    rows = chain.from_iterable(read_piece(source, piece, key) for piece in shard)
+    characters = SAMPLE_CHARACTERS * most // SAMPLE_DOCUMENTS
+    for row in islice(rows, min(most, source.max_documents or most)):
+        if isinstance(row, Document) and characters > 0:
+            texts.append(row.text[:characters])
+            characters -= len(row.text)
     return texts
 
 
 def seed_of(*parts: object) -> int:
     """A 32-bit seed from the parts."""
     return xxh3_64_intdigest(" ".join(map(str, parts)).encode()) % 2**32
-
-
-def shuffled(place: int, size: int, seed: int) -> int:
-    """The position of `place` in a permutation of `size` rows drawn from the seed; a large one is not stored."""
-    if size < SMALL:
-        return int(permutation(size, seed)[place])
-    return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)
-
-
-@lru_cache(maxsize=64)
-def permutation(size: int, seed: int) -> Int64:
-    return np.random.default_rng(seed).permutation(size)
-
-
-@cache
-def index_shuffle() -> Callable[..., int]:
-    from absl import logging
-
-    logging.set_verbosity(logging.ERROR)  # importing grain warns if jax is missing
-    from grain.experimental import index_shuffle
-
-    return index_shuffle

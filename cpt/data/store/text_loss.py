@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from cpt.errors import RecipeError
 
-# Shares of characters above which a source is warned about, and above which bits per byte mean nothing.
-WARNED_SHARE, UNRESTORED_SHARE = 0.001, 0.02
-WORST_KEPT, WORST_SHOWN = 20, 5
+WARNED_SHARE = 0.001  # of characters: above it, a warning
+UNRESTORED_SHARE = 0.02  # above it, bits per byte mean nothing
+WORST_KEPT = 20
+WORST_SHOWN = 5
 # Systematic sampling: an excerpt per so many characters is 0.4 % of a text.
-EXCERPT_CHARACTERS, CHARACTERS_PER_EXCERPT = 1000, 250_000
+EXCERPT_CHARACTERS = 1000
+CHARACTERS_PER_EXCERPT = 250_000
 CONTROL = {"\n": "LINE FEED", "\r": "CARRIAGE RETURN", "\t": "TAB"}
 FIRST_EXCERPTS = 32  # at least, of a shard's first batch of documents
 
@@ -48,11 +50,11 @@ class TextLoss:
     def add(self, other: "TextLoss") -> "TextLoss":
         worst = Counter(self.worst) + Counter(other.worst)
         return TextLoss(
-            self.compared + other.compared,
-            self.lost + other.lost,
-            self.unknown + other.unknown,
-            self.changed + other.changed,
-            dict(worst.most_common(WORST_KEPT)),
+            compared=self.compared + other.compared,
+            lost=self.lost + other.lost,
+            unknown=self.unknown + other.unknown,
+            changed=self.changed + other.changed,
+            worst=dict(worst.most_common(WORST_KEPT)),
         )
 
     def __str__(self) -> str:
@@ -86,12 +88,12 @@ def excerpts(texts: Sequence[str], at_least: int = 1) -> list[str]:
     number = max(total // CHARACTERS_PER_EXCERPT, at_least)
     if total <= number * EXCERPT_CHARACTERS:
         return list(texts)
-    places = evenly_spaced(number, total)
-    documents = np.searchsorted(ends, places, side="right")
-    starts = places - (ends - lengths)[documents]
+    positions = evenly_spaced(number, total)
+    numbers = np.searchsorted(ends, positions, side="right")  # of the texts
+    starts = positions - (ends - lengths)[numbers]
     return [
-        texts[document][start : start + EXCERPT_CHARACTERS]
-        for document, start in zip(documents.tolist(), starts.tolist(), strict=True)
+        texts[number][start : start + EXCERPT_CHARACTERS]
+        for number, start in zip(numbers.tolist(), starts.tolist(), strict=True)
     ]
 
 
@@ -107,11 +109,12 @@ def compare(text: str, decoded: str, normalised: str, *, has_unknown: bool) -> T
         normalised: the output of the tokenizer's normaliser for the text, to see what that changed.
         has_unknown: the unknown token was among the tokens; it is not in `decoded`.
     """
-    expected, given = Counter(canonical(text)), Counter(canonical(decoded))
-    missing = expected - given
-    kept_by_normaliser = Counter(canonical(normalised.replace("▁", " ")))
-    changed = (missing & (expected - kept_by_normaliser)).total()
-    added_blanks = max(0, (given - expected)[" "] - missing.total())
+    expected = Counter(canonical(text))
+    restored = Counter(canonical(decoded))
+    normal = Counter(canonical(normalised.replace("▁", " ")))
+    missing = expected - restored
+    changed = (missing & (expected - normal)).total()
+    added_blanks = max(0, (restored - expected)[" "] - missing.total())
     gone = missing.total() - changed
     worst = missing + Counter({" ": added_blanks})
     return TextLoss(
@@ -123,23 +126,27 @@ def compare(text: str, decoded: str, normalised: str, *, has_unknown: bool) -> T
     )
 
 
-def check_text_loss(name: str, tokenizer: str, loss: TextLoss | None, most: float) -> list[str]:
-    """A warning if the tokenizer does not give back the texts of a source; RecipeError if more than `most` of them."""
+def check_text_loss(
+    name: str, tokenizer: str, loss: TextLoss | None, max_share: float
+) -> list[str]:
+    """A warning if the tokenizer does not give back the texts of a source; RecipeError above this share of them."""
     if loss is None or loss.share <= WARNED_SHARE:
         return []
-    what = f"{name}: the tokenizer `{tokenizer}` does not give the text back: {loss}"
-    if loss.share <= most:
-        return [what]
-    ways = ["use a model whose tokenizer does (compare: cpt tokenizer report MODEL --text FILES)"]
+    problem = f"{name}: the tokenizer `{tokenizer}` does not give the text back: {loss}"
+    if loss.share <= max_share:
+        return [problem]
+    remedies = []
     if loss.lost + loss.unknown > loss.changed:
-        how = "`tokenizer.add_tokens(list(CHARACTERS))`, `tokenizer.save_pretrained(FOLDER)`"
-        then = "`tokenizer.path: FOLDER` and `model.resize_embeddings: true`"
-        ways.insert(0, f"add the characters in Python: {how}, then {then}")
+        remedies.append(
+            "add the characters in Python: `tokenizer.add_tokens(list(CHARACTERS))`,"
+            " `tokenizer.save_pretrained(FOLDER)`, then `tokenizer.path: FOLDER` and `model.resize_embeddings: true`"
+        )
     accepted = math.ceil(1000 * loss.share) / 1000
-    acceptance = f"`data.max_text_loss: {accepted}`"
-    ways.append(f"or accept it: {acceptance}; its bits per byte are not reported")
-    remedies = "; ".join(ways)
-    raise RecipeError(f"{what}. Either {remedies}.")
+    remedies += [
+        "use a model whose tokenizer does (compare: cpt tokenizer report MODEL --text FILES)",
+        f"or accept it: `data.max_text_loss: {accepted}`; its bits per byte are not reported",
+    ]
+    raise RecipeError(f"{problem}. Either {'; '.join(remedies)}.")
 
 
 def spelled_warnings(
@@ -199,7 +206,9 @@ class TokensAlike:
 
     def find(self, joined: bytes) -> Iterator[re.Match[bytes]]:
         """The tokens in texts, without overlaps. Comparing bytes is several times faster than the pattern."""
-        if self.start[0] not in joined or len(self.start) == 2 and not has_pair(joined, self.start):
+        if self.start[0] not in joined:
+            return
+        if len(self.start) == 2 and not has_pair(joined, self.start):
             return
         codes = np.frombuffer(joined, np.uint8)
         begins = np.flatnonzero(codes == self.start[0])

@@ -65,10 +65,13 @@ class TokenWriter:
     """Appends documents to a new folder; nothing is held in memory."""
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], *, segmented: bool = False) -> None:
-        self.folder, self.dtypes = folder, {**ARRAYS, "tokens": dtype.name}
-        self.num_documents = self.num_tokens = 0
-        self._digests = {name: xxh3_128() for name in arrays(segmented)}
-        self._files = {name: (folder / f"{name}.bin").open("wb") for name in arrays(segmented)}
+        self.folder = folder
+        self.dtypes = {**ARRAYS, "tokens": dtype.name}
+        self.num_documents = 0
+        self.num_tokens = 0
+        names = array_names(segmented)
+        self._digests = {name: xxh3_128() for name in names}
+        self._files = {name: (folder / f"{name}.bin").open("wb") for name in names}
         self._write("offsets", np.zeros(1, np.int64))
 
     def append(
@@ -117,23 +120,23 @@ class TokenFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            content = described((folder / DESCRIPTION).read_bytes())
-            content.pop(
-                "scored", None
-            )  # of earlier versions, which could store a score of each document
+            content = read_content((folder / DESCRIPTION).read_bytes())
+            content.pop("scored", None)  # earlier versions could store a score of each document
             if content.get("text_loss") is not None:
                 content["text_loss"] = TextLoss(**content["text_loss"])
-            self.description = known = ShardDescription(**content)
+            self.description = ShardDescription(**content)
             self.written = (folder / DESCRIPTION).stat().st_mtime_ns
-            documents, tokens = known.documents, known.tokens
+            dtype = self.description.dtype
+            documents = self.description.documents
+            tokens = self.description.tokens
             self.tokens: NDArray[np.unsignedinteger] = open_raw(
-                folder / "tokens.bin", known.dtype, tokens
+                folder / "tokens.bin", dtype, tokens
             )
             self.offsets: Int64 = open_raw(folder / "offsets.bin", "int64", documents + 1)
             self.hashes: Hashes = open_raw(folder / "hashes.bin", "uint64", documents)
             self.num_bytes: Int64 = open_raw(folder / "num_bytes.bin", "int64", documents)
             self.segments = np.empty(0, np.uint8)
-            if known.segmented:
+            if self.description.segmented:
                 self.segments = open_raw(folder / "segments.bin", "uint8", tokens)
         except (OSError, ValueError, TypeError) as problem:
             raise DataError(
@@ -145,18 +148,17 @@ class TokenFiles:
 
     def is_intact(self) -> bool:
         """Whether the arrays match their digests; reads them without the mapping, which would keep them in memory."""
-        names = arrays(self.description.segmented)
-        return (
-            digest_of([size_and_hash(self.folder / f"{name}.bin")[1] for name in names])
-            == self.description.digest
-        )
+        hashes = []
+        for name in array_names(self.description.segmented):
+            _, hash_of_array = size_and_hash(self.folder / f"{name}.bin")
+            hashes.append(hash_of_array)
+        return digest_of(hashes) == self.description.digest
 
     def free_memory(self) -> None:
         """Release the memory of the mapped tokens; they are mapped again on the next read."""
         for array in (self.tokens, self.segments):
-            if isinstance(array.base, np.memmap) and isinstance(
-                mapped := array.base.base, mmap.mmap
-            ):
+            mapped = array.base.base if isinstance(array.base, np.memmap) else None
+            if isinstance(mapped, mmap.mmap):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     def sync(self) -> None:
@@ -221,7 +223,7 @@ class StoredDocuments:
         return self.parts[part], start - self._first_tokens[part]
 
 
-def arrays(segmented: bool) -> list[str]:
+def array_names(segmented: bool) -> list[str]:
     return [name for name in ARRAYS if segmented or name != "segments"]
 
 
@@ -237,12 +239,13 @@ def digest_of(digests: Sequence[str]) -> str:
 
 
 def open_raw(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    size, expected = path.stat().st_size, length * np.dtype(dtype).itemsize
+    size = path.stat().st_size
+    expected = length * np.dtype(dtype).itemsize
     if size != expected:
         raise ValueError(f"{path.name} has {size:,} bytes, expected {expected:,}")
-    return (
-        np.asarray(np.memmap(path, dtype, "r", shape=(length,))) if length else np.empty(0, dtype)
-    )
+    if not length:  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r", shape=(length,)))
 
 
 @dataclass(frozen=True)
@@ -254,9 +257,8 @@ class SourceDescription:
     dropped: dict[str, int]
     bad_rows: dict[str, int]
     longest: tuple[str, int]
-    files: dict[
-        str, str
-    ]  # file -> xxh3-128 of its content, or for a URL the server's version of it
+    files: dict[str, str]
+    """File -> xxh3-128 of its content, or for a URL the server's version of it."""
     made_from: dict[str, str]
     format: int = FORMAT
 
@@ -267,16 +269,16 @@ def as_text(description: ShardDescription | SourceDescription) -> str:
 
 def read_description(folder: Path) -> SourceDescription:
     text = (folder / DESCRIPTION).read_bytes()
-    made_by = json.loads(text).get("format", 1)
-    if made_by != FORMAT:
+    stored_format = json.loads(text).get("format", 1)
+    if stored_format != FORMAT:
         raise DataError(
-            f"{folder}: written by another version of cpt (format {made_by}, this version needs {FORMAT}). Remove it:"
-            " cpt store prune."
+            f"{folder}: written by another version of cpt (format {stored_format}, this version needs {FORMAT})."
+            " Remove it: cpt store prune."
         )
-    return SourceDescription(**described(text))
+    return SourceDescription(**read_content(text))
 
 
-def described(text: bytes) -> dict[str, Any]:
+def read_content(text: bytes) -> dict[str, Any]:
     content = unsealed(text)
     return {**content, "longest": tuple(content["longest"])}
 
@@ -325,7 +327,8 @@ class Bucket:
 
     def get(self, shard: Path, folder: Path) -> bool:
         """Write the files of a shard into an empty folder; False if the bucket does not have the shard."""
-        packed, name = folder / ".packed", object_of(shard)
+        packed = folder / ".packed"
+        name = object_of(shard)
         self._call(name, self.system.get_file, f"{self.root}/{name}", str(packed))
         if not packed.exists():
             return False

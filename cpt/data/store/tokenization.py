@@ -82,29 +82,31 @@ def why_not(
         return f"it supports byte-level BPE, not {content['model']['type']}"
     texts = [text[:PIECE] for text in (*HARD_STRINGS, *around_added_tokens(content), *documents)]
     try:
-        (ids, lengths), (other_ids, other_lengths) = by_hugging_face(texts), by_gigatoken(texts)
+        expected = split_texts(*by_hugging_face(texts))
+        ids = split_texts(*by_gigatoken(texts))
     except (RuntimeError, ValueError) as problem:  # raised for an unsupported tokenizer
         return first_line(problem)
-    parts, other_parts = (
-        np.split(ids, lengths.cumsum()),
-        np.split(other_ids, other_lengths.cumsum()),
-    )
-    for text, part, other in zip(texts, parts, other_parts, strict=False):
-        if not np.array_equal(part, other):
-            return f"its ids differ for {text if len(text) <= 80 else f'{text[:60]} ...'!r}"
+    for text, ids_of_text, expected_ids in zip(texts, ids, expected, strict=False):
+        if not np.array_equal(ids_of_text, expected_ids):
+            shortened = text if len(text) <= 80 else f"{text[:60]} ..."
+            return f"its ids differ for {shortened!r}"
     return None
+
+
+def split_texts(ids: NDArray[Any], lengths: Int64) -> list[NDArray[Any]]:
+    """The ids of each text."""
+    return np.split(ids, lengths.cumsum())[: len(lengths)]
 
 
 def around_added_tokens(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield texts that contain the added tokens, special or not: whole, doubled and truncated."""
-    for token in [token["content"] for token in content["added_tokens"]][:1000]:
-        yield from (
-            token,
-            f"a{token}b",
-            f" {token} {token}{token}\n",
-            f"a {token[:-1]}",
-            f"{token.upper()} {token}s",
-        )
+    for added_token in content["added_tokens"][:1000]:
+        token = added_token["content"]
+        yield token
+        yield f"a{token}b"
+        yield f" {token} {token}{token}\n"
+        yield f"a {token[:-1]}"
+        yield f"{token.upper()} {token}s"
 
 
 class DocumentEncoder:
@@ -135,54 +137,49 @@ class DocumentEncoder:
         self.pad = int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else self.eos
         vocabulary = tokenizer.get_vocab()
         self.dtype = np.dtype(np.uint16 if max(vocabulary.values()) < 2**16 else np.uint32)
-        self.engine = (
-            f"tokenizers {tokenizers.__version__}"
-            if tokenizer.is_fast
-            else type(tokenizer).__name__
-        )
         self.slow_tokenizer = None if tokenizer.is_fast else tokenizer
+        unknown_tokens = {tokenizer.unk_token}
         if tokenizer.is_fast:
-            backend = copy.deepcopy(
-                tokenizer.backend_tokenizer
-            )  # leave the user's tokenizer unchanged
+            self.engine = f"tokenizers {tokenizers.__version__}"
+            # A copy: the user's tokenizer stays as it is.
+            backend = copy.deepcopy(tokenizer.backend_tokenizer)
             backend.no_truncation()  # truncation would lose tokens, padding add some
             backend.no_padding()
             without_sampling(backend, self.name)
             self.model_json: str = backend.to_str()
+            if isinstance(backend.model, models.BPE | models.WordLevel | models.WordPiece):
+                unknown_tokens.add(backend.model.unk_token)  # the config may not name it
         else:
+            self.engine = type(tokenizer).__name__
             self.model_json = json.dumps([self.engine, sorted(vocabulary.items())])
-        what = (
+        decides = (
             f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}"
         )
-        self.fingerprint = xxh3_128_hexdigest(what.encode())
-        self.special_tokens = dict(
-            zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+        self.fingerprint = xxh3_128_hexdigest(decides.encode())
+        self.unknown_ids = sorted(
+            vocabulary[token] for token in unknown_tokens if token in vocabulary
         )
+        special_tokens = tokenizer.all_special_tokens
+        special_ids = tokenizer.all_special_ids
+        self.special_tokens = dict(zip(special_ids, special_tokens, strict=True))
         # The unknown token may occur in a text, unless it is also the EOS, as in GPT-2.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
             self.special_tokens.pop(tokenizer.unk_token_id, None)
-        names = {tokenizer.unk_token}
-        own = tokenizer.backend_tokenizer.model if tokenizer.is_fast else None
-        if isinstance(own, models.BPE | models.WordLevel | models.WordPiece):
-            names.add(own.unk_token)  # the tokenizer's config may not name it
-        self.unknown_ids = sorted(vocabulary[name] for name in names if name in vocabulary)
         self.is_special = np.zeros(max([*vocabulary.values(), *self.special_tokens]) + 1, bool)
         self.is_special[list(self.special_tokens)] = True
         edges = np.flatnonzero(np.diff(self.is_special, prepend=False, append=False)).tolist()
         self._special_ranges = list(zip(edges[::2], edges[1::2], strict=True))
         self._gigatoken: Encode | None = None
-        templates = tokenizer.chat_template
-        self.chat_template: str | None = (
-            templates.get("default") if isinstance(templates, dict) else templates
-        )
+        template = tokenizer.chat_template
+        if isinstance(template, dict):
+            template = template.get("default")
+        self.chat_template: str | None = template
         self.named_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
-        added = {
-            token.content: number
-            for number, token in tokenizer.added_tokens_decoder.items()
-            if token.special
-        }
-        named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
-        self.control_tokens: dict[str, int] = {**added, **named}
+        self.control_tokens: dict[str, int] = {}
+        for number, token in tokenizer.added_tokens_decoder.items():
+            if token.special:
+                self.control_tokens[token.content] = number
+        self.control_tokens.update(zip(special_tokens, special_ids, strict=True))
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process builds the fast tokenizer from its JSON when needed.
@@ -208,7 +205,8 @@ class DocumentEncoder:
             )
             return self
         proven = copy.copy(self)
-        proven.engine, proven._gigatoken = version, by_gigatoken
+        proven.engine = version
+        proven._gigatoken = by_gigatoken
         return proven
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
@@ -219,8 +217,9 @@ class DocumentEncoder:
         ends = lengths.cumsum()
         if self.bos is None:
             return np.insert(ids, ends, self.eos), lengths + 1
-        places = np.stack([ends - lengths, ends], axis=1).ravel()
-        return np.insert(ids, places, np.tile([self.bos, self.eos], len(lengths))), lengths + 2
+        bounds = np.stack([ends - lengths, ends], axis=1).ravel()
+        bos_and_eos = np.tile([self.bos, self.eos], len(lengths))
+        return np.insert(ids, bounds, bos_and_eos), lengths + 2
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, Int64, NDArray[np.uint8] | None]:
         return *self.encode(texts), None
@@ -243,16 +242,19 @@ class DocumentEncoder:
         ids, lengths = self.text_ids(texts)
         if self._gigatoken is not None and self.decode([ids]) == ["".join(texts)]:
             return TextLoss(compared=sum(map(len, texts)))
-        parts = np.split(ids, lengths.cumsum())[: len(texts)]
-        known = [part[~np.isin(part, self.unknown_ids)] for part in parts]
+        parts = split_texts(ids, lengths)
+        is_unknown = [np.isin(part, self.unknown_ids) for part in parts]
+        decoded = self.decode(
+            [part[~unknown] for part, unknown in zip(parts, is_unknown, strict=True)]
+        )
+        normaliser = self.fast_tokenizer.normalizer
         total = TextLoss(compared=0)
-        for text, decoded, part, rest in zip(texts, self.decode(known), parts, known, strict=True):
-            if decoded == text or canonical(decoded) == canonical(text):
+        for text, decoded_text, unknown in zip(texts, decoded, is_unknown, strict=True):
+            if decoded_text == text or canonical(decoded_text) == canonical(text):
                 loss = TextLoss(compared=len(text))
             else:
-                normaliser = self.fast_tokenizer.normalizer
                 normalised = text if normaliser is None else normaliser.normalize_str(text)
-                loss = compare(text, decoded, normalised, has_unknown=len(rest) < len(part))
+                loss = compare(text, decoded_text, normalised, has_unknown=bool(unknown.any()))
             total = total.add(loss)
         return total
 
@@ -274,9 +276,9 @@ class DocumentEncoder:
         return self.fast_tokenizer.decode_batch(parts)
 
     def _encode_batch(self, texts: Sequence[str]) -> Flat:
-        return (
-            self._gigatoken(texts) if self._gigatoken is not None else self._by_hugging_face(texts)
-        )
+        if self._gigatoken is not None:
+            return self._gigatoken(texts)
+        return self._by_hugging_face(texts)
 
     def _by_hugging_face(self, texts: Sequence[str]) -> Flat:
         if self.slow_tokenizer is None:
@@ -286,18 +288,15 @@ class DocumentEncoder:
             options = {"add_special_tokens": False, "split_special_tokens": True}
             encoded = self.slow_tokenizer(list(texts), **options)["input_ids"] if texts else []
             parts = [np.array(ids, self.dtype) for ids in encoded]
-        return np.concatenate([np.empty(0, self.dtype), *parts]), np.array(
-            [len(part) for part in parts], np.int64
-        )
+        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        return np.concatenate([np.empty(0, self.dtype), *parts]), lengths
 
     @cached_property
     def fast_tokenizer(self) -> tokenizers.Tokenizer:
         fast = tokenizers.Tokenizer.from_str(self.model_json)
         fast.encode_special_tokens = True  # not stored in the JSON
         if fast.decoder is None and '"ByteLevel"' in self.model_json:
-            fast.decoder = (
-                decoders.ByteLevel()
-            )  # the tokens have the text even if the file lacks this
+            fast.decoder = decoders.ByteLevel()  # a file may lack it; the tokens have the text
         return fast
 
     def text_ids(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
@@ -310,22 +309,18 @@ class DocumentEncoder:
             for first, last in self._special_ranges
         ):
             return ids, lengths
-        found = np.flatnonzero(self.is_special[ids])
-        names = [self.special_tokens[number] for number in ids[found].tolist()]
-        spelled = [np.array(self.spelling_of(name), self.dtype) for name in names]
+        positions = np.flatnonzero(self.is_special[ids])
+        tokens = [self.special_tokens[number] for number in ids[positions].tolist()]
+        spellings = [np.array(self.spelling_of(token), self.dtype) for token in tokens]
+        text_of_position = np.searchsorted(lengths.cumsum(), positions, side="right")
         lengths = lengths.copy()
-        np.add.at(
-            lengths,
-            np.searchsorted(lengths.cumsum(), found, side="right"),
-            [len(part) - 1 for part in spelled],
-        )
-        others = np.split(
-            np.delete(ids, found), found - np.arange(len(found))
-        )  # before, between and after them
-        parts = [
-            part for pair in zip(others, [*spelled, spelled[0][:0]], strict=True) for part in pair
-        ]
-        return np.concatenate(parts), lengths
+        np.add.at(lengths, text_of_position, [len(spelling) - 1 for spelling in spellings])
+        parts = []
+        begin = 0
+        for position, spelling in zip(positions.tolist(), spellings, strict=True):
+            parts += [ids[begin:position], spelling]
+            begin = position + 1
+        return np.concatenate([*parts, ids[begin:]]), lengths
 
     def spelling_of(self, token: str) -> list[int]:
         if len(token) < 2:
@@ -336,14 +331,18 @@ class DocumentEncoder:
         half = len(token) // 2
         ids: list[int] = []
         for part in (token[:half], token[half:]):
-            found = self._encode_batch([part])[0]
-            ids += self.spelling_of(part) if self.is_special[found].any() else found.tolist()
+            part_ids, _ = self._encode_batch([part])
+            if self.is_special[part_ids].any():
+                ids += self.spelling_of(part)
+            else:
+                ids += part_ids.tolist()
         return ids
 
 
 def without_sampling(backend: tokenizers.Tokenizer, name: str) -> None:
     """Make the tokenizer give a text the same tokens each time, as stored tokens and resuming need it."""
-    model, switched_off = backend.model, ""
+    model = backend.model
+    switched_off = ""
     if isinstance(model, models.BPE) and model.dropout:
         switched_off = f"BPE dropout ({model.dropout:.3g})"
         model.dropout = None

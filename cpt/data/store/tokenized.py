@@ -1,11 +1,12 @@
 """A source's tokens: a folder of shards. The process that needs a shard first makes it; others reuse it."""
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -56,8 +57,8 @@ NEUTRAL = {
     "max_tokens",
     "max_epochs",
     "streaming",
+    "replay_kl",
 }
-NEUTRAL |= {"replay_kl"}
 
 
 class TokenizedSource:
@@ -75,19 +76,19 @@ class TokenizedSource:
         max_bad_share: float,
         passed_over: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        self.work, self.plan, self.stored = work, plan, stored
+        self.work = work
+        self.plan = plan
+        self.stored = stored
         self.states = with_absolute_names(stored.files)
         self.max_bad_share = max_bad_share
-        self.passed_over = dict(
-            passed_over or {}
-        )  # files of the folder that are not read, by reason
+        # files of the folder that are not read, by reason
+        self.passed_over = dict(passed_over or {})
         self.folder = work.folder
         self._state_of = states_of_files(stored.files)
         hold(self.folder, self)
         self._description: SourceDescription | None = None
-        self._verified = set[
-            tuple[int, int]
-        ]()  # (shard, modification time) of shards verified by this process
+        # (shard, modification time) of shards verified by this process
+        self._verified: set[tuple[int, int]] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenizedSource, (self.work, self.plan, self.stored, self.max_bad_share)
@@ -114,7 +115,8 @@ class TokenizedSource:
 
         `verified`: compare it with its digest, once per process, and make a damaged shard again.
         """
-        folder, is_made_again = self.shard_folder(number), False
+        folder = self.shard_folder(number)
+        is_made_again = False
         for _ in range(TRIES):
             with suppress(DataError):
                 files = TokenFiles(folder)
@@ -131,21 +133,22 @@ class TokenizedSource:
                 f"{folder}: data written there reads back differently. Check the disk, or set CPT_CACHE to another"
                 " disk."
             )
-        digest = files.description.digest
-        if (
-            is_made_again
-            and self.description is not None
-            and self.digests.get(folder.name, digest) != digest
-        ):
-            rmtree(folder, ignore_errors=True)
-            raise DataError(
-                f"{self.work.source.path}: damaged stored tokens were rebuilt, but differ from those before."
-                f" Libraries or your code for `{self.work.key}` have changed since. Restore them, or delete"
-                f" {self.folder} and start a new run: another `name`."
-            )
+        if is_made_again:
+            self.refuse_other_digest(folder, files.description.digest)
         if verified:
             self._verified.add((number, files.written))
         return files
+
+    def refuse_other_digest(self, folder: Path, digest: str) -> None:
+        """Reject a shard that was made again and differs from the one that the source was described with."""
+        if self.description is None or self.digests.get(folder.name, digest) == digest:
+            return
+        rmtree(folder, ignore_errors=True)
+        raise DataError(
+            f"{self.work.source.path}: damaged stored tokens were rebuilt, but differ from those before."
+            f" Libraries or your code for `{self.work.key}` have changed since. Restore them, or delete"
+            f" {self.folder} and start a new run: another `name`."
+        )
 
     def documents(self, numbers: Sequence[int], *, verified: bool = True) -> StoredDocuments:
         return StoredDocuments([self.shard(number, verified=verified) for number in numbers])
@@ -173,30 +176,27 @@ class TokenizedSource:
     def description(self) -> SourceDescription | None:
         """The description of the whole source, once all shards exist, without their list, which may be very long."""
         if self._description is None:
+            file = self.folder / DESCRIPTION
             try:
-                found = read_description(self.folder)
-                names = [
-                    self.shard_folder(number).name for number in (0, len(self.plan.shards) - 1)
-                ]
-                is_cut_so = len(found.shards) == len(self.plan.shards) and all(
-                    name in found.shards for name in names
-                )
-                if found.name == self.name and is_cut_so and self.work.accepts(found):
-                    self._description = replace(found, shards={})
+                description = read_description(self.folder)
+                if self.is_described_by(description):
+                    self._description = replace(description, shards={})
             except FileNotFoundError:
                 pass
-            except (
-                DataError,
-                OSError,
-                ValueError,
-                TypeError,
-            ):  # damaged: the folder's name is that of this version
-                report_damage(self.folder / DESCRIPTION)
+            except (DataError, OSError, ValueError, TypeError):
+                report_damage(file)  # the folder's name is that of this version
                 with suppress(OSError):
-                    (
-                        self.folder / DESCRIPTION
-                    ).unlink()  # otherwise every read would report the damage
+                    file.unlink()  # otherwise every read would report the damage
         return self._description
+
+    def is_described_by(self, description: SourceDescription) -> bool:
+        """Whether a description is of these files, cut into these shards, and acceptable to this run."""
+        if len(description.shards) != len(self.plan.shards) or description.name != self.name:
+            return False
+        for number in (0, len(self.plan.shards) - 1):
+            if self.shard_folder(number).name not in description.shards:
+                return False
+        return self.work.accepts(description)
 
     @cached_property
     def digests(self) -> dict[str, str]:
@@ -209,45 +209,66 @@ class TokenizedSource:
     def finish(self) -> SourceDescription:
         """Write the description of the source, all of whose shards exist."""
         description = self.description or self.describe()
-        bad = sum(description.bad_rows.values())
-        good, path = (
-            description.documents + sum(description.dropped.values()),
-            self.work.source.path,
-        )
         refuse_too_many(
-            bad, good, self.max_bad_share, path, self.work.key, listed_rows(self.folder)
+            num_bad=sum(description.bad_rows.values()),
+            num_good=description.documents + sum(description.dropped.values()),
+            max_share=self.max_bad_share,
+            path=self.work.source.path,
+            key=self.work.key,
+            listed=listed_rows(self.folder),
         )
         return description
 
     def describe(self) -> SourceDescription:
-        source, key = self.work.source, self.work.key
-        dropped, bad_rows, bad = Counter[str](), Counter[str](), list[Listed]()
-        longest, engines = ("", 0), dict[str, None]()
-        documents, tokens, texts, shards = 0, 0, "", dict[str, str]()
+        source = self.work.source
+        key = self.work.key
+        digests: dict[str, str] = {}  # by the name of the shard's folder
+        engines: dict[str, None] = {}  # in order, each once
+        bad_rows: list[Listed] = []
+        dropped = Counter[str]()
+        num_bad_rows = Counter[str]()
+        longest = ("", 0)
+        num_documents = 0
+        num_tokens = 0
         for number in self.plan.numbers:
-            part = self.shard(number).description
-            documents, tokens, texts = documents + part.documents, tokens + part.tokens, part.texts
-            dropped.update(part.dropped)
-            bad_rows.update(part.bad_rows)
-            longest = max(longest, part.longest, key=lambda place: place[1])
-            bad += listed_rows(self.shard_folder(number))
-            engines[part.engine] = None
-            shards[self.shard_folder(number).name] = part.digest
-        if not documents:
+            folder = self.shard_folder(number)
+            shard = self.shard(number).description
+            digests[folder.name] = shard.digest
+            engines[shard.engine] = None
+            bad_rows += listed_rows(folder)
+            dropped.update(shard.dropped)
+            num_bad_rows.update(shard.bad_rows)
+            longest = max(longest, shard.longest, key=itemgetter(1))
+            num_documents += shard.documents
+            num_tokens += shard.tokens
+        if not num_documents:
             raise nothing_kept(source, key, dropped)
         if signatures_of(files_of(source, key)) != self.stored.signatures:
             raise changed(self.work)
-        write_bad_rows(bad, self.folder)
-        files = contents_of(self.states) or {f"{source.path}@{source.revision or 'main'}": texts}
-        engine = ", ".join(filter(None, engines))
-        made_from = {"source": source.path, "tokenizer": self.work.encoder.name, "engine": engine}
-        counts = documents, tokens, shards, dict(dropped), dict(bad_rows)
-        description = SourceDescription(self.name, *counts, longest, files, made_from)
+        write_bad_rows(bad_rows, self.folder)
+        files = contents_of(self.states)
+        if not files:  # a stream of rows is one shard
+            files = {f"{source.path}@{source.revision or 'main'}": shard.texts}
+        description = SourceDescription(
+            name=self.name,
+            documents=num_documents,
+            tokens=num_tokens,
+            shards=digests,
+            dropped=dict(dropped),
+            bad_rows=dict(num_bad_rows),
+            longest=longest,
+            files=files,
+            made_from={
+                "source": source.path,
+                "tokenizer": self.work.encoder.name,
+                "engine": ", ".join(filter(None, engines)),
+            },
+        )
         write_once(self.folder / DESCRIPTION, as_text(description))
         for lock in self.folder.glob("*.lock"):  # only needed while making shards
             lock.unlink(missing_ok=True)
-        for left in self.folder.glob("*.unfinished"):
-            rmtree(left, ignore_errors=True)
+        for unfinished in self.folder.glob("*.unfinished"):
+            rmtree(unfinished, ignore_errors=True)
         return description
 
 
@@ -277,16 +298,15 @@ def changed(work: ShardWork) -> DataError:
 def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
     """Everything that decides the tokens, except the files and the tokenizer; workers and gigatoken do not."""
     kind = kind_of(source.path)
-    described = source.model_dump(exclude=NEUTRAL)
+    keys = source.model_dump(exclude=NEUTRAL)
+    # `order_by` and `order` are gone: with them, stores of earlier versions keep their names.
     if isinstance(source, Source):
-        described["order_by"] = (
-            None  # like `order`, a key that is gone: stores of earlier versions keep their names
-        )
+        keys["order_by"] = None
     return {
         "format": FORMAT,
         "path": absolute(source.path) if kind in ("local", "url") else source.path,
         "code": module_text("source", source.path) if kind == "function" else None,
-        "source": described,
+        "source": keys,
         "order": None,
         **sieve.code(),
     }
@@ -294,58 +314,67 @@ def reading_content(source: DocumentSource, sieve: Sieve) -> dict[str, Any]:
 
 WORKERS_IMPORT = ("cpt.data.store.shards", "gigatoken")
 
-Wanted = tuple[TokenizedSource, int]  # a shard of a source
-Task = tuple[
-    str, Shard, str, OtherPlace | None
-]  # name of the source, and the arguments of its work
+SourceShard = tuple[TokenizedSource, int]  # a shard of a source
 
 
-def make_shards(wanted: Sequence[Wanted]) -> None:
+@dataclass(frozen=True)
+class Task:
+    """The work on one shard, for a worker process."""
+
+    source_name: str
+    shard: Shard
+    folder_name: str
+    other_place: OtherPlace | None
+
+
+def make_shards(shards: Sequence[SourceShard]) -> None:
     """Make the missing ones of these shards.
 
     CPT_WORKERS or all cores share the work, if there is enough of it.
     """
     missing = [
-        (source, number) for source, number in dict.fromkeys(wanted) if source.missing([number])
+        (source, number) for source, number in dict.fromkeys(shards) if source.missing([number])
     ]
     sizes = Counter[TokenizedSource]()
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
-    workers = workers_for(sizes.total(), len(missing))
+    workers = min(workers_for(sizes.total(), len(missing)), len(missing))
     console = open_console(stderr=True)
-    hidden = not (is_main_process() and console.is_interactive)
-    with Progress(console=console, transient=True, disable=hidden) as progress:
-        bars = {
-            source: progress.add_task(
-                f"tokenising {reported_name(source.work.source)}", total=size or None
-            )
-            for source, size in sizes.items()
-        }
-        for source, number in made(missing, min(workers, len(missing)), list(sizes)):
+    is_hidden = not (is_main_process() and console.is_interactive)
+    with Progress(console=console, transient=True, disable=is_hidden) as progress:
+        bars = {}
+        for source, size in sizes.items():
+            name = reported_name(source.work.source)
+            bars[source] = progress.add_task(f"tokenising {name}", total=size or None)
+        for source, number in make_in_order(missing, workers, list(sizes)):
             progress.advance(bars[source], source.plan.num_bytes[number])
 
 
-def made(
-    wanted: Iterable[Wanted], workers: int, sources: Sequence[TokenizedSource]
-) -> Generator[Wanted, None, None]:
-    taken: list[Wanted] = []
+def make_in_order(
+    shards: Iterable[SourceShard], workers: int, sources: Sequence[TokenizedSource]
+) -> Generator[SourceShard, None, None]:
+    """Make shards of these sources; yields each when it is made, in the given order."""
+    in_progress: deque[SourceShard] = deque()
 
     def tasks() -> Iterator[Task]:
-        for source, number in wanted:
-            taken.append((source, number))
+        for source, number in shards:
+            in_progress.append((source, number))
             shard = source.plan.shards[number]
-            folder, there = source.shard_folder(number), source.stored.at_other_place(shard)
-            yield source.name, shard, folder.name, there
+            yield Task(
+                source_name=source.name,
+                shard=shard,
+                folder_name=source.shard_folder(number).name,
+                other_place=source.stored.at_other_place(shard),
+            )
 
     def prepare() -> Callable[[Task], None]:
         return partial(make_shard, {source.name: source.proven_work for source in sources})
 
     for _ in map_in_order(prepare, tasks(), workers, WORKERS_IMPORT):
-        source, number = taken.pop(0)
+        source, number = in_progress.popleft()
         source.check_files(number)
         yield source, number
 
 
 def make_shard(works: dict[str, ShardWork], task: Task) -> None:
-    source, shard, name, other_place = task
-    works[source](shard, name, other_place)
+    works[task.source_name](task.shard, task.folder_name, task.other_place)
