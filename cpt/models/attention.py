@@ -632,8 +632,9 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
             f"{key}: `{attention}` does not separate documents. Write `model.attention: {VARLEN}`."
         )
     if config.model_type not in PROVEN_SHARED.split():
-        why = f"{config.model_type} is not tested on parts of rows"
-        raise RecipeError(f"{key}: {why}. Remove it: ZeRO-3 and FSDP2 split any model.")
+        raise RecipeError(
+            f"{key}: {config.model_type} is not tested on parts of rows. Remove it: ZeRO-3 and FSDP2 split any model."
+        )
     if values.get("output_router_logits") and values.get("router_aux_loss_coef"):
         remedy = "Write `model.config.router_aux_loss_coef: 0.0`"
         raise RecipeError(

@@ -350,15 +350,15 @@ def build_once(
 
     zero3 = is_deepspeed_zero3_enabled()
     with without_zero3():
-        whole = main_process_first(build_on_main_process)
+        built = main_process_first(build_on_main_process)
     shared: list[PreTrainedConfig | torch.dtype | str | None] = [None, None, None]
     tensors: dict[str, torch.Tensor] = {}
-    if whole is not None:
-        shared = [whole.config, whole.dtype, attention_of(whole.config)]
-        tensors = dict(whole.named_parameters()) | dict(whole.named_buffers())
+    if built is not None:
+        shared = [built.config, built.dtype, attention_of(built.config)]
+        tensors = dict(built.named_parameters()) | dict(built.named_buffers())
     dist.broadcast_object_list(shared, src=0)
     config, dtype, attention = shared
-    if whole is not None and not zero3:
+    if built is not None and not zero3:
         model = whole
     else:
         with no_init_weights():
@@ -377,8 +377,8 @@ def build_once(
             if tensors:
                 buffer.copy_(tensors[name])
             dist.broadcast(buffer, src=0)
-    if whole is not None and whole.generation_config is not None:
-        model.generation_config = whole.generation_config
+    if built is not None and built.generation_config is not None:
+        model.generation_config = built.generation_config
     return model
 
 

@@ -26,13 +26,13 @@ def freeze_others(model: PreTrainedModel, train_only: str | Sequence[str]) -> li
         RecipeError: a pattern matches no parameter, or a range exceeds the layers.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    chosen = dict.fromkeys(chosen_names(model, parameters, train_only))
-    trained = {id(parameters[name]): name for name in chosen}
+    names = dict.fromkeys(chosen_names(model, parameters, train_only))
+    trained = {id(parameters[name]): name for name in names}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
     sentences = []
     for name, parameter in parameters.items():
-        if id(parameter) in trained and name not in chosen:
+        if id(parameter) in trained and name not in names:
             sentences.append(
                 f"{KEY}: `{trained[id(parameter)]}` is tied to `{name}`: both are trained"
             )

@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -174,17 +174,16 @@ class LinearCrossEntropy(torch.autograd.Function):
             inputs = hidden.to(dtype)
             head = weight.to(dtype)
             if chunk is None:
-                accumulates = needs_weight and weight.dtype != torch.float32
-                chunk = chunk_of(len(inputs), *head.shape, accumulates=accumulates)
-            gradients = HeadGradients()
-            if needs_hidden:
-                gradients.hidden = torch.empty_like(inputs)
-            # The product of a single chunk is the gradient; several need a sum.
-            is_one_product = chunk >= len(inputs) and weight.dtype == dtype
-            if needs_weight and not is_one_product:
-                gradients.weight = torch.zeros_like(head, dtype=torch.float32)
-            if bias is not None and needs_bias:
-                gradients.bias = torch.zeros_like(bias, dtype=torch.float32)
+                in_half = needs_weight and weight.dtype != torch.float32
+                chunk = chunk_of(len(inputs), *head.shape, accumulates=in_half)
+            grad_hidden = torch.empty_like(inputs) if needs_hidden else None
+            grad_weight = None
+            # With one chunk, its product is the gradient; several need a sum.
+            if needs_weight and (chunk < len(inputs) or weight.dtype != dtype):
+                grad_weight = torch.zeros_like(head, dtype=torch.float32)
+            grad_bias = None
+            if needs_bias and bias is not None:
+                grad_bias = torch.zeros_like(bias, dtype=torch.float32)
             losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
             buffer = logit_buffer(inputs, head, chunk)
             for start in range(0, len(inputs), chunk):
@@ -197,19 +196,17 @@ class LinearCrossEntropy(torch.autograd.Function):
                     logits, targets[tokens], gradient_scale, cap, needs_hidden or needs_weight
                 )
                 # From here on `logits` are their gradients.
-                if gradients.hidden is not None:
-                    torch.mm(logits, head, out=gradients.hidden[tokens])
-                if gradients.weight is not None:
-                    add_product(gradients.weight, logits, part)
+                if grad_hidden is not None:
+                    torch.mm(logits, head, out=grad_hidden[tokens])
+                if grad_weight is not None:
+                    add_product(grad_weight, logits, part)
                 elif needs_weight:
-                    gradients.weight = logits.t() @ part
-                if gradients.bias is not None:
-                    gradients.bias += logits.sum(0, dtype=torch.float32)
+                    grad_weight = logits.t() @ part
+                if grad_bias is not None:
+                    grad_bias += logits.sum(0, dtype=torch.float32)
         ctx.mark_non_differentiable(losses)
-        ctx.gradients = gradients
-        ctx.hidden_dtype = hidden.dtype
-        ctx.weight_dtype = weight.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.gradients = grad_hidden, grad_weight, grad_bias
+        ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.later_scale = scale if scales_later else None
         return losses.sum() * scale, losses
 
@@ -222,19 +219,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         gradients = ctx.gradients
         ctx.gradients = None
         factor = gradient if ctx.later_scale is None else gradient * ctx.later_scale
-        grad_hidden = scaled_in_place(gradients.hidden, factor, ctx.hidden_dtype)
-        grad_weight = scaled_in_place(gradients.weight, factor, ctx.weight_dtype)
-        grad_bias = scaled_in_place(gradients.bias, factor, ctx.bias_dtype)
+        grad_hidden, grad_weight, grad_bias = map(
+            partial(scaled_in_place, factor), gradients, ctx.dtypes
+        )
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
-
-
-@dataclass
-class HeadGradients:
-    """Gradients of the loss for a head's inputs and weights, unless they are not needed."""
-
-    hidden: torch.Tensor | None = None  # (N, D)
-    weight: torch.Tensor | None = None  # (V, D)
-    bias: torch.Tensor | None = None  # (V,)
 
 
 def logit_buffer(inputs: torch.Tensor, head: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -248,7 +236,7 @@ def logit_buffer(inputs: torch.Tensor, head: torch.Tensor, chunk: int) -> torch.
 
 
 def scaled_in_place(
-    gradient: torch.Tensor | None, factor: torch.Tensor, dtype: torch.dtype
+    factor: torch.Tensor, gradient: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor | None:
     if gradient is None:
         return None

@@ -103,7 +103,7 @@ def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     return cast(tuple[nn.Embedding, nn.Linear], (embedding, head))
 
 
-def table_weights(model: PreTrainedModel) -> list[nn.Parameter]:
+def table_weights(model: PreTrainedModel) -> list[torch.Tensor]:
     """Return the weights of the embedding and the head; one if they are tied."""
     embedding, head = tables(model)
     if head.weight is embedding.weight:

@@ -94,12 +94,12 @@ def parameters_of_head(model: nn.Module) -> set[int]:
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
     """Yield each parameter once, in the order of `model.parameters()`, with its module and its name there."""
-    seen: set[int] = set()
+    yielded: set[int] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen:
+            if id(parameter) in yielded:
                 continue
-            seen.add(id(parameter))
+            yielded.add(id(parameter))
             if isinstance(module, nn.ParameterList):  # its parameters are numbered
                 name = path.rpartition(".")[2]
             yield module, name, parameter
