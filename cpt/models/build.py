@@ -359,7 +359,7 @@ def build_once(
     dist.broadcast_object_list(shared, src=0)
     config, dtype, attention = shared
     if built is not None and not zero3:
-        model = whole
+        model = built
     else:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
