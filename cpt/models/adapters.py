@@ -39,11 +39,8 @@ from cpt.recipe.schema import LORA_QUANTIZATION
 
 logger = logging.getLogger(__name__)
 
-DEFAULTS: dict[str, Any] = {
-    "r": 16,
-    "lora_alpha": 32,
-    "lora_dropout": 0.0,
-}  # for LoRA; others use peft's
+DEFAULTS: dict[str, Any] = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.0}
+"""For LoRA; other methods use peft's."""
 PRESETS: dict[str, dict[str, Any]] = {
     # Continued pre-training needs a high rank on all layers (arXiv 2405.09673), and thus the rank-stabilized scale
     # (arXiv 2312.03732).
@@ -67,15 +64,21 @@ def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> No
             "`model.lora.alora_invocation_tokens` adapts parts of texts, so it cannot merge. Remove it."
         )
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
-    if start in (*STARTS_FROM_DATA, "loftq"):
-        why = "changes the base weights" if start == "loftq" else "needs data before the run"
-        raise RecipeError(f"`model.lora.init_lora_weights: {start}` {why}. Remove it.")
+    if start in STARTS_FROM_DATA:
+        raise RecipeError(
+            f"`model.lora.init_lora_weights: {start}` needs data before the run. Remove it."
+        )
+    if start == "loftq":
+        raise RecipeError(
+            f"`model.lora.init_lora_weights: {start}` changes the base weights. Remove it."
+        )
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
         # It would subtract the adapter from other weights than those it is merged into.
         raise RecipeError(
             f"`model.lora.init_lora_weights: {start}` does not work with `quantize`. Remove one."
         )
-    if zero3 and (reader := reader_of_weights(options)) is not None:
+    reader = reader_of_weights(options)
+    if zero3 and reader is not None:
         raise RecipeError(
             f"`model.lora.{reader}` needs whole weights. Use ZeRO-2, or plain `method: lora`."
         )
@@ -98,52 +101,58 @@ def check_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
         raise RecipeError(
             f"`model.lora`: {model.config.model_type} lacks linear layers to adapt. Write `lora: null`."
         )
-    chosen = lora_options(model, options)
-    config_for(chosen, options)
-    without_bias = [
-        name
-        for name, layer in adaptable(model)
-        if dict(layer.named_parameters()).get("bias") is None
-    ]
-    if options.get("lora_bias") and without_bias:
-        raise RecipeError(f"`model.lora.lora_bias`: {without_bias[0]} lacks a bias. Remove it.")
-    modules = {name: part for name, part in model.named_modules() if name}
+    peft_options = lora_options(model, options)
+    config_for(peft_options, options)
+    if options.get("lora_bias"):
+        for name, layer in adaptable(model):
+            if dict(layer.named_parameters()).get("bias") is None:
+                raise RecipeError(f"`model.lora.lora_bias`: {name} lacks a bias. Remove it.")
+    modules = {name: module for name, module in model.named_modules() if name}
     head = model.get_output_embeddings()
     ends = last_names(
-        name for name, part in modules.items() if part is head or isinstance(part, nn.Embedding)
+        name
+        for name, module in modules.items()
+        if module is head or isinstance(module, nn.Embedding)
     )
     for key, names in (("target_modules", layers), ("modules_to_save", [*ends, *layers])):
-        for word, pattern in patterns_of(chosen.get(key)):
+        for selector, pattern in patterns_of(peft_options.get(key)):
             if not any(re.fullmatch(pattern, name) for name in modules):
-                what = (
-                    f"{model.config.model_type} has no module `{word}`.{did_you_mean(word, names)}"
+                raise RecipeError(
+                    f"`model.lora.{key}`: {model.config.model_type} has no module `{selector}`."
+                    f"{did_you_mean(selector, names)} Modules: {', '.join(names)}."
                 )
-                raise RecipeError(f"`model.lora.{key}`: {what} Modules: {', '.join(names)}.")
-    refuse_tied_ends(model, chosen)
+    refuse_tied_ends(model, peft_options)
 
 
-def patterns_of(wanted: Any) -> Iterator[tuple[str, str]]:
-    """The words of `target_modules` or `modules_to_save`, each with the pattern of the module names it selects."""
-    if isinstance(wanted, str) and wanted != ALL_LINEAR:
-        yield wanted, wanted  # a regular expression of whole names
-    elif not isinstance(wanted, str):
-        for word in wanted or ():
-            yield word, rf"(.*\.)?{re.escape(word)}"
+def patterns_of(selectors: Any) -> Iterator[tuple[str, str]]:
+    """Each part of `target_modules` or `modules_to_save`, with the pattern of the module names it selects."""
+    if selectors == ALL_LINEAR or selectors is None:
+        return
+    if isinstance(selectors, str):
+        yield selectors, selectors  # a regular expression of whole names
+        return
+    for selector in selectors:
+        yield selector, rf"(.*\.)?{re.escape(selector)}"
 
 
-def refuse_tied_ends(model: PreTrainedModel, chosen: Mapping[str, Any]) -> None:
+def refuse_tied_ends(model: PreTrainedModel, peft_options: Mapping[str, Any]) -> None:
     """Refuse adapters that train only one of two tied layers: an exported model has one matrix for both."""
-    if not model.config.get_text_config().tie_word_embeddings or chosen.get("ensure_weight_tying"):
+    if not is_tied(model) or peft_options.get("ensure_weight_tying"):
         return
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     paths = [name for name, module in model.named_modules() if id(module) in ends]
     for key in ("target_modules", "modules_to_save"):
-        for word, pattern in patterns_of(chosen.get(key)):
+        for selector, pattern in patterns_of(peft_options.get(key)):
             if any(re.fullmatch(pattern, path) for path in paths):
                 raise RecipeError(
-                    f"`model.lora.{key}`: `{word}` is one of two tied layers ({' and '.join(paths)}), which are one"
-                    " matrix in the exported model. Remove it, or train both: `lora: cpt`."
+                    f"`model.lora.{key}`: `{selector}` is one of two tied layers ({' and '.join(paths)}), which are"
+                    " one matrix in the exported model. Remove it, or train both: `lora: cpt`."
                 )
+
+
+def is_tied(model: PreTrainedModel) -> bool:
+    """Whether the embedding and the head are one matrix."""
+    return bool(model.config.get_text_config().tie_word_embeddings)
 
 
 def count_lora_parameters(model: PreTrainedModel, options: Mapping[str, Any]) -> int:
@@ -164,17 +173,17 @@ def add_lora(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftModel:
     model.enable_input_require_grads()
     adapted = put_adapters(model, options)
     if not is_deepspeed_zero3_enabled():  # DeepSpeed keeps fp32 copies of trained weights
-        train_copies_in_fp32(adapted, around=model.dtype)
+        train_copies_in_fp32(adapted, model.dtype)
         for name, parameter in adapted.named_parameters():
             if parameter.requires_grad and parameter.dtype != torch.float32:
                 raise RecipeError(
                     f"`model.lora` trains {name} in half precision. Remove `bias`, or use float32."
                 )
     method = method_of(options)
-    (trainable, total) = adapted.get_nb_trainable_parameters()
-    if trainable == 0:
+    trained, total = adapted.get_nb_trainable_parameters()
+    if trained == 0:
         raise RecipeError(f"`model.lora`: {method} with these options selects no layers to train.")
-    share = f"{trainable:,} of {total:,} parameters are trained ({100 * trainable / total:.2f} %)"
+    share = f"{trained:,} of {total:,} parameters are trained ({100 * trained / total:.2f} %)"
     logger.info("adapters (%s): %s", method, share)
     return adapted
 
@@ -192,15 +201,16 @@ def put_adapters(model: PreTrainedModel, options: Mapping[str, Any]) -> PeftMode
         if reader is None:
             raise
         # peft reads the one weight of a layer; fused experts have several
-        why = f"reads the weights of plain layers, and {model.config.model_type} has others"
-        raise RecipeError(f"`model.lora.{reader}` {why}: {problem}. Remove it.") from problem
+        raise RecipeError(
+            f"`model.lora.{reader}` reads the weights of plain layers, and {model.config.model_type} has others:"
+            f" {problem}. Remove it."
+        ) from problem
 
 
-def config_for(chosen: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
+def config_for(peft_options: Mapping[str, Any], options: Mapping[str, Any]) -> PeftConfig:
+    fixed = {"peft_type": method_of(options).upper(), "task_type": "CAUSAL_LM"}
     try:
-        return get_peft_config(
-            {"peft_type": method_of(options).upper(), "task_type": "CAUSAL_LM", **chosen}
-        )
+        return get_peft_config({**fixed, **peft_options})
     except (ValueError, TypeError) as problem:
         raise RecipeError(f"model.lora: {problem}") from problem
 
@@ -209,35 +219,39 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     """Return all options of the method's config: our defaults, then the preset's, then the recipe's."""
     method = method_of(options)
     preset = options.get("preset")
-    defaults = DEFAULTS | PRESETS.get(str(preset), {}) if method == LORA else {}
-    chosen = defaults | {key: value for key, value in options.items() if key not in OURS}
+    peft_options: dict[str, Any] = {}
+    if method == LORA:
+        peft_options = DEFAULTS | PRESETS.get(str(preset), {})
+    peft_options |= {key: value for key, value in options.items() if key not in OURS}
     if method not in CHOSEN_BY_PEFT:
-        chosen.setdefault("target_modules", ALL_LINEAR)
+        peft_options.setdefault("target_modules", ALL_LINEAR)
     is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())
-    can_exclude = (
-        "exclude_modules"
-        in PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())].__dataclass_fields__
-    )
-    if chosen.get("target_modules") == ALL_LINEAR and is_mamba and can_exclude:
-        chosen.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
+    config_class = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(method.upper())]
+    can_exclude = "exclude_modules" in config_class.__dataclass_fields__
+    if peft_options.get("target_modules") == ALL_LINEAR and is_mamba and can_exclude:
+        peft_options.setdefault("exclude_modules", list(MAMBA_EXCLUDED))
     if preset is not None and "modules_to_save" not in options:
-        is_tied = bool(
-            model.config.get_text_config().tie_word_embeddings
-        )  # embedding and head are one matrix
-        ends = [model.get_input_embeddings(), *([] if is_tied else [model.get_output_embeddings()])]
-        paths = {id(module): name for name, module in model.named_modules()}
-        names = [paths[id(module)].rpartition(".")[2] for module in ends]
-        if is_tied and names[0] not in EMBEDDING_LAYER_NAMES:
-            tied = f"`model.lora`: {model.config.model_type} ties its head to the embedding `{names[0]}`"
-            raise RecipeError(
-                f"{tied}. Write `lora: {{r: 128, lora_alpha: 32, use_rslora: true}}`, or `null`."
-            )
-        chosen["modules_to_save"] = names
-        chosen.setdefault("ensure_weight_tying", is_tied)
-    return chosen
+        peft_options["modules_to_save"] = names_of_ends(model)
+        peft_options.setdefault("ensure_weight_tying", is_tied(model))
+    return peft_options
 
 
-def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
+def names_of_ends(model: PreTrainedModel) -> list[str]:
+    """Return the names of the embedding and of an untied head, which a preset trains fully."""
+    ends = [model.get_input_embeddings()]
+    if not is_tied(model):
+        ends.append(model.get_output_embeddings())
+    paths = {id(module): name for name, module in model.named_modules()}
+    names = [paths[id(module)].rpartition(".")[2] for module in ends]
+    if is_tied(model) and names[0] not in EMBEDDING_LAYER_NAMES:
+        raise RecipeError(
+            f"`model.lora`: {model.config.model_type} ties its head to the embedding `{names[0]}`. Write"
+            " `lora: {r: 128, lora_alpha: 32, use_rslora: true}`, or `null`."
+        )
+    return names
+
+
+def train_copies_in_fp32(adapted: PeftModel, base_dtype: torch.dtype) -> None:
     """Make fully trained layers fp32, because small steps are lost in bfloat16. The outputs of embeddings and norms
     keep the dtype of the surrounding layers; a head accepts any."""
     for module in adapted.modules():
@@ -248,14 +262,16 @@ def train_copies_in_fp32(adapted: PeftModel, around: torch.dtype) -> None:
             copies = module.ln_tuning_layers.values()
         for copied in copies:
             copied.float()
-            if around == torch.float32:
+            if base_dtype == torch.float32:
                 continue
             if isinstance(copied, nn.Linear):
-                copied.register_forward_pre_hook(
-                    lambda layer, inputs: tuple(x.to(layer.weight.dtype) for x in inputs)
-                )
+                copied.register_forward_pre_hook(inputs_as_weight)
             else:
-                copied.register_forward_hook(lambda _, __, output: output.to(around))
+                copied.register_forward_hook(lambda _, __, output: output.to(base_dtype))
+
+
+def inputs_as_weight(layer: nn.Linear, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    return tuple(tensor.to(layer.weight.dtype) for tensor in inputs)
 
 
 def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
@@ -268,18 +284,14 @@ def load_adapter(base: PreTrainedModel, adapter: Path) -> PeftModel:
                 "ignore", r".*gradient_checkpointing` is deprecated.*", FutureWarning
             )
             adapted = PeftModel.from_pretrained(base, str(adapter))
-        part = PEFT_TYPE_TO_PREFIX_MAPPING[
-            adapted.active_peft_config.peft_type
-        ]  # part of its tensors' names
-        saved = {name for name in load_peft_weights(str(adapter), device="cpu") if part in name}
+        saved = load_peft_weights(str(adapter), device="cpu")
     except (RuntimeError, ValueError, OSError) as problem:
         raise CheckpointError(f"{refusal}: {' '.join(str(problem).split())[:300]}") from problem
-    loaded = {
-        name
-        for name in get_peft_model_state_dict(adapted, save_embedding_layers=False)
-        if part in name
-    }
-    if differing := saved ^ loaded:  # peft only warns, and leaves these layers unchanged
+    loaded = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    # peft only warns of tensors of the adapter that differ, and leaves these layers unchanged.
+    prefix = PEFT_TYPE_TO_PREFIX_MAPPING[adapted.active_peft_config.peft_type]
+    differing = [name for name in saved.keys() ^ loaded.keys() if prefix in name]
+    if differing:
         raise CheckpointError(
             f"{refusal}: {len(differing)} of its tensors differ, such as {min(differing)}."
         )
@@ -319,18 +331,20 @@ def last_names(names: Iterable[str]) -> list[str]:
 
 BLOCK = 64
 BLOCK_OF_SCALES = 256
-BYTES_OF_4_BIT = {  # per weight, by whether the scales are quantized too
+# Per weight, by whether the scales are quantized too.
+BYTES_OF_4_BIT = {
     False: 0.5 + 4 / BLOCK,  # a scale in fp32 for each block
-    True: 0.5
-    + 1 / BLOCK
-    + 4 / (BLOCK * BLOCK_OF_SCALES),  # a scale in 8 bit, and one in fp32 for 256 of those
+    # a scale in 8 bit for each block, and one in fp32 for 256 of those
+    True: 0.5 + 1 / BLOCK + 4 / (BLOCK * BLOCK_OF_SCALES),
 }
 
 
 @dataclass(frozen=True)
 class Quantization:
-    kind: str  # nf4: the quantiles of a normal distribution, fp4: floating-point numbers, int8: integers
-    double: bool  # the scales are quantized too
+    kind: str
+    """nf4: the quantiles of a normal distribution, fp4: floating-point numbers, int8: integers."""
+    double: bool
+    """Whether the scales are quantized too."""
 
     @property
     def bits(self) -> int:
@@ -340,9 +354,9 @@ class Quantization:
 
     @property
     def bytes_per_weight(self) -> float:
-        return (
-            1.0 if self.bits == 8 else BYTES_OF_4_BIT[self.double]
-        )  # int8: without one scale for each row
+        if self.bits == 8:
+            return 1.0  # without one scale for each row
+        return BYTES_OF_4_BIT[self.double]
 
     def config(self, compute: torch.dtype | str) -> BitsAndBytesConfig:
         if self.bits == 8:
@@ -356,12 +370,14 @@ class Quantization:
 
 
 def quantization_of(lora: Mapping[str, Any] | None) -> Quantization | None:
-    kind = None if lora is None else lora.get("quantize")
-    if lora is not None and "double_quantize" in lora and kind not in ("nf4", "fp4"):
+    if lora is None:
+        return None
+    kind = lora.get("quantize")
+    if "double_quantize" in lora and kind not in ("nf4", "fp4"):
         raise RecipeError(
             "`model.lora.double_quantize` has no effect without `model.lora.quantize: nf4`."
         )
-    if lora is None or kind is None:
+    if kind is None:
         return None
     return Quantization(kind, kind != "int8" and bool(lora.get("double_quantize", True)))
 
@@ -391,7 +407,8 @@ def prepare_quantized(model: nn.Module) -> None:
 
 def numbers_in(parameter: torch.Tensor) -> int:
     """Return the number of weights in a parameter; a 4-bit parameter has two per byte."""
-    state = vars(parameter).get("quant_state") if isinstance(parameter, nn.Parameter) else None
-    if state is None:
-        return parameter.numel()
-    return torch.Size(state.shape).numel()
+    if isinstance(parameter, nn.Parameter):
+        state = vars(parameter).get("quant_state")
+        if state is not None:
+            return torch.Size(state.shape).numel()
+    return parameter.numel()

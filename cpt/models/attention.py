@@ -42,20 +42,13 @@ VARLEN = "varlen"
 BY_PACKAGE = {"flash_attention_2": "varlen_fa2", "flash_attention_3": "varlen_fa3"}
 VARLEN_NAMES = (VARLEN, *BY_PACKAGE.values())
 HALF = (torch.float16, torch.bfloat16)
-# of flash kernels
+# Limits of flash kernels.
 WIDEST_HEAD = 256
 WIDTH_MULTIPLE = 8
-ALTERED_SCORES = (
-    "softcap",
-    "s_aux",
-    "position_bias",
-)  # arguments of transformers' attention functions
-DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "attn_dropout",
-    "attention_probs_dropout_prob",
-)  # keys of configs
+# Arguments of transformers' attention functions.
+ALTERED_SCORES = ("softcap", "s_aux", "position_bias")
+# Keys of configs.
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
 OTHER_SCORES = ("attn_logit_softcapping", "attention_chunk_size")
 # Packed rows were compared with separate documents: tests/models/test_varlen.py.
 PROVEN = """
@@ -67,20 +60,19 @@ PROVEN = """
     mistral mixtral modernbert-decoder nanochat nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2
     qwen2_moe qwen3 qwen3_moe seed_oss smollm3 solar_open stablelm starcoder2 youtu
 """
-WINDOW_IN_MASK_ONLY = (
-    "phimoe",
-    "qwen2_moe",
-)  # or ignore it: sdpa and flash attention differ with a window
+# Their layers do not get the window, or ignore it: sdpa and flash attention differ.
+WINDOW_IN_MASK_ONLY = ("phimoe", "qwen2_moe")
 
+# Shapes: B rows, T tokens in a row, N tokens of all rows; H heads of queries, G of keys and values (H or fewer);
+# W width of a query's or key's head, V of a value's.
 Kernel = Callable[..., Tensor]
-"""(queries, keys, values of [tokens of all rows, heads, width], bounds, longest document, scale, window) -> output of
-the queries' shape."""
+"""(query [N, H, W], key [N, G, W], value [N, G, V], bounds, longest document, scale, window) -> [N, H, V or wider]."""
 # torch 2.11 needs no argument for grouped-query attention: its kernel detects it.
 SAYS_GROUPED = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
 
 
 def choose_attention(
-    wanted: str,
+    attention: str,
     model_class: type[PreTrainedModel],
     *,
     config: PreTrainedConfig | None = None,
@@ -90,51 +82,67 @@ def choose_attention(
     """Return the `attn_implementation` for transformers.
 
     Args:
-        wanted: `auto`, `varlen`, a name of transformers, or `package.module:function`, a function of its
+        attention: `auto`, `varlen`, a name of transformers, or `package.module:function`, a function of its
             AttentionInterface (masked like sdpa).
         half_precision: the model computes in bf16 or fp16; flash attention supports no other types.
         packed: rows have no mask: only positions separate documents and padding.
     """
     register_varlen()
-    if wanted == "auto":
+    is_hub_kernel = "/" in attention
+    if attention == "auto":
         return choose_automatically(
             model_class, config, half_precision=half_precision, packed=packed
         )
-    if ":" in wanted and "/" not in wanted:
-        AttentionInterface.register(wanted, import_named(wanted))
-        AttentionMaskInterface.register(wanted, sdpa_mask)
-        return wanted
-    known = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
-    if wanted not in known and "/" not in wanted:  # names with a slash are kernels on the Hub
-        listed = f"{', '.join(known)}, or `package.module:function`"
+    if ":" in attention and not is_hub_kernel:
+        AttentionInterface.register(attention, import_named(attention))
+        AttentionMaskInterface.register(attention, sdpa_mask)
+        return attention
+    names = ["auto", "eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    if attention not in names and not is_hub_kernel:
+        listed = f"{', '.join(names)}, or `package.module:function`"
         raise RecipeError(
-            f"model.attention: unknown `{wanted}`.{did_you_mean(wanted, known)} Use {listed}."
+            f"model.attention: unknown `{attention}`.{did_you_mean(attention, names)} Use {listed}."
         )
+    check_attention(attention, model_class, config, half_precision=half_precision, packed=packed)
+    if packed and attention in BY_PACKAGE:
+        return BY_PACKAGE[attention]
+    return attention
+
+
+def check_attention(
+    attention: str,
+    model_class: type[PreTrainedModel],
+    config: PreTrainedConfig | None,
+    *,
+    half_precision: bool,
+    packed: bool,
+) -> None:
+    """Refuse an attention that this model, these rows or this machine do not allow."""
     remedy = "Use `model.attention: auto`."
-    is_supported = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(
-        wanted.split("_")[0]
+    supports = {"flash": supports_flash, "sdpa": supports_sdpa, "flex": supports_flex}.get(
+        attention.split("_")[0]
     )
-    if is_supported is not None and not is_supported(model_class):
+    if supports is not None and not supports(model_class):
         raise RecipeError(
-            f"model.attention: {model_class.__name__} cannot run with `{wanted}`. {remedy}"
+            f"model.attention: {model_class.__name__} cannot run with `{attention}`. {remedy}"
         )
-    by_bounds = wanted == VARLEN or packed and wanted in BY_PACKAGE
-    if by_bounds and (why := why_not_varlen(model_class, config)):
-        raise RecipeError(f"model.attention: {wanted}: {why}. {remedy}")
-    is_kernel = wanted in BY_PACKAGE or wanted == VARLEN and torch.cuda.is_available()
-    if is_kernel and (missing := missing_for(wanted)):
-        raise ResourceError(f"model.attention: {wanted}: {missing}. {remedy}")
-    if packed and "flash" in wanted and wanted not in BY_PACKAGE:
+    if attention == VARLEN or packed and attention in BY_PACKAGE:
+        reason = why_not_varlen(model_class, config)
+        if reason is not None:
+            raise RecipeError(f"model.attention: {attention}: {reason}. {remedy}")
+    # Without a GPU, varlen attends document by document.
+    if attention in BY_PACKAGE or attention == VARLEN and torch.cuda.is_available():
+        missing = missing_for(attention)
+        if missing is not None:
+            raise ResourceError(f"model.attention: {attention}: {missing}. {remedy}")
+    if packed and "flash" in attention and attention not in BY_PACKAGE:
         raise RecipeError(
-            f"model.attention: with {wanted}, documents of packed rows leak into each other. {remedy}"
+            f"model.attention: with {attention}, documents of packed rows leak into each other. {remedy}"
         )
-    if wanted == VARLEN and torch.cuda.is_available() and not half_precision:
+    if attention == VARLEN and torch.cuda.is_available() and not half_precision:
         raise RecipeError(
             f"model.attention: varlen needs half precision. Set `training.bf16: true`. Or: {remedy}"
         )
-    if packed and wanted in BY_PACKAGE:
-        return BY_PACKAGE[wanted]
-    return wanted
 
 
 def choose_automatically(
@@ -144,13 +152,15 @@ def choose_automatically(
     half_precision: bool,
     packed: bool,
 ) -> str:
-    """The fastest attention that this model, these rows and this machine allow."""
+    """Return the fastest attention that this model, these rows and this machine allow."""
     reason = why_not_by_bounds(model_class, config, half_precision=half_precision, packed=packed)
     if reason is None:
         if missing_for("flash_attention_3"):
             return VARLEN
         return BY_PACKAGE["flash_attention_3"]
-    return "sdpa" if supports_sdpa(model_class) else "eager"
+    if supports_sdpa(model_class):
+        return "sdpa"
+    return "eager"
 
 
 def why_not_by_bounds(
@@ -194,8 +204,9 @@ def backward_may_be_nan(capability: tuple[int, int], *, has_masks: bool) -> bool
 
 def leave_out_cudnn(*, has_masks: bool) -> None:
     """Disable cuDNN's attention in this process where its gradients may be NaN."""
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
-    if backward_may_be_nan(capability, has_masks=has_masks):
+    if not torch.cuda.is_available():
+        return
+    if backward_may_be_nan(torch.cuda.get_device_capability(), has_masks=has_masks):
         torch.backends.cuda.enable_cudnn_sdp(False)
         print_once(
             "Attention: without cuDNN, whose gradients may be NaN with masks (pytorch#196678)."
@@ -205,7 +216,8 @@ def leave_out_cudnn(*, has_masks: bool) -> None:
 def register_varlen() -> None:
     """Register the names in transformers. Rows with a mask use sdpa's masks."""
     kernels: dict[str, Kernel] = {VARLEN: torch_kernel}
-    kernels |= {name: partial(package_kernel, package) for package, name in BY_PACKAGE.items()}
+    for package, name in BY_PACKAGE.items():
+        kernels[name] = partial(package_kernel, package)
     for name, kernel in kernels.items():
         AttentionInterface.register(name, partial(varlen_attention, kernel))
         AttentionMaskInterface.register(name, sdpa_mask)
@@ -214,9 +226,9 @@ def register_varlen() -> None:
 def varlen_attention(
     kernel: Kernel,
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor,  # (B, H, T, W)
+    key: Tensor,  # (B, G, T, W)
+    value: Tensor,  # (B, G, T, V)
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
@@ -226,56 +238,80 @@ def varlen_attention(
     """The attention function for transformers; with an ordinary mask, or none, it is sdpa.
 
     Args:
-        query: [rows, heads, tokens, width]; keys and values may have fewer heads.
         attention_mask: [1, 1, longest document, bounds], as `hand_over_documents` makes it.
+
+    Returns:
+        The attended values, [B, T, H, V], and no weights.
     """
-    if (
-        attention_mask is None or attention_mask.dtype != torch.int32
-    ):  # ordinary masks have booleans or floats
+    # Ordinary masks have booleans or floats.
+    if attention_mask is None or attention_mask.dtype != torch.int32:
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         attended: tuple[Tensor, Tensor | None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **options
         )
         return attended
-    altered = [name for name in ALTERED_SCORES if options.get(name) is not None]
-    if dropout or altered:
-        why = "attention dropout" if dropout else f"`{altered[0]}`"
-        remedy = (
-            " (or `model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2)" if dropout else ""
-        )
-        raise RecipeError(
-            f"model.attention: varlen does not support {why}. Use `model.attention: auto`{remedy}."
-        )
+    refuse_other_scores(dropout, options)
     tokens = query.shape[2]
-    width = query.shape[-1]
     value_width = value.shape[-1]
-    scale = width**-0.5 if scaling is None else scaling
-    window = sliding_window if sliding_window is not None and sliding_window < tokens else None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = sliding_window
+    if window is not None and window >= tokens:
+        window = None
     dtype = computing_dtype(query, key, value)
-    query, key, value = (states.to(dtype) for states in (query, key, value))
+    query = query.to(dtype)
+    key = key.to(dtype)
+    value = value.to(dtype)
     bounds = attention_mask.select(2, 0).flatten()
     longest = attention_mask.shape[2]
-    is_whole = len(bounds) == 0  # each row is one document
-    if is_whole and window is None and kernel is torch_kernel:
-        # torch's SDPA picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` has from 2.15 on.
-        grouped = key.shape[1] != query.shape[1]
-        query, key, value = same_width(query, key, value)
-        output = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=grouped
-        ).transpose(1, 2)
+    is_row_one_document = len(bounds) == 0
+    if is_row_one_document and window is None and kernel is torch_kernel:
+        output = attend_whole_rows(query, key, value, scale)
     else:
-        if is_whole:
+        if is_row_one_document:
             longest = tokens
             bounds = torch.arange(
                 0, len(query) * tokens + 1, tokens, dtype=torch.int32, device=query.device
             )
-        # Concatenated rows: documents end within their row, so the bounds also separate rows.
-        laid_out = (
-            states.transpose(1, 2).flatten(0, 1).contiguous() for states in (query, key, value)
-        )
         attend = kernel if has_kernel(query, dtype) else attend_each
-        output = attend(*laid_out, bounds, longest, scale, window).unflatten(0, (-1, tokens))
-    return output if output.shape[-1] == value_width else output[..., :value_width], None
+        query = concatenated(query)
+        key = concatenated(key)
+        value = concatenated(value)
+        output = attend(query, key, value, bounds, longest, scale, window)
+        output = output.unflatten(0, (-1, tokens))
+    if output.shape[-1] != value_width:  # padded for the kernel
+        output = output[..., :value_width]
+    return output, None
+
+
+def refuse_other_scores(dropout: float, options: Mapping[str, Any]) -> None:
+    """Refuse what changes scores and has no argument in these kernels."""
+    remedy = "Use `model.attention: auto`"
+    if dropout:
+        keys = "`model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2"
+        raise RecipeError(
+            f"model.attention: varlen does not support attention dropout. {remedy} (or {keys})."
+        )
+    for name in ALTERED_SCORES:
+        if options.get(name) is not None:
+            raise RecipeError(f"model.attention: varlen does not support `{name}`. {remedy}.")
+
+
+def attend_whole_rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Attend in rows of one document each; return [B, T, H, V].
+
+    torch's SDPA picks the fastest kernel of the GPU: on Hopper cuDNN's, which `varlen_attn` has from 2.15 on.
+    """
+    is_grouped = key.shape[1] != query.shape[1]
+    query, key, value = same_width(query, key, value)
+    output = F.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scale, enable_gqa=is_grouped
+    )
+    return output.transpose(1, 2)
+
+
+def concatenated(states: Tensor) -> Tensor:
+    """[B, H, T, W] -> [N, H, W]: documents end within their row, so their bounds also separate rows."""
+    return states.transpose(1, 2).flatten(0, 1).contiguous()
 
 
 def why_not_varlen(
@@ -291,12 +327,12 @@ def why_not_varlen(
         return f"{config.model_type} is not tested with it"
     if config.model_type in WINDOW_IN_MASK_ONLY and values.get("sliding_window"):
         return f"{config.model_type} does not pass its sliding window to its layers"
-    dropout = next((name for name in DROPOUTS if values.get(name)), None)
-    if dropout:
-        return f"dropout is not supported, and the model has {values[dropout]} (set `model.config.{dropout}: 0.0`)"
-    other = next((name for name in OTHER_SCORES if values.get(name)), None)
-    if other:
-        return f"it does not support {config.model_type}'s `{other}`"
+    for name in DROPOUTS:
+        if values.get(name):
+            return f"dropout is not supported, and the model has {values[name]} (set `model.config.{name}: 0.0`)"
+    for name in OTHER_SCORES:
+        if values.get(name):
+            return f"it does not support {config.model_type}'s `{name}`"
     heads = int(values.get("num_attention_heads") or values.get("n_head") or 1)
     width = int(
         values.get("qk_head_dim")
@@ -313,19 +349,20 @@ def has_kernel(query: Tensor, dtype: torch.dtype) -> bool:
 
 
 def computing_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:
-    kind = query.device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
+    device_type = query.device.type
+    if torch.is_autocast_enabled(device_type):
+        return torch.get_autocast_dtype(device_type)
     # Rotary embeddings and norms in fp32 upcast some of them.
-    return next(
-        (states.dtype for states in (value, key, query) if states.dtype in HALF), query.dtype
-    )
+    for states in (value, key, query):
+        if states.dtype in HALF:
+            return states.dtype
+    return query.dtype
 
 
 def torch_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor,  # (N, H, W)
+    key: Tensor,  # (N, G, W)
+    value: Tensor,  # (N, G, V)
     bounds: Tensor,
     longest: int,
     scale: float,
@@ -333,10 +370,10 @@ def torch_kernel(
 ) -> Tensor:
     """torch's varlen_attn; keys and values may have fewer heads."""
     query, key, value = same_width(query, key, value)
-    options: dict[str, Any] = (
-        {"enable_gqa": True} if SAYS_GROUPED and key.shape[1] != query.shape[1] else {}
-    )
-    before = -1 if window is None else window - 1  # transformers includes the token itself
+    options: dict[str, Any] = {}
+    if SAYS_GROUPED and key.shape[1] != query.shape[1]:
+        options["enable_gqa"] = True
+    tokens_before = -1 if window is None else window - 1  # transformers includes the token itself
     return varlen.varlen_attn(  # type: ignore[return-value]
         query,
         key,
@@ -346,29 +383,34 @@ def torch_kernel(
         longest,
         longest,
         scale=scale,
-        window_size=(before, 0),
+        window_size=(tokens_before, 0),
         **options,
     )
 
 
 def same_width(*states: Tensor) -> list[Tensor]:
     """Pad to the widest tensor and a multiple of eight, with zeros, which do not change scores."""
-    widest = max(of.shape[-1] for of in states)
+    widest = max(tensor.shape[-1] for tensor in states)
     width = widest + -widest % WIDTH_MULTIPLE
-    return [of if of.shape[-1] == width else F.pad(of, (0, width - of.shape[-1])) for of in states]
+    padded = []
+    for tensor in states:
+        if tensor.shape[-1] != width:
+            tensor = F.pad(tensor, (0, width - tensor.shape[-1]))
+        padded.append(tensor)
+    return padded
 
 
 def package_kernel(package: str, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
     """flash-attn's kernel, called through transformers with the bounds."""
-    q, k, v = (states[None] for states in same_width(query, key, value))
-    return flash_attention(package, q, k, v, *others)[0]
+    query, key, value = same_width(query, key, value)
+    return flash_attention(package, query[None], key[None], value[None], *others)[0]
 
 
 @torch.compiler.disable  # lengths differ in each batch, so each would be compiled again
 def attend_each(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    query: Tensor,  # (N, H, W)
+    key: Tensor,  # (N, G, W)
+    value: Tensor,  # (N, G, V)
     bounds: Tensor,
     longest: int,
     scale: float,
@@ -376,10 +418,12 @@ def attend_each(
 ) -> Tensor:
     """Attend document by document; on a GPU the host waits for the bounds."""
     lengths = [length for length in bounds.diff().tolist() if length]
-    grouped = key.shape[1] != query.shape[1]
+    is_grouped = key.shape[1] != query.shape[1]
+    queries = query.split(lengths)
+    keys = key.split(lengths)
+    values = value.split(lengths)
     outputs = []
-    for parts in zip(*(states.split(lengths) for states in (query, key, value)), strict=True):
-        length = parts[0].shape[0]
+    for length, query, key, value in zip(lengths, queries, keys, values, strict=True):
         mask = None
         if window is not None and window < length:
             mask = (
@@ -387,9 +431,14 @@ def attend_each(
                 .tril()
                 .triu(1 - window)
             )
-        q, k, v = (states.transpose(0, 1)[None] for states in parts)
         output = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            query.transpose(0, 1)[None],
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scale,
+            enable_gqa=is_grouped,
         )
         outputs.append(output[0].transpose(0, 1))
     return torch.cat(outputs)
@@ -400,7 +449,7 @@ def attend_each(
 # share a row (DeepSpeed Ulysses, whose attention drops the mask, so that documents would attend to each other).
 
 
-# transformers' names
+# transformers' names.
 BOUNDS = "cu_seq_lens_q"
 LONGEST = "max_length_q"
 # With one of these a row has no bounds. transformers 5.24 renamed `past_key_values` to `cache`.
@@ -425,18 +474,18 @@ def document_bounds(position_ids: torch.Tensor) -> torch.Tensor:
     As in transformers' masks, a document begins at the start of each row, and at each position that does not follow
     the previous one. The last number is repeated up to a power of two, for few different shapes: kernels see documents
     without tokens. More would cost memory: flash kernels reserve 128 rows per document in the backward pass. Empty if
-    each row is one document, since causal attention then needs no bounds. Positions are [rows, tokens].
+    each row is one document, since causal attention then needs no bounds. Positions are [B, T].
     """
-    begins = torch.ones_like(position_ids, dtype=torch.bool)
-    begins[:, 1:] = position_ids.diff(dim=1) != 1
-    first = begins.flatten().nonzero().flatten()
-    if len(first) == len(position_ids):
+    is_start = torch.ones_like(position_ids, dtype=torch.bool)
+    is_start[:, 1:] = position_ids.diff(dim=1) != 1
+    starts = is_start.flatten().nonzero().flatten()
+    if len(starts) == len(position_ids):
         return torch.empty(0, dtype=torch.int32, device=position_ids.device)
-    size = max(FEWEST_BOUNDS, 2 ** len(first).bit_length())
+    size = max(FEWEST_BOUNDS, 2 ** len(starts).bit_length())
     bounds = torch.full(
         (size,), position_ids.numel(), dtype=torch.int32, device=position_ids.device
     )
-    bounds[: len(first)] = first
+    bounds[: len(starts)] = starts
     return bounds
 
 
@@ -461,26 +510,22 @@ def hand_over_documents(
     without memory: a number would need a compiled graph for each length. Rows with a mask, or with a cache of keys and
     values, are not changed; without `hands_over_documents` transformers makes a mask from the positions.
     """
-    given = dict(keywords)
-    bounds = given.pop(BOUNDS, None)
-    longest = given.pop(LONGEST, None)
-    positions = given.get("position_ids")
-    has_mask_or_cache = any(given.get(name) is not None for name in MASK_AND_CACHE)
-    if (
-        has_mask_or_cache
-        or positions is None
-        or positions.dim() != 2
-        or not model.hands_over_documents
-    ):
-        return arguments, given
+    kwargs = dict(keywords)
+    bounds = kwargs.pop(BOUNDS, None)
+    longest = kwargs.pop(LONGEST, None)
+    positions = kwargs.get("position_ids")
+    if positions is None or positions.dim() != 2 or not model.hands_over_documents:
+        return arguments, kwargs
+    if any(kwargs.get(name) is not None for name in MASK_AND_CACHE):
+        return arguments, kwargs
     if bounds is None:
-        inputs = [given.get("input_ids"), given.get("inputs_embeds"), *arguments]
-        rows = next(len(values) for values in inputs if values is not None)
-        bounds = document_bounds(positions.expand(rows, -1))
+        inputs = [kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *arguments]
+        num_rows = next(len(tensor) for tensor in inputs if tensor is not None)
+        bounds = document_bounds(positions.expand(num_rows, -1))
     mask = bounds.expand(1, 1, longest or positions.shape[1], -1)
     mark_dynamic(mask, [2, 3])  # one graph for any number and length of documents
-    given["attention_mask"] = mask
-    return arguments, given
+    kwargs["attention_mask"] = mask
+    return arguments, kwargs
 
 
 def keep_documents_apart(model: PreTrainedModel) -> None:
@@ -512,9 +557,9 @@ def plain_attention(model: PreTrainedModel) -> Iterator[None]:
 
 def check_documents_can_be_handed_over(model: PreTrainedModel) -> None:
     if runs_along_the_row(model):
-        why = f"varlen does not separate documents in {model.config.model_type}'s recurrent layers"
         raise RecipeError(
-            f"model.attention: {why}. Use sdpa, with `data.packing: token_budget` or `none`."
+            f"model.attention: varlen does not separate documents in {model.config.model_type}'s recurrent layers. Use"
+            " sdpa, with `data.packing: token_budget` or `none`."
         )
 
 
@@ -523,17 +568,21 @@ def try_documents_apart(model: PreTrainedModel) -> None:
     embedding = model.get_input_embeddings().get_parameter("weight")
     ids = torch.arange(1, 9, device=embedding.device).unsqueeze(0) % len(embedding)
     positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=embedding.device)
+
+    def logits_of(tokens: slice) -> Tensor:
+        logits: Tensor = model(input_ids=ids[:, tokens], position_ids=positions[:, tokens]).logits
+        return logits
+
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        parts = (slice(None), slice(0, 5), slice(5, 8))
-        together, first, second = (
-            model(input_ids=ids[:, p], position_ids=positions[:, p]).logits for p in parts
-        )
-    alone = torch.cat([first, second], dim=1)
+        in_one_row = logits_of(slice(None))
+        first = logits_of(slice(0, 5))
+        second = logits_of(slice(5, 8))
+    separate = torch.cat([first, second], dim=1)
     model.train(was_training)
-    largest = float((together - alone).abs().max())
-    if not largest <= TOLERANCE * float(alone.abs().max()):
+    largest = float((in_one_row - separate).abs().max())
+    if not largest <= TOLERANCE * float(separate.abs().max()):  # also for NaN
         leak = f"the second document of a row depends on the first: logits differ by {largest:.2g}"
         raise RecipeError(
             f"{type(model).__name__} sets `keeps_documents_apart`, but {leak}. Fix its forward."
@@ -542,14 +591,13 @@ def try_documents_apart(model: PreTrainedModel) -> None:
 
 def wants_bounds(model: nn.Module | None) -> bool:
     """Whether batches should have bounds: the hook is registered, and the model accepts further arguments."""
-    whole = model.get_base_model() if isinstance(model, PeftModel) else model
-    if not isinstance(whole, PreTrainedModel) or "hands_over_documents" not in vars(
-        whole.base_model
-    ):
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    if not isinstance(base, PreTrainedModel):
         return False
-    return any(
-        one.kind is one.VAR_KEYWORD for one in inspect.signature(whole.forward).parameters.values()
-    )
+    if "hands_over_documents" not in vars(base.base_model):
+        return False
+    parameters = inspect.signature(base.forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 # --- rows that several processes share ------------------------------------------------------------------------------
@@ -559,20 +607,20 @@ def wants_bounds(model: nn.Module | None) -> bool:
 class PartOfRows:
     """Cuts micro-batches; picklable for worker processes."""
 
-    number: int  # index of this process' part, in token order
+    number: int
+    """Index of this process' part, in token order."""
     parts: int
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return this process' tokens, each with the next token's label, also across parts; bounds are not cut."""
-        whole = add_document_bounds(batch)
-        documents = {name: whole.pop(name) for name in (BOUNDS, LONGEST)}
-        labels = next_tokens(whole.pop("labels"))
-        whole |= {"labels": labels, "shift_labels": labels}
-        cut = {
-            name: rows.chunk(self.parts, dim=1)[self.number].contiguous()
-            for name, rows in whole.items()
-        }
-        return cut | documents
+        rows = add_document_bounds(batch)
+        documents = {name: rows.pop(name) for name in (BOUNDS, LONGEST)}
+        labels = next_tokens(rows.pop("labels"))
+        rows |= {"labels": labels, "shift_labels": labels}
+        part = {}
+        for name, tensor in rows.items():
+            part[name] = tensor.chunk(self.parts, dim=1)[self.number].contiguous()
+        return part | documents
 
 
 def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> None:
@@ -584,8 +632,9 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
             f"{key}: `{attention}` does not separate documents. Write `model.attention: {VARLEN}`."
         )
     if config.model_type not in PROVEN_SHARED.split():
-        why = f"{config.model_type} is not tested on parts of rows"
-        raise RecipeError(f"{key}: {why}. Remove it: ZeRO-3 and FSDP2 split any model.")
+        raise RecipeError(
+            f"{key}: {config.model_type} is not tested on parts of rows. Remove it: ZeRO-3 and FSDP2 split any model."
+        )
     if values.get("output_router_logits") and values.get("router_aux_loss_coef"):
         remedy = "Write `model.config.router_aux_loss_coef: 0.0`"
         raise RecipeError(
@@ -602,16 +651,15 @@ def check_shared_rows(config: PreTrainedConfig, parts: int, attention: str) -> N
 def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any) -> None:
     """Give whole rows and their document bounds to the model's attention, instead of DeepSpeed's own, which accelerate
     has installed."""
-    from deepspeed.runtime.sequence_parallel import (
-        ulysses_sp,
-    )  # only runs that use DeepSpeed import it
+    # Imported here: only runs that use DeepSpeed have it.
+    from deepspeed.runtime.sequence_parallel import ulysses_sp
 
     name = attention_of(config)
     text = config.get_text_config()
+    # A new interface has the registered functions, without accelerate's change.
+    registered = AttentionInterface()[name]
     exchange = ulysses_sp.UlyssesSPAttentionHF(
-        attn=AttentionInterface()[
-            name
-        ],  # a new object has the registered functions, without accelerate's change
+        attn=registered,
         batch_size=micro_batch,
         attn_head_count=text.num_attention_heads,
         attn_head_size=vars(text).get("head_dim") or text.hidden_size // text.num_attention_heads,

@@ -1,7 +1,7 @@
 """Build the model to train from the recipe's `model:` section, including scoring models and ZeRO-3."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROWS_MULTIPLE = 64  # grown vocabularies are rounded up to it, for tensor cores
+MOST_LISTED = 5  # names of tensors in a message
 
 
 def build_model(
@@ -85,55 +86,62 @@ def build_model(
         ResourceError: the Hub, a required package or a GPU is not available.
     """
     config = load_config(model)
-    known = vocabulary_size(config)
+    vocabulary = vocabulary_size(config)
     needed = rows_needed(tokenizer)
-    if needed > known and not model.resize_embeddings:
-        sizes = f"the tokenizer has ids up to {needed - 1}, the model's vocabulary {known} rows"
+    if needed > vocabulary and not model.resize_embeddings:
+        sizes = (
+            f"the tokenizer has ids up to {needed - 1}, the model's vocabulary {vocabulary} rows"
+        )
         raise RecipeError(
             f"{sizes}. Set `model.resize_embeddings: true`, or `tokenizer.path` to the model's own."
         )
-    learning = new_ids(Path(str(model.path)).expanduser()) if model.train_only == NEW_ROWS else None
+    trained_ids: list[int] | None = None
+    if model.train_only == NEW_ROWS:
+        trained_ids = new_ids(Path(str(model.path)).expanduser())
     # Training never reuses keys and values, and a cache would not separate documents.
     config.use_cache = False
-    weights = DTYPES.get(model.dtype, dtype)
+    weight_dtype = DTYPES.get(model.dtype, dtype)
     zero3 = is_deepspeed_zero3_enabled()
     check_quantization(model.lora, zero3=zero3)
-    attention = _attention(
-        model, config, half_precision=mixed_precision or weights != torch.float32, packed=packed
-    )
-    build_whole = partial(_build_whole, model, config, tokenizer, attention, weights)
+    half_precision = mixed_precision or weight_dtype != torch.float32
+    attention = _attention(model, config, half_precision=half_precision, packed=packed)
+    build_whole = partial(_build_whole, model, config, tokenizer, attention, weight_dtype)
     builds_once = zero3 or is_sharded_later
     with torch.random.fork_rng(devices=[]):  # weights do not advance the run's random numbers
         torch.manual_seed(seed)
-        built = build_once(build_whole, model.trust_remote_code) if builds_once else build_whole()
-        if model.dtype != "auto" and built.dtype != DTYPES[model.dtype]:
+        base = build_once(build_whole, model.trust_remote_code) if builds_once else build_whole()
+        if model.dtype != "auto" and base.dtype != DTYPES[model.dtype]:
             raise RecipeError(
-                f"model.dtype is {model.dtype}, but DeepSpeed has {built.dtype}. Use `dtype: auto`."
+                f"model.dtype is {model.dtype}, but DeepSpeed has {base.dtype}. Use `dtype: auto`."
             )
         torch.manual_seed(seed)
         if attention in VARLEN_NAMES:
-            keep_documents_apart(built)
-        if packed and claims_to_keep_documents_apart(built) and not zero3:
-            try_built = partial(try_documents_apart, built)
-            main_process_decides(try_built) if builds_once else try_built()
-        ready = built if model.lora is None else add_lora(built, model.lora)
+            keep_documents_apart(base)
+        if packed and claims_to_keep_documents_apart(base) and not zero3:
+            if builds_once:
+                main_process_decides(partial(try_documents_apart, base))
+            else:
+                try_documents_apart(base)
+        ready = base if model.lora is None else add_lora(base, model.lora)
     if model.train_only is not None:
-        for tied in freeze_others(built, model.train_only):
-            logger.warning(tied)
-        trained = [name for name, parameter in built.named_parameters() if parameter.requires_grad]
-        logger.info(
-            "model.train_only: %d of %d tensors are trained",
-            len(trained),
-            len(list(built.parameters())),
-        )
-    if learning is not None:
-        train_only_rows(built, learning)
-    elif num_new := num_new_rows(model, needed, known):
-        refuse_untrained_rows(ready, num_new)
-    values = config.get_text_config().to_dict()
-    if "output_router_logits" in values and balance_weight(built):
+        _train_only(base, model.train_only)
+    if trained_ids is not None:
+        train_only_rows(base, trained_ids)
+    else:
+        num_new = num_new_rows(model, needed, vocabulary)
+        if num_new:
+            refuse_untrained_rows(ready, num_new)
+    has_router_logits = "output_router_logits" in config.get_text_config().to_dict()
+    if has_router_logits and balance_weight(base):
         ready.register_forward_pre_hook(_balance_in_training, with_kwargs=True)
     return ready
+
+
+def _train_only(model: PreTrainedModel, patterns: str | Sequence[str]) -> None:
+    for tied in freeze_others(model, patterns):
+        logger.warning(tied)
+    is_trained = [parameter.requires_grad for parameter in model.parameters()]
+    logger.info("model.train_only: %d of %d tensors are trained", sum(is_trained), len(is_trained))
 
 
 def _balance_in_training(
@@ -166,12 +174,12 @@ def _build_whole(
                 setattr(built.generation_config, name, getattr(tokenizer, name))
     else:
         built = load_weights(model, config, attention, dtype)
-    if model.parameters is not None and model.parameters != (
-        actual := count_model_parameters(built).total
-    ):
-        raise RecipeError(
-            f"model.parameters says {model.parameters:,}, the built model has {actual:,}. Correct it."
-        )
+    if model.parameters is not None:
+        parameters = count_model_parameters(built).total
+        if parameters != model.parameters:
+            raise RecipeError(
+                f"model.parameters says {model.parameters:,}, the built model has {parameters:,}. Correct it."
+            )
     needed = rows_needed(tokenizer)
     if needed > vocabulary_size(config):
         built.resize_token_embeddings(needed, pad_to_multiple_of=ROWS_MULTIPLE)
@@ -186,56 +194,45 @@ def _attention(
 ) -> str | None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:  # its class is in the weights' repository
         if packed and (model.attention == VARLEN or "flash" in model.attention):
-            why = "the model's own code may mix documents of packed rows"
+            reason = "the model's own code may mix documents of packed rows"
             raise RecipeError(
-                f"model.attention: {model.attention}: {why}. Use sdpa, or `packing: token_budget`."
+                f"model.attention: {model.attention}: {reason}. Use sdpa, or `packing: token_budget`."
             )
         if model.attention == "auto":
             return None
         return model.attention
     model_class = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     needs: dict[str, Any] = {"config": config, "half_precision": half_precision, "packed": packed}
-    chosen = choose_attention(model.attention, model_class, **needs)
-    why = why_not_by_bounds(model_class, **needs) or "packed rows in half precision"
-    how = f" (auto: {why})" if model.attention == "auto" else ""
-    if chosen == VARLEN and not torch.cuda.is_available():
-        how += " by torch's SDPA, one document after the other (its kernel needs a GPU)"
+    attention = choose_attention(model.attention, model_class, **needs)
+    note = ""
+    if model.attention == "auto":
+        reason = why_not_by_bounds(model_class, **needs) or "packed rows in half precision"
+        note = f" (auto: {reason})"
+    if attention == VARLEN and not torch.cuda.is_available():
+        note += " by torch's SDPA, one document after the other (its kernel needs a GPU)"
     if model.attention != "auto" or attention_heads(config):
-        logger.info("attention: %s%s", chosen, how)
-    return chosen
+        logger.info("attention: %s%s", attention, note)
+    return attention
 
 
 def load_weights(
     model: Model, config: PreTrainedConfig, attention: str | None, dtype: torch.dtype | str
 ) -> PreTrainedModel:
     """Load a model and all of its weights from a folder or Hub id; dtype "auto" is that of the files."""
-    path = str(Path(str(model.path)).expanduser()) if is_local(str(model.path)) else str(model.path)
+    path = str(model.path)
+    if is_local(path):
+        path = str(Path(path).expanduser())
     options: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention}
     options["output_loading_info"] = True
+    revision = model.revision or "main"
     try:
         quantization = quantization_of(model.lora)
         if quantization is not None:
             options["quantization_config"] = quantization.config(dtype)
-        revision = model.revision or "main"
-        state_dict: dict[str, torch.Tensor] | None = None
-        if Path(path).suffix in STATE_DICTS:
-            state_dict = torch.load(path, map_location="cpu", weights_only=True)
-        elif (
-            model.config is not None
-            and (published := read_config(model)).model_type != config.model_type
-        ):
-            is_part = published.get_text_config().model_type == config.model_type
-            if is_part or isinstance(config, CptGPT2Config):
-                whole = AutoModelForCausalLM.from_pretrained(path, revision=revision)
-                if is_part:  # the language model of weights that also read images
-                    tensors = whole.get_decoder().state_dict()
-                    state_dict = {f"model.{name}": tensor for name, tensor in tensors.items()}
-                    state_dict["lm_head.weight"] = whole.get_output_embeddings().weight
-                else:  # a published GPT-2, whose vocabulary must be padded
-                    state_dict = pad_vocabulary(whole.state_dict(), config.vocab_size)
+        state_dict = converted_weights(model, config, path, revision)
         if state_dict:
-            kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-            loaded = kind.from_pretrained(None, state_dict=state_dict, **options)
+            model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            loaded = model_class.from_pretrained(None, state_dict=state_dict, **options)
         else:
             options |= {"revision": revision, "trust_remote_code": model.trust_remote_code}
             loaded = AutoModelForCausalLM.from_pretrained(path, **options)
@@ -248,17 +245,44 @@ def load_weights(
         prepare_quantized(built)
     missing = sorted(info["missing_keys"])
     if missing:
-        some = ", ".join(missing[:5]) + (", ..." if missing[5:] else "")
+        listed = ", ".join(missing[:MOST_LISTED])
+        if len(missing) > MOST_LISTED:
+            listed += ", ..."
         raise CheckpointError(
-            f"model.path: {path} lacks {len(missing)} of its tensors ({some}). Copy it again."
+            f"model.path: {path} lacks {len(missing)} of its tensors ({listed}). Copy it again."
         )
     unexpected = sorted(info["unexpected_keys"])
     if unexpected:
-        some = ", ".join(unexpected[:5])
+        listed = ", ".join(unexpected[:MOST_LISTED])
         logger.warning(
-            "%s: %d tensors belong to no part of the model: %s", path, len(unexpected), some
+            "%s: %d tensors belong to no part of the model: %s", path, len(unexpected), listed
         )
     return built
+
+
+def converted_weights(
+    model: Model, config: PreTrainedConfig, path: str, revision: str
+) -> Mapping[str, torch.Tensor] | None:
+    """Return weights that `from_pretrained` would not read into a model of `config`; None if it does."""
+    if Path(path).suffix in STATE_DICTS:
+        saved: Mapping[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+        return saved
+    if model.config is None:
+        return None
+    published_config = read_config(model)
+    if published_config.model_type == config.model_type:
+        return None
+    if published_config.get_text_config().model_type == config.model_type:
+        # The language model of weights that also read images.
+        published = AutoModelForCausalLM.from_pretrained(path, revision=revision)
+        tensors = published.get_decoder().state_dict()
+        state_dict = {f"model.{name}": tensor for name, tensor in tensors.items()}
+        state_dict["lm_head.weight"] = published.get_output_embeddings().weight
+        return state_dict
+    if isinstance(config, CptGPT2Config):  # a published GPT-2, whose vocabulary must be padded
+        published = AutoModelForCausalLM.from_pretrained(path, revision=revision)
+        return pad_vocabulary(published.state_dict(), config.vocab_size)
+    return None
 
 
 # --- scoring models --------------------------------------------------------------------------------------------------
@@ -282,20 +306,20 @@ def scoring_model(
     **options: bool,
 ) -> PreTrainedModel | PeftModel:
     """The recipe's model with a head of one output, drawn from the seed and read at a text's last token."""
-    whole = build_model(
-        model.model_copy(update={"lora": None}), tokenizer, seed=seed, dtype=dtype, **options
-    )
-    assert isinstance(whole, PreTrainedModel), "without adapters"
-    config = whole.config
+    without_adapters = model.model_copy(update={"lora": None})
+    causal = build_model(without_adapters, tokenizer, seed=seed, dtype=dtype, **options)
+    assert isinstance(causal, PreTrainedModel), "without adapters"
+    config = causal.config
     check_scoring(config)
     config.num_labels = 1
-    config.pad_token_id = (
-        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    )
-    kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
-    with without_zero3(), torch.device("meta"):  # its body is not wanted
-        scoring: PreTrainedModel = kind(config)
-    setattr(scoring, scoring.base_model_prefix, getattr(whole, whole.base_model_prefix))
+    config.pad_token_id = tokenizer.pad_token_id
+    if config.pad_token_id is None:
+        config.pad_token_id = tokenizer.eos_token_id
+    model_class: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+    # Its own body is replaced, so it needs no memory.
+    with without_zero3(), torch.device("meta"):
+        scoring: PreTrainedModel = model_class(config)
+    setattr(scoring, scoring.base_model_prefix, getattr(causal, causal.base_model_prefix))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = nn.Linear(scoring.get_submodule(HEAD).in_features, 1, bias=False)  # type: ignore[arg-type]
@@ -319,16 +343,23 @@ def build_once(
     """
     import torch.distributed as dist
 
+    def build_on_main_process() -> PreTrainedModel | None:
+        if is_main_process():
+            return build_whole()
+        return None
+
     zero3 = is_deepspeed_zero3_enabled()
     with without_zero3():
-        whole = main_process_first(lambda: build_whole() if is_main_process() else None)
+        built = main_process_first(build_on_main_process)
     shared: list[PreTrainedConfig | torch.dtype | str | None] = [None, None, None]
-    if whole is not None:
-        shared = [whole.config, whole.dtype, attention_of(whole.config)]
+    tensors: dict[str, torch.Tensor] = {}
+    if built is not None:
+        shared = [built.config, built.dtype, attention_of(built.config)]
+        tensors = dict(built.named_parameters()) | dict(built.named_buffers())
     dist.broadcast_object_list(shared, src=0)
     config, dtype, attention = shared
-    if whole is not None and not zero3:
-        model = whole
+    if built is not None and not zero3:
+        model = built
     else:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
@@ -337,26 +368,25 @@ def build_once(
                 attn_implementation=attention,
                 trust_remote_code=trust_remote_code,
             )
-    source = {} if whole is None else dict(whole.named_parameters()) | dict(whole.named_buffers())
     with torch.no_grad():
         if zero3:
-            copy_to_parts(source, model)
+            copy_to_parts(tensors, model)
         else:
             model.tie_weights()
         for name, buffer in model.named_buffers():
-            if source:
-                buffer.copy_(source[name])
+            if tensors:
+                buffer.copy_(tensors[name])
             dist.broadcast(buffer, src=0)
-    if whole is not None and whole.generation_config is not None:
-        model.generation_config = whole.generation_config
+    if built is not None and built.generation_config is not None:
+        model.generation_config = built.generation_config
     return model
 
 
-def copy_to_parts(source: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
-    """Copy the main process's weights to ZeRO-3's parts; `source` is empty on other processes."""
+def copy_to_parts(tensors: Mapping[str, torch.Tensor], model: PreTrainedModel) -> None:
+    """Copy the main process's weights to ZeRO-3's parts; `tensors` are empty on other processes."""
     import deepspeed
 
     for name, parameter in model.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            if source:
-                parameter.copy_(source[name])
+            if tensors:
+                parameter.copy_(tensors[name])

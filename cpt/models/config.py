@@ -3,7 +3,7 @@ for the run's record."""
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,8 @@ from cpt.recipe.schema import Model
 # Keys of published config.json files that transformers renames or merges into others when it reads them.
 ROPE_KEYS = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
 LEGACY_KEYS = ROPE_KEYS | {"hybrid_override_pattern", "torch_dtype"}
-UNDECLARED_KEYS = {
-    "head_dim",
-    "num_hidden_layers",
-}  # models read them, though not every config class declares them
+# Models read them, though not every config class declares them.
+UNDECLARED_KEYS = {"head_dim", "num_hidden_layers"}
 STATE_DICTS = (".pth", ".pt")
 
 
@@ -49,70 +47,78 @@ def load_config(model: Model) -> PreTrainedConfig:
 
 
 def _resolve(model: Model) -> PreTrainedConfig:
-    written = None if model.config is None else config_from(model.config)
-    if model.from_scratch and written is not None:
-        return written
+    recipe_config = None if model.config is None else config_from(model.config)
+    if model.from_scratch and recipe_config is not None:
+        return recipe_config
     path = str(model.path)
     if Path(path).suffix in STATE_DICTS:
         if not Path(path).expanduser().is_file():
             raise RecipeError(f"model.path: {path} does not exist (current folder: {Path.cwd()}).")
-        if written is None:
+        if recipe_config is None:
             raise RecipeError(
                 f"model.path: {path} is a bare state dict. Give its shape in model.config."
             )
-        return written
-    found = read_config(model)
-    if written is None or model.config is None:
-        return found
-    if (text := found.get_text_config()).model_type == written.model_type:
-        found = text  # the language model of weights that also read images
-    if (
-        written.model_type in FAMILIES
-        and found.model_type in FAMILIES[written.model_type].starts_from
-    ):
-        if (
-            found.model_type == "minimind"
-        ):  # its config.json has other names; the shape must fit the weights
-            return written
-        values = {
-            field.name: value_of(found, field.name) for field in dataclasses.fields(type(found))
-        }
-        if isinstance(written, CptGPT2Config):
-            rows = max(written.vocab_size, found.vocab_size)
-            values |= {"unpadded_vocab_size": found.vocab_size, "vocab_size": rows}
-            values |= {
-                name: vars(written)[name] for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")
-            }
-        found = type(written)(**values | {"architectures": None})
-    # Only keys in the recipe are compared.
-    names = {"rope_parameters" if key in ROPE_KEYS else key for key in model.config} - {
-        "torch_dtype",
-        "architectures",
-    }
-    differing = [
-        f"  {name}: {value_of(written, name)} in model.config, {value_of(found, name)} in {path}"
-        for name in sorted(names)
-        if value_of(written, name) != value_of(found, name)
-    ]
-    if differing:
+        return recipe_config
+    published = read_config(model)
+    if recipe_config is None or model.config is None:
+        return published
+    text = published.get_text_config()
+    if text.model_type == recipe_config.model_type:
+        published = text  # the language model of weights that also read images
+    family = FAMILIES.get(recipe_config.model_type)
+    if family is not None and published.model_type in family.starts_from:
+        if published.model_type == "minimind":
+            return recipe_config  # its config.json has other names; the shape must fit the weights
+        published = _as_family(published, recipe_config)
+    _refuse_another_shape(model.config, recipe_config, published, path)
+    return published
+
+
+def _as_family(published: PreTrainedConfig, recipe_config: PreTrainedConfig) -> PreTrainedConfig:
+    """Return the published config as one of our family, with what only the recipe can say."""
+    names = [field.name for field in dataclasses.fields(type(published))]
+    values = {name: value_of(published, name) for name in names}
+    if isinstance(recipe_config, CptGPT2Config):
+        values["unpadded_vocab_size"] = published.vocab_size
+        values["vocab_size"] = max(recipe_config.vocab_size, published.vocab_size)
+        for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop"):
+            values[name] = vars(recipe_config)[name]
+    values["architectures"] = None
+    return type(recipe_config)(**values)
+
+
+def _refuse_another_shape(
+    keys: Iterable[str], recipe_config: PreTrainedConfig, published: PreTrainedConfig, path: str
+) -> None:
+    """Compare the keys in the recipe's `model.config`, and no others, with the published config."""
+    names = set(keys) - {"torch_dtype", "architectures"}
+    if names & ROPE_KEYS:
+        names = names - ROPE_KEYS | {"rope_parameters"}
+    differences = []
+    for name in sorted(names):
+        in_recipe = value_of(recipe_config, name)
+        in_path = value_of(published, name)
+        if in_recipe != in_path:
+            differences.append(f"  {name}: {in_recipe} in model.config, {in_path} in {path}")
+    if differences:
         raise RecipeError(
             f"model.config does not match the shape of {path}:\n"
-            + "\n".join(differing)
+            + "\n".join(differences)
             + "\nCorrect or remove model.config (if it comes from a `base:`, name another file there), or write "
             + "`model.from_scratch: true` for new weights of that shape."
         )
-    return found
 
 
-def config_from(written: Mapping[str, Any]) -> PreTrainedConfig:
+def config_from(section: Mapping[str, Any]) -> PreTrainedConfig:
+    """Build the config that a recipe's `model.config` describes."""
     register_families()
-    values = dict(written)
+    values = dict(section)
     model_type = values.pop("model_type")
     if model_type not in CONFIG_MAPPING:
-        known = [*FAMILIES, *CONFIG_MAPPING.keys()]
+        model_types = [*FAMILIES, *CONFIG_MAPPING.keys()]
         raise RecipeError(
-            f"model.config.model_type: unknown architecture `{model_type}`.{did_you_mean(model_type, known)} Use one"
-            f" of transformers' (llama, qwen3, ...), {', '.join(FAMILIES)}, or a custom one with `model.import`."
+            f"model.config.model_type: unknown architecture `{model_type}`.{did_you_mean(model_type, model_types)} Use"
+            f" one of transformers' (llama, qwen3, ...), {', '.join(FAMILIES)}, or a custom one with `model.import`."
         )
     config_class = CONFIG_MAPPING[model_type]
     # transformers accepts any key without a warning, so a typo would leave the default. A custom class may accept
@@ -139,28 +145,8 @@ def read_config(model: Model) -> PreTrainedConfig:
     """Read the config.json of the folder or Hub id; ResourceError if the Hub is unreachable or needs a login."""
     path = str(model.path)
     if is_local(path):
-        folder = Path(path).expanduser()
-        if not folder.exists():
-            raise RecipeError(
-                f"model.path: {path} does not exist. Use a model's folder or a Hub id."
-            )
-        complaint = unfinished_run(path)
-        if complaint:
-            raise RecipeError(f"model.path: {complaint}")
-        if (
-            folder.is_dir()
-            and (folder / "adapter_config.json").is_file()
-            and not (folder / "config.json").is_file()
-        ):
-            merge = f"cpt merge --method lora BASE {path} --output FOLDER"
-            raise RecipeError(
-                f"model.path: {path} is an adapter without its base. Merge both: {merge}"
-            )
-        if folder.is_dir() and not (folder / "config.json").is_file():
-            raise RecipeError(
-                f"model.path: {path} lacks config.json. Use a folder written by save_pretrained."
-            )
-        path = str(folder)
+        _check_model_path(path)
+        path = str(Path(path).expanduser())
     else:
         refuse_unreachable("model.path", path, model.revision)
     try:
@@ -180,6 +166,24 @@ def read_config(model: Model) -> PreTrainedConfig:
             f"model.path: the config.json of {path} cannot be read: {reason} If its code comes with the weights, set"
             " model.trust_remote_code and model.revision; for your own code, set `model.import`."
         ) from problem
+
+
+def _check_model_path(path: str) -> None:
+    """Refuse a local path without a model."""
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        raise RecipeError(f"model.path: {path} does not exist. Use a model's folder or a Hub id.")
+    complaint = unfinished_run(path)
+    if complaint:
+        raise RecipeError(f"model.path: {complaint}")
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return
+    if (folder / "adapter_config.json").is_file():
+        merge = f"cpt merge --method lora BASE {path} --output FOLDER"
+        raise RecipeError(f"model.path: {path} is an adapter without its base. Merge both: {merge}")
+    raise RecipeError(
+        f"model.path: {path} lacks config.json. Use a folder written by save_pretrained."
+    )
 
 
 def _hub_error(path: str, problem: OSError) -> RecipeError | ResourceError:
@@ -205,54 +209,51 @@ def value_of(config: PreTrainedConfig, name: str) -> Any:
     return getattr(config, name, None)
 
 
-def with_rope(config: PreTrainedConfig, wanted: Mapping[Any, Any]) -> PreTrainedConfig:
+def with_rope(config: PreTrainedConfig, changes: Mapping[Any, Any]) -> PreTrainedConfig:
     """Set the rotary positions of `model.rope` in the config, in place; exported models include them.
 
     YaRN (arXiv 2309.00071) keeps the resolution of near tokens and compresses far positions by `factor`; a larger base
     (`theta`) slows all rotations (arXiv 2309.16039). Both need training on long rows.
     """
     text = config.get_text_config()
-    found = text.to_dict().get("rope_parameters")
-    if not isinstance(found, dict) or "rope_type" not in found:
-        reason = (
-            "has different positions per kind of layer"
-            if found
-            else "does not use rotary positions"
-        )
+    published = text.to_dict().get("rope_parameters")
+    if not isinstance(published, dict) or "rope_type" not in published:
+        reason = "does not use rotary positions"
+        if published:
+            reason = "has different positions per kind of layer"
         raise RecipeError(
             f"`model.rope`: {config.model_type} {reason}, so this key cannot change them. Remove it."
         )
-    if not wanted:
+    if not changes:
         raise RecipeError(
             "`model.rope` is empty: write `theta: 1e6`, or `{type: yarn, factor: 8}`, or remove it."
         )
-    if ("type" in wanted) != ("factor" in wanted):
+    if ("type" in changes) != ("factor" in changes):
         raise RecipeError(
             "`model.rope`: `type` and `factor` go together, such as `{type: yarn, factor: 8}`."
         )
-    original = int(found.get("original_max_position_embeddings") or text.max_position_embeddings)
-    rope = {
-        name: found[name]
-        for name in ("rope_theta", "rope_type", "partial_rotary_factor")
-        if name in found
-    }
-    if "theta" in wanted:
-        rope["rope_theta"] = float(wanted["theta"])
-    length = int(wanted.get("length") or text.max_position_embeddings)
-    if "type" in wanted:
-        factor = float(wanted["factor"])
+    original = int(
+        published.get("original_max_position_embeddings") or text.max_position_embeddings
+    )
+    rope = dict(published)
+    if "type" in changes or published["rope_type"] == "default":
+        names = ("rope_theta", "rope_type", "partial_rotary_factor")
+        rope = {name: published[name] for name in names if name in published}
+    if "theta" in changes:
+        rope["rope_theta"] = float(changes["theta"])
+    length = int(changes.get("length") or text.max_position_embeddings)
+    if "type" in changes:
+        factor = float(changes["factor"])
         rope |= {
-            "rope_type": wanted["type"],
+            "rope_type": changes["type"],
             "factor": factor,
             "original_max_position_embeddings": original,
         }
-        length = int(wanted.get("length") or original * factor)
+        length = int(changes.get("length") or original * factor)
         if length > original * factor:
             raise RecipeError(
                 f"`model.rope.length` {length:,} needs a larger `factor` than {factor:g}."
             )
-    elif found["rope_type"] != "default":
-        rope = {**found, **rope}
     text.rope_parameters = rope
     text.max_position_embeddings = length
     return config
@@ -264,8 +265,12 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.pth", "*.pt")
 CONFIGS = ("config.json", "generation_config.json")
 EXTENSION = "extension.json"  # the added tokens, saved with the weights of an extended model
 TOKENIZER_FILES = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.*", "vocab.*", "merges.txt"),
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.*",
+    "vocab.*",
+    "merges.txt",
 )
 MODEL_FILES = (*CONFIGS, *TOKENIZER_FILES, "*.py", EXTENSION)
 """Files of a model folder besides weights and training state."""
@@ -273,13 +278,11 @@ MODEL_FILES = (*CONFIGS, *TOKENIZER_FILES, "*.py", EXTENSION)
 
 def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
     """Return file name -> sha256 of each weight file of a local folder or file, or of the cached Hub snapshot."""
-    place = weights_folder(path, revision)
-    files = (
-        [place]
-        if place.is_file()
-        else sorted({file for pattern in WEIGHTS for file in place.glob(pattern)})
-    )
-    return sha256_of({file.name: file for file in files})
+    location = weights_folder(path, revision)
+    files = {location}
+    if not location.is_file():
+        files = {file for pattern in WEIGHTS for file in location.glob(pattern)}
+    return sha256_of({file.name: file for file in sorted(files)})
 
 
 def weights_folder(path: str, revision: str | None = None) -> Path:

@@ -104,8 +104,8 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Resize to `new_num_tokens` tokens; padding rows that become tokens start as the mean of the known ones."""
-        known = self.config.unpadded_vocab_size
+        """Resize to `new_num_tokens` tokens; padding rows that become tokens start as the mean of the old tokens."""
+        old_tokens = self.config.unpadded_vocab_size
         embeddings = super().resize_token_embeddings(
             new_num_tokens, pad_to_multiple_of, mean_resizing
         )
@@ -116,14 +116,14 @@ class CptGPT2ForCausalLM(GPT2LMHeadModel):
             tables.append(self.lm_head)
         with torch.no_grad():
             for table in tables:
-                table.weight[known:] = table.weight[:known].mean(dim=0)
+                table.weight[old_tokens:] = table.weight[:old_tokens].mean(dim=0)
         self.config.unpadded_vocab_size = new_num_tokens
         head = PaddedVocabularyHead(self.config.n_embd, embeddings.weight.shape[0], new_num_tokens)
         head.weight = tables[-1].weight
         # transformers marks a head as initialized, so that `post_init` leaves it alone.
-        vars(head).update(
-            {name: value for name, value in vars(self.lm_head).items() if name not in vars(head)}
-        )
+        for name, value in vars(self.lm_head).items():
+            if name not in vars(head):
+                vars(head)[name] = value
         self.lm_head = head
         return embeddings
 
@@ -143,7 +143,8 @@ def pad_vocabulary(state_dict: StateDict, rows: int) -> StateDict:
 class Family:
     config: type[PreTrainedConfig]
     model: type[PreTrainedModel]
-    native: type[PreTrainedConfig]  # the architecture of transformers with the same logits
+    native: type[PreTrainedConfig]
+    """The architecture of transformers with the same logits."""
     starts_from: tuple[str, ...]
     """Model types of checkpoints that it can load. MiniMind's code uses `minimind`."""
 
@@ -177,19 +178,17 @@ def register_families() -> None:
 
 def export_native(folder: Path) -> None:
     """Rewrite a saved model in place, so that plain `from_pretrained` loads it without cpt."""
-    written = json.loads((folder / "config.json").read_text())
-    if written["model_type"] not in FAMILIES:
+    saved = json.loads((folder / "config.json").read_text())
+    if saved["model_type"] not in FAMILIES:
         return
-    config = FAMILIES[written["model_type"]].config.from_dict(written)
-    if isinstance(
-        config, CptGPT2Config | MiniMind2MoEConfig
-    ):  # the other families have the same tensors
+    config = FAMILIES[saved["model_type"]].config.from_dict(saved)
+    # The other families have the same tensors.
+    if isinstance(config, CptGPT2Config | MiniMind2MoEConfig):
         _rewrite_weights(folder, config)
     native_class = FAMILIES[config.model_type].native
-    shared = {field.name for field in fields(config)} & {
-        field.name for field in fields(native_class)
-    }
-    values: dict[str, Any] = {name: getattr(config, name) for name in shared}
+    own_fields = {field.name for field in fields(config)}
+    native_fields = {field.name for field in fields(native_class)}
+    values: dict[str, Any] = {name: getattr(config, name) for name in own_fields & native_fields}
     architecture = cast(type[PreTrainedModel], MODEL_FOR_CAUSAL_LM_MAPPING[native_class]).__name__
     values |= {"architectures": [architecture], "use_cache": True}
     if isinstance(config, CptGPT2Config):
@@ -197,9 +196,8 @@ def export_native(folder: Path) -> None:
     if "num_experts" in values:
         # Both Qwen mixtures read `head_dim`, but do not declare it.
         values |= {"output_router_logits": False, "head_dim": config.head_dim}
-    if isinstance(
-        config, MiniMind2MoEConfig
-    ):  # Qwen2-MoE without biases computes what MiniMind2's mixture does
+    if isinstance(config, MiniMind2MoEConfig):
+        # Qwen2-MoE without biases computes what MiniMind2's mixture does.
         values |= {
             "qkv_bias": False,
             "norm_topk_prob": config.norm_topk_prob,
@@ -222,29 +220,32 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
             if name.endswith(VOCABULARY_TABLES):
                 tensors[name] = tensors[name][:tokens].clone()
     else:
-        # Several concatenated shared experts equal one wide expert.
-        published = tensors
-        tensors = {name: one for name, one in tensors.items() if ".shared_experts." not in name}
-        experts = range(config.n_shared_experts)
-        for layer in range(config.num_hidden_layers):
-            mlp = f"model.layers.{layer}.mlp"
-            gate = published[f"{mlp}.gate.weight"]
-            # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make the sigmoid 1/2, and doubled weights
-            # cancel it exactly.
-            tensors[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
-            for part, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
-                parts = [
-                    published[f"{mlp}.shared_experts.{one}.{part}_proj.weight"] for one in experts
-                ]
-                empty = gate.new_empty(
-                    (0, config.hidden_size) if dim == 0 else (config.hidden_size, 0)
-                )
-                tensors[f"{mlp}.shared_expert.{part}_proj.weight"] = factor * torch.cat(
-                    [*parts, empty], dim=dim
-                )
+        tensors = _with_one_shared_expert(tensors, config)
     largest = max(file.stat().st_size for file in old_files)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         save_torch_state_dict(tensors, scratch, max_shard_size=largest, metadata={"format": "pt"})
         for file in [*old_files, *folder.glob("model.safetensors.index.json")]:
             file.unlink()
         move_files(Path(scratch), folder)
+
+
+def _with_one_shared_expert(tensors: StateDict, config: MiniMind2MoEConfig) -> StateDict:
+    """Write MiniMind2's shared experts as the one of Qwen2-MoE: concatenated, several equal a wide one."""
+    converted: StateDict = {}
+    for name, tensor in tensors.items():
+        if ".shared_experts." not in name:
+            converted[name] = tensor
+    for layer in range(config.num_hidden_layers):
+        mlp = f"model.layers.{layer}.mlp"
+        gate = tensors[f"{mlp}.gate.weight"]
+        # Qwen2-MoE multiplies its shared expert by a sigmoid. Zeros make the sigmoid 1/2, and doubled weights
+        # cancel it exactly.
+        converted[f"{mlp}.shared_expert_gate.weight"] = torch.zeros_like(gate[:1])
+        no_rows = gate.new_empty((0, config.hidden_size))  # the result if there is no shared expert
+        for projection, dim, factor in (("gate", 0, 1), ("up", 0, 1), ("down", 1, 2)):
+            weights = [no_rows if dim == 0 else no_rows.t()]
+            for expert in range(config.n_shared_experts):
+                weights.append(tensors[f"{mlp}.shared_experts.{expert}.{projection}_proj.weight"])
+            wide = factor * torch.cat(weights, dim=dim)
+            converted[f"{mlp}.shared_expert.{projection}_proj.weight"] = wide
+    return converted

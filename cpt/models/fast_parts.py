@@ -11,12 +11,11 @@ from typing import Any, Literal
 import torch
 from accelerate.utils import extract_model_from_parallel
 from accelerate.utils.memory import should_reduce_batch_size
-from peft import PeftModel
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from cpt.models.attention import plain_attention
-from cpt.models.fused_loss import installed_loss, whole_logits
+from cpt.models.fused_loss import installed_loss, whole_logits, without_adapter
 from cpt.models.layers import compiled_modules, decoder_layers, uncompiled_layers
 
 LOSS = "model.fused_loss"
@@ -62,8 +61,9 @@ class PartDifference:
         return self.loss > tolerance.loss or self.gradient > tolerance.gradient
 
     def __str__(self) -> str:
-        differs = f"its loss differs by {self.loss:.2g} and its gradient by {self.gradient:.2g} from plain operations"
-        return self.error or differs
+        if self.error:
+            return self.error
+        return f"its loss differs by {self.loss:.2g} and its gradient by {self.gradient:.2g} from plain operations"
 
 
 def compare_fast_parts(
@@ -88,7 +88,7 @@ def compare_fast_parts(
     with passes_without_dropout(model):
         expected = run_row(model, row, gradients, off=parts.values())
 
-        def differ(key: str, off: Iterable[Switch]) -> PartDifference:
+        def compare(key: str, off: Iterable[Switch]) -> PartDifference:
             try:
                 difference = difference_from(expected, run_row(model, row, gradients, off=off), key)
             except RuntimeError as problem:  # of a compiler or kernel
@@ -98,25 +98,25 @@ def compare_fast_parts(
                 difference = PartDifference(key, math.inf, math.inf, f"it fails: {message}")
             return everywhere(difference)
 
-        together = differ("together", ())
-        if not together.exceeds(tolerance):
+        if not compare("together", ()).exceeds(tolerance):
             return []
-        alone = []
+        differences = []
         for key in parts:
-            alone.append(differ(key, [switch for name, switch in parts.items() if name != key]))
+            other_switches = [switch for name, switch in parts.items() if name != key]
+            differences.append(compare(key, other_switches))
+    exceeding = [difference for difference in differences if difference.exceeds(tolerance)]
     # If parts only differ in combination, none of them is trusted.
-    return [difference for difference in alone if difference.exceeds(tolerance)] or alone
+    return exceeding or differences
 
 
 def fast_parts(model: nn.Module) -> dict[str, Switch]:
     """Return a switch for each fast part of the model, by its key."""
-    inner: Any = extract_model_from_parallel(model)
-    whole: Any = inner.get_base_model() if isinstance(inner, PeftModel) else inner
-    parts: dict[str, Switch] = {ATTENTION: partial(plain_attention, whole)}
-    if installed_loss(whole) is not None:
-        parts[LOSS] = partial(whole_logits, whole)
-    if compiled_modules(whole):
-        parts[COMPILING] = partial(uncompiled_layers, whole)
+    base = without_adapter(extract_model_from_parallel(model))
+    parts: dict[str, Switch] = {ATTENTION: partial(plain_attention, base)}
+    if installed_loss(base) is not None:
+        parts[LOSS] = partial(whole_logits, base)
+    if compiled_modules(base):
+        parts[COMPILING] = partial(uncompiled_layers, base)
     return parts
 
 
@@ -124,6 +124,7 @@ def fast_parts(model: nn.Module) -> dict[str, Switch]:
 class RowResult:
     loss: float
     gradients: list[torch.Tensor | None]
+    """Of `compared_weights`; None for a weight that the pass did not use."""
 
 
 def run_row(
@@ -139,7 +140,8 @@ def run_row(
     with ExitStack() as stack:
         for switch in off:
             stack.enter_context(switch())
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        random_devices = [device] if device.type == "cuda" else []
+        stack.enter_context(torch.random.fork_rng(random_devices))
         torch.manual_seed(0)  # routers may add noise
         if gradients == "none":
             stack.enter_context(torch.no_grad())
@@ -160,9 +162,9 @@ def compared_weights(model: nn.Module) -> list[nn.Parameter]:
     trained vectors, such as the last norm; all trained weights if there are none."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     for layer in decoder_layers(model):
-        first = {weight for weight in layer.parameters() if weight.requires_grad}
-        if first:
-            return [weight for weight in trained if weight in first or weight.dim() == 1]
+        in_layer = {weight for weight in layer.parameters() if weight.requires_grad}
+        if in_layer:
+            return [weight for weight in trained if weight in in_layer or weight.dim() == 1]
     return trained
 
 
@@ -170,27 +172,28 @@ def difference_from(expected: RowResult, result: RowResult, key: str) -> PartDif
     """Compare with the plain result; one that is not finite says nothing about a part."""
     if not math.isfinite(expected.loss):
         return PartDifference(key)
-    squares = 0.0
-    size = 0.0
+    squared_distance = 0.0
+    squared_size = 0.0
     for gradient, plain in zip(result.gradients, expected.gradients, strict=True):
-        if (
-            plain is not None and plain.dim() == 1 and gradient is None
-        ):  # a norm that is not trained
+        if plain is None:
+            continue
+        if gradient is None and plain.dim() == 1:  # a norm that is not trained
             return PartDifference(key, gradient=math.inf)
-        if plain is not None:
-            distance = plain if gradient is None else gradient - plain
-            squares += squared_norm(distance)
-            size += squared_norm(plain)
-    of_loss = abs(result.loss - expected.loss) / (abs(expected.loss) or 1.0)
-    of_gradient = math.sqrt(squares / (size or 1.0))
-    if not math.isfinite(of_loss + of_gradient):
+        distance = plain if gradient is None else gradient - plain
+        squared_distance += squared_norm(distance)
+        squared_size += squared_norm(plain)
+    loss_difference = abs(result.loss - expected.loss) / (abs(expected.loss) or 1.0)
+    gradient_difference = math.sqrt(squared_distance / (squared_size or 1.0))
+    if not math.isfinite(loss_difference + gradient_difference):
         return PartDifference(key, math.inf, math.inf)
-    return PartDifference(key, of_loss, of_gradient)
+    return PartDifference(key, loss_difference, gradient_difference)
 
 
 def squared_norm(tensor: torch.Tensor) -> float:
     square = tensor.float().square().sum()
-    return float(square.full_tensor() if isinstance(square, DTensor) else square)
+    if isinstance(square, DTensor):
+        square = square.full_tensor()
+    return float(square)
 
 
 @contextmanager
@@ -214,5 +217,7 @@ def passes_without_dropout(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
         fused = installed_loss(model)
         if fused is not None:
-            fused.token_losses = fused.hidden = None
+            # What the passes left would stay in memory.
+            fused.hidden = None
+            fused.token_losses = None
             fused.memory.take()

@@ -1,13 +1,14 @@
 """Freeze all parameters but those that `model.train_only` names."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from cpt.errors import RecipeError
-from cpt.models.new_rows import tables
+from cpt.models.new_rows import table_weights
 from cpt.plugins import did_you_mean
 from cpt.recipe.schema import NEW_ROWS
 
@@ -24,22 +25,31 @@ def freeze_others(model: PreTrainedModel, train_only: str | Sequence[str]) -> li
     Raises:
         RecipeError: a pattern matches no parameter, or a range exceeds the layers.
     """
-    named = dict(model.named_parameters(remove_duplicate=False))
-    if train_only == NEW_ROWS:
-        ours = {id(table.weight) for table in tables(model)}
-        chosen = dict.fromkeys(name for name, parameter in named.items() if id(parameter) in ours)
-    else:
-        patterns = [train_only] if isinstance(train_only, str) else train_only
-        chosen = dict.fromkeys(name for pattern in patterns for name in matching(pattern, named))
-    trained = {id(named[name]): name for name in chosen}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    names = dict.fromkeys(chosen_names(model, parameters, train_only))
+    trained = {id(parameters[name]): name for name in names}
     for parameter in model.parameters():
         parameter.requires_grad_(id(parameter) in trained)
-    tied = {
-        name: trained[id(one)]
-        for name, one in named.items()
-        if id(one) in trained and name not in chosen
-    }
-    return [f"{KEY}: `{one}` is tied to `{other}`: both are trained" for other, one in tied.items()]
+    sentences = []
+    for name, parameter in parameters.items():
+        if id(parameter) in trained and name not in names:
+            sentences.append(
+                f"{KEY}: `{trained[id(parameter)]}` is tied to `{name}`: both are trained"
+            )
+    return sentences
+
+
+def chosen_names(
+    model: PreTrainedModel, parameters: Mapping[str, nn.Parameter], train_only: str | Sequence[str]
+) -> list[str]:
+    if train_only == NEW_ROWS:
+        weights = {id(weight) for weight in table_weights(model)}
+        return [name for name, parameter in parameters.items() if id(parameter) in weights]
+    patterns = [train_only] if isinstance(train_only, str) else train_only
+    names: list[str] = []
+    for pattern in patterns:
+        names += matching(pattern, parameters)
+    return names
 
 
 def freeze_base(
@@ -54,34 +64,39 @@ def freeze_base(
 
 def matching(pattern: str, names: Collection[str]) -> list[str]:
     """The parameters' names that contain the pattern's parts in a row: `layers.0-3.mlp`, `lm_head`, `*norm`."""
-    found = [name for name in names if fits(pattern, name)]
-    ends = [RANGE.sub(rf"\{end}", pattern) for end in (1, 2)]
-    if found and all(any(fits(end, name) for name in names) for end in ends):
-        return found
-    parts = dict.fromkeys(part for name in names for part in name.split(".") if not part.isdigit())
-    wrong = [
-        one
-        for one in pattern.split(".")
-        if not one[:1].isdigit() and not any(fits(one, part) for part in parts)
-    ]
-    layers = [match[0] for name in names if (match := re.match(r".*?\.\d+(?=\.)", name))]
-    last = f" The last layer is `{layers[-1]}`." if layers else ""
-    hint = did_you_mean(wrong[0], [*parts, NEW_ROWS]) if wrong else last
+    matches = [name for name in names if fits(pattern, name)]
+    first_end = RANGE.sub(r"\1", pattern)
+    last_end = RANGE.sub(r"\2", pattern)
+    if matches and all(any(fits(end, name) for name in names) for end in (first_end, last_end)):
+        return matches
+    parts: dict[str, None] = {}  # each once, in the order of the model
+    last_layer = ""
+    for name in names:
+        parts |= dict.fromkeys(part for part in name.split(".") if not part.isdigit())
+        layer = re.match(r".*?\.\d+(?=\.)", name)
+        if layer is not None:
+            last_layer = f" The last layer is `{layer[0]}`."
+    hint = last_layer
+    for part in pattern.split("."):
+        if not part[:1].isdigit() and not any(fits(part, name) for name in parts):
+            hint = did_you_mean(part, [*parts, NEW_ROWS])
+            break
     raise RecipeError(
         f"{KEY}: the model lacks `{pattern}`.{hint} Parts of its names: {', '.join(parts)}."
     )
 
 
 def fits(pattern: str, name: str) -> bool:
-    wanted = pattern.split(".")
+    pattern_parts = pattern.split(".")
     parts = name.split(".")
-    return any(
-        all(map(part_fits, wanted, parts[first:])) for first in range(len(parts) - len(wanted) + 1)
-    )
+    for first in range(len(parts) - len(pattern_parts) + 1):
+        if all(map(part_fits, pattern_parts, parts[first:])):
+            return True
+    return False
 
 
-def part_fits(wanted: str, part: str) -> bool:
-    bounds = RANGE.fullmatch(wanted)
+def part_fits(pattern: str, part: str) -> bool:
+    bounds = RANGE.fullmatch(pattern)
     if bounds is None:
-        return fnmatchcase(part, wanted)
+        return fnmatchcase(part, pattern)
     return part.isdigit() and int(bounds[1]) <= int(part) <= int(bounds[2])

@@ -12,6 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -29,15 +30,15 @@ from cpt.hardware import triton_failure
 from cpt.models.families import PaddedVocabularyHead
 from cpt.torch_internals import compiled_call, set_compiled_call, uncompiled_call
 
+# Shapes: B rows, T tokens in a row, N tokens of all rows, D width of hidden states, V vocabulary.
 IGNORED = -100
 LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": False}
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision
 MOST_TOKENS = 8192
 FEWEST_TOKENS = 256
-PADDED_TO = (
-    64  # logits in a row of the buffer: rows of an odd vocabulary (GPT-2: 50,257) are aligned
-)
+# Logits in a row of the buffer are a multiple of it: rows of an odd vocabulary (GPT-2: 50,257) are aligned.
+PADDED_TO = 64
 ROWS_ON_CPU = 64  # rows with fp32 copies at once, on a CPU or without Triton
 SCORED_POSITIONS = 1024  # per chunk in evaluation: 1 GiB in fp32 for a vocabulary of 256k
 # Names in configs of: logits become cap * tanh(logits / cap)
@@ -51,7 +52,8 @@ LARGEST_PROBE = 100.0  # no model caps its logits above it
 def tokens_at_once(vocabulary: int) -> int:
     """Return the power of two of tokens whose logits take at most 2 GiB in half precision."""
     tokens = LOGIT_BYTES_AT_ONCE // (2 * vocabulary)
-    return max(FEWEST_TOKENS, min(MOST_TOKENS, 2 ** (tokens.bit_length() - 1 if tokens else 0)))
+    tokens = max(FEWEST_TOKENS, min(MOST_TOKENS, tokens))  # both limits are powers of two
+    return 2 ** (tokens.bit_length() - 1)
 
 
 def chunk_of(tokens: int, vocabulary: int, width: int, *, accumulates: bool) -> int:
@@ -69,15 +71,19 @@ def has_kernel(tensor: torch.Tensor) -> bool:
 
 @torch.library.custom_op("cpt::cross_entropy_in_place", mutates_args=("logits",))
 def cross_entropy_in_place(
-    logits: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor, cap: float, gradient: bool
+    logits: torch.Tensor,  # (N, V)
+    targets: torch.Tensor,  # (N,)
+    scale: torch.Tensor,
+    cap: float,
+    gradient: bool,
 ) -> torch.Tensor:
-    """Return the cross entropy of each token in fp32, [T]; 0 if its target is -100.
+    """Return the cross entropy of each token in fp32, [N]; 0 if its target is -100.
 
     Other targets outside the vocabulary have NaN as their loss and gradient, which the loss guard stops.
 
     Args:
-        logits: [T, V]; replaced by their gradient times `scale` if `gradient`, else unchanged. Words
-            with -inf are masked: their gradient is 0.
+        logits: replaced by their gradient times `scale` if `gradient`, else unchanged. Logits of -inf
+            are masked: their gradient is 0.
         scale: fp32, one number.
         cap: soft cap of the logits; 0 for none.
     """
@@ -88,20 +94,24 @@ def cross_entropy_in_place(
     losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     for start in range(0, len(logits), ROWS_ON_CPU):
         rows = slice(start, start + ROWS_ON_CPU)
-        values = logits[rows].float()
-        wanted = targets[rows]
+        capped = logits[rows].float()  # (R, V), R rows at once
         if cap:
-            values = cap * torch.tanh(values / cap)
-        is_ignored = (wanted == IGNORED).unsqueeze(1)
-        is_word = ((wanted >= 0) & (wanted < logits.shape[1])).unsqueeze(1)
-        index = wanted.unsqueeze(1).where(is_word, 0)
-        normaliser = values.logsumexp(1, keepdim=True).where(is_word, math.nan)
-        losses[rows] = (normaliser - values.gather(1, index)).masked_fill_(is_ignored, 0).squeeze(1)
+            capped = cap * torch.tanh(capped / cap)
+        target = targets[rows].unsqueeze(1)  # (R, 1)
+        is_ignored = target == IGNORED
+        is_in_vocabulary = (target >= 0) & (target < logits.shape[1])
+        index = target.where(is_in_vocabulary, 0)
+        normalizer = capped.logsumexp(1, keepdim=True).where(is_in_vocabulary, math.nan)
+        row_losses = (normalizer - capped.gather(1, index)).masked_fill_(is_ignored, 0)
+        losses[rows] = row_losses.squeeze(1)
         if gradient:
-            slope = 1 - (values / cap) ** 2 if cap else 1.0
-            probabilities = (values - normaliser).exp_()
-            probabilities.scatter_add_(1, index, torch.full_like(index, -1, dtype=values.dtype))
-            logits[rows] = probabilities.mul_(scale).mul_(slope).masked_fill_(is_ignored, 0)
+            # The gradient of the cross entropy is softmax(logits) - one_hot(target).
+            slopes = (capped - normalizer).exp_()
+            slopes.scatter_add_(1, index, torch.full_like(index, -1, dtype=slopes.dtype))
+            slopes.mul_(scale)
+            if cap:
+                slopes.mul_(1 - (capped / cap) ** 2)  # derivative of the cap
+            logits[rows] = slopes.masked_fill_(is_ignored, 0)
     return losses
 
 
@@ -120,8 +130,10 @@ def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) ->
     elif total.is_cuda:
         torch.addmm(total, left.t(), right, out_dtype=torch.float32, out=total)
     else:
-        for some, others in zip(left.split(ROWS_ON_CPU), right.split(ROWS_ON_CPU), strict=True):
-            total.addmm_(some.t().float(), others.float())
+        for left_rows, right_rows in zip(
+            left.split(ROWS_ON_CPU), right.split(ROWS_ON_CPU), strict=True
+        ):
+            total.addmm_(left_rows.t().float(), right_rows.float())
 
 
 @add_product.register_fake
@@ -135,86 +147,100 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
+        hidden: torch.Tensor,  # (N, D)
+        weight: torch.Tensor,  # (V, D)
+        bias: torch.Tensor | None,  # (V,)
+        targets: torch.Tensor,  # (N,)
         scale: torch.Tensor,
         cap: float,
         chunk: int | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss, in fp32, and the unscaled cross entropy of each token, [T].
+        """Return the loss, in fp32, and the unscaled cross entropy of each token, [N].
 
         Args:
-            hidden: [T, D]; weight: [V, D]; bias: [V]; targets: [T].
             scale: fp32, one number: 1 over the tokens of the step.
             cap: soft cap of the logits; 0 for none.
             chunk: tokens per chunk; None for `chunk_of`.
         """
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
+        device_type = hidden.device.type
+        dtype = weight.dtype
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         # fp16 gradients would underflow before the division; bf16 has fp32's exponent range.
-        inside = torch.ones_like(scale) if dtype == torch.float16 else scale
-        with torch.autocast(kind, enabled=False):
+        scales_later = dtype == torch.float16
+        gradient_scale = torch.ones_like(scale) if scales_later else scale
+        with torch.autocast(device_type, enabled=False):
             inputs = hidden.to(dtype)
             head = weight.to(dtype)
-            accumulates = for_weight and weight.dtype != torch.float32
-            size = chunk or chunk_of(len(inputs), *head.shape, accumulates=accumulates)
-            in_one = size >= len(inputs) and weight.dtype == dtype
-            of_hidden = torch.empty_like(inputs) if for_hidden else None
-            of_weight = (
-                torch.zeros_like(head, dtype=torch.float32) if for_weight and not in_one else None
-            )
-            of_bias = (
-                torch.zeros_like(bias, dtype=torch.float32)
-                if bias is not None and for_bias
-                else None
-            )
+            if chunk is None:
+                in_half = needs_weight and weight.dtype != torch.float32
+                chunk = chunk_of(len(inputs), *head.shape, accumulates=in_half)
+            grad_hidden = torch.empty_like(inputs) if needs_hidden else None
+            grad_weight = None
+            # With one chunk, its product is the gradient; several need a sum.
+            if needs_weight and (chunk < len(inputs) or weight.dtype != dtype):
+                grad_weight = torch.zeros_like(head, dtype=torch.float32)
+            grad_bias = None
+            if needs_bias and bias is not None:
+                grad_bias = torch.zeros_like(bias, dtype=torch.float32)
             losses = torch.empty(len(inputs), dtype=torch.float32, device=inputs.device)
-            # The kernel zeroes the padding; torch's products on a CPU would read it, so there is none without it.
-            width = -(-len(head) // PADDED_TO) * PADDED_TO if has_kernel(inputs) else len(head)
-            buffer = inputs.new_empty(min(size, len(inputs)), width)[:, : len(head)]
-            for start in range(0, len(inputs), size):
-                tokens = slice(start, start + size)
+            buffer = logit_buffer(inputs, head, chunk)
+            for start in range(0, len(inputs), chunk):
+                tokens = slice(start, start + chunk)
                 part = inputs[tokens]
                 logits = torch.mm(part, head.t(), out=buffer[: len(part)])
                 if bias is not None:
                     logits += bias
                 losses[tokens] = cross_entropy_in_place(
-                    logits, targets[tokens], inside, cap, for_hidden or for_weight
+                    logits, targets[tokens], gradient_scale, cap, needs_hidden or needs_weight
                 )
-                if of_hidden is not None:
-                    torch.mm(logits, head, out=of_hidden[tokens])
-                if for_weight and of_weight is None:
-                    of_weight = logits.t() @ part
-                elif of_weight is not None:
-                    add_product(of_weight, logits, part)
-                if of_bias is not None:
-                    of_bias += logits.sum(0, dtype=torch.float32)
+                # From here on `logits` are their gradients.
+                if grad_hidden is not None:
+                    torch.mm(logits, head, out=grad_hidden[tokens])
+                if grad_weight is not None:
+                    add_product(grad_weight, logits, part)
+                elif needs_weight:
+                    grad_weight = logits.t() @ part
+                if grad_bias is not None:
+                    grad_bias += logits.sum(0, dtype=torch.float32)
         ctx.mark_non_differentiable(losses)
-        ctx.made = of_hidden, of_weight, of_bias
+        ctx.gradients = grad_hidden, grad_weight, grad_bias
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
-        ctx.outside = scale if inside is not scale else None
+        ctx.later_scale = scale if scales_later else None
         return losses.sum() * scale, losses
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> Any:  # type: ignore[override]
-        if ctx.made is None:
+        if ctx.gradients is None:
             raise RuntimeError(
                 "the fused loss supports only one backward pass. Compute the loss again."
             )
-        made = ctx.made
-        ctx.made = None
-        factor = gradient if ctx.outside is None else gradient * ctx.outside
-        pairs = zip(made, ctx.dtypes, strict=True)
-        return (
-            *(None if one is None else one.mul_(factor).to(dtype) for one, dtype in pairs),
-            None,
-            None,
-            None,
-            None,
+        gradients = ctx.gradients
+        ctx.gradients = None
+        factor = gradient if ctx.later_scale is None else gradient * ctx.later_scale
+        grad_hidden, grad_weight, grad_bias = map(
+            partial(scaled_in_place, factor), gradients, ctx.dtypes
         )
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def logit_buffer(inputs: torch.Tensor, head: torch.Tensor, chunk: int) -> torch.Tensor:
+    """Return uninitialized memory for the logits of a chunk, [chunk, V], with aligned rows for the kernel."""
+    vocabulary = len(head)
+    width = vocabulary
+    # The kernel zeroes the padding; torch's products on a CPU would read it, so there is none without it.
+    if has_kernel(inputs):
+        width = -(-vocabulary // PADDED_TO) * PADDED_TO
+    return inputs.new_empty(min(chunk, len(inputs)), width)[:, :vocabulary]
+
+
+def scaled_in_place(
+    factor: torch.Tensor, gradient: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor | None:
+    if gradient is None:
+        return None
+    return gradient.mul_(factor).to(dtype)
 
 
 class CrossEntropyMemory:
@@ -239,13 +265,15 @@ class CrossEntropyMemory:
 def penalty_of(model: PreTrainedModel, name: str) -> float:
     """Return the weight of a penalty. DBRX has it in the model only, others in the config only."""
     weight = model.config.get_text_config().to_dict().get(name)
-    return float((vars(model).get(name) if weight is None else weight) or 0)
+    if weight is None:
+        weight = vars(model).get(name)
+    return float(weight or 0)
 
 
 def balance_weight(model: PreTrainedModel | PeftModel) -> float:
     """Return the weight of the loss that balances experts."""
-    whole = without_adapter(model)
-    return penalty_of(whole, PENALTIES[0]) or penalty_of(whole, PENALTIES[1])
+    base = without_adapter(model)
+    return penalty_of(base, PENALTIES[0]) or penalty_of(base, PENALTIES[1])
 
 
 def without_adapter(model: nn.Module) -> Any:
@@ -258,28 +286,31 @@ class OwnLoss:
     """The model's own loss function, with label smoothing if requested.
 
     transformers smooths labels outside of the model: it shifts them only for its own families without FSDP2, and
-    counts the words that a padded vocabulary masks. Here they are as the model's own loss has them.
+    counts the logits that a padded vocabulary masks. Here they are as the model's own loss has them.
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, smoothing: float = 0.0) -> None:
-        whole = without_adapter(model)
-        self.model = whole
-        self.plain = whole.loss_function
+        base = without_adapter(model)
+        self.model = base
+        self.original_loss = base.loss_function
         self.smoothing = smoothing
-        self.memory = CrossEntropyMemory(whole)
-        whole.loss_function = self
+        self.memory = CrossEntropyMemory(base)
+        base.loss_function = self
 
     def __call__(
         self,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
+        logits: torch.Tensor,  # (B, T, V)
+        labels: torch.Tensor,  # (B, T)
         vocab_size: int,
         num_items_in_batch: torch.Tensor | int | None = None,
         shift_labels: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
-        if not self.model.training or not self.smoothing:
-            loss: torch.Tensor = self.plain(
+        if self.model.training and self.smoothing:
+            targets = next_tokens(labels) if shift_labels is None else shift_labels
+            loss = self.smoothed(logits, targets, num_items_in_batch)
+        else:
+            loss = self.original_loss(
                 logits,
                 labels,
                 vocab_size,
@@ -287,22 +318,28 @@ class OwnLoss:
                 shift_labels=shift_labels,
                 **options,
             )
-        else:
-            targets = next_tokens(labels) if shift_labels is None else shift_labels
-            targets = targets.reshape(-1).to(logits.device)
-            words = self.model.config.to_dict().get(PADDED_VOCABULARY)
-            summed = F.cross_entropy(
-                logits[..., :words].flatten(0, -2).float(),
-                targets,
-                ignore_index=IGNORED,
-                reduction="sum",
-                label_smoothing=self.smoothing,
-            )
-            count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-            loss = summed / count
         if self.model.training:
             return self.memory.remember(loss)
         return loss
+
+    def smoothed(
+        self,
+        logits: torch.Tensor,
+        targets: torch.Tensor,
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> torch.Tensor:
+        targets = targets.reshape(-1).to(logits.device)
+        vocabulary = self.model.config.to_dict().get(PADDED_VOCABULARY)
+        summed = F.cross_entropy(
+            logits[..., :vocabulary].flatten(0, -2).float(),
+            targets,
+            ignore_index=IGNORED,
+            reduction="sum",
+            label_smoothing=self.smoothing,
+        )
+        if num_items_in_batch is None:
+            return summed / (targets != IGNORED).sum()
+        return summed / num_items_in_batch
 
 
 class FusedLoss:
@@ -318,62 +355,54 @@ class FusedLoss:
     """
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, tokens: int | None = None) -> None:
-        whole = without_adapter(model)
-        self.model = whole
-        self.called: Any = whole.get_output_embeddings()
+        base = without_adapter(model)
+        self.model = base
+        self.called_head: Any = base.get_output_embeddings()
         """The module that the model calls: the head, or peft's wrapper around its trained copy."""
-        self.head: Any = self.called
-        if isinstance(self.called, ModulesToSaveWrapper):
-            self.head = self.called.modules_to_save[self.called.active_adapters[0]]
-        self.is_linear = type(self.head) in (
-            nn.Linear,
-            PaddedVocabularyHead,
-        )  # FSDP2 will change its class
-        self.tokens = tokens
-        self.plain = whole.loss_function
-        self.own_forward = self.head.forward
-        self.is_random = any(
+        self.head: Any = self.called_head
+        if isinstance(self.called_head, ModulesToSaveWrapper):
+            self.head = self.called_head.modules_to_save[self.called_head.active_adapters[0]]
+        # Read here: FSDP2 will change the head's class.
+        self.is_linear = type(self.head) in (nn.Linear, PaddedVocabularyHead)
+        self.chunk = tokens
+        self.original_loss = base.loss_function
+        self.original_forward = self.head.forward
+        self.original_call = compiled_call(self.called_head)
+        self.has_dropout = any(
             isinstance(module, nn.Dropout) and module.p > 0 for module in self.head.modules()
         )
         self.is_scorable: bool | None = None
         """Whether the model only applies `factor` and `cap` to its logits; None before the first `score`."""
-        self.memory = CrossEntropyMemory(whole)
-        config: PreTrainedConfig = whole.config.get_text_config()
-        values = config.to_dict()
-        # The model multiplies its logits by it after the head; names in transformers' configs differ.
-        self.factor = float(
-            next((values[name] for name in FACTORS if values.get(name) is not None), 1.0)
-        )
-        if values.get("logits_scaling") and config.model_type != "hyperclovax":
-            self.factor = 1 / float(values["logits_scaling"])
-        self.cap = float(next((values[name] for name in SOFT_CAPS if values.get(name)), 0))
-        self.words: int | None = values.get(PADDED_VOCABULARY)
+        self.memory = CrossEntropyMemory(base)
+        config: PreTrainedConfig = base.config.get_text_config()
+        self.factor = logit_factor(config)
+        self.cap = logit_cap(config)
+        self.vocabulary: int | None = config.to_dict().get(PADDED_VOCABULARY)
         """Number of logits that count, if the vocabulary is padded."""
-        self.masks = isinstance(self.head, PaddedVocabularyHead)
+        self.masks_padding = isinstance(self.head, PaddedVocabularyHead)
         """Whether the head masks the other logits; otherwise the model cuts them off."""
         self.hidden: torch.Tensor | None = None
         """The head's input, until the loss is called. The forward pass may return it in another dtype, or times a
         factor of the logits, which the loss applies itself; with a cap the returned value is not used."""
         self.token_losses: torch.Tensor | None = None
-        """[rows, tokens] of the last micro-batch, fp32: each position's loss of the next token."""
-        self.own_call = compiled_call(self.called)
+        """[B, T] of the last micro-batch, fp32: each position's loss of the next token."""
         self.install()
 
     def install(self) -> None:
         self.head.forward = self.forward_of_head
         self.model.loss_function = self
-        set_compiled_call(self.called, self.call_of_head)
+        set_compiled_call(self.called_head, self.call_of_head)
 
     def remove(self) -> None:
-        self.head.forward = self.own_forward
-        self.model.loss_function = self.plain
-        set_compiled_call(self.called, self.own_call)
+        self.head.forward = self.original_forward
+        self.model.loss_function = self.original_loss
+        set_compiled_call(self.called_head, self.original_call)
 
     def call_of_head(self, hidden: torch.Tensor, *targets_and_scale: torch.Tensor) -> Any:
         """Call the head with its hooks, or without them if it only passes hidden states through."""
         if self.head.training and not targets_and_scale:
             return self.forward_of_head(hidden)
-        return uncompiled_call(self.called)(hidden, *targets_and_scale)
+        return uncompiled_call(self.called_head)(hidden, *targets_and_scale)
 
     def forward_of_head(
         self,
@@ -382,81 +411,70 @@ class FusedLoss:
         scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return hidden states in training, else logits; with targets their loss."""
-        if targets is None and not self.head.training:
-            return self.own_forward(hidden)
         if targets is None:
+            if not self.head.training:
+                return self.original_forward(hidden)
             self.hidden = hidden
             if self.changes_values:
                 return hidden[..., :1]
             return hidden
         assert scale is not None, "passed with the targets"
         if self.is_linear:
-            weight = self.head.weight
-            bias = self.head.bias
-            if self.words is not None:
-                weight = weight[: self.words]
-                bias = None if bias is None else bias[: self.words]
-            fused: tuple[torch.Tensor, torch.Tensor] = LinearCrossEntropy.apply(
-                hidden, weight, bias, targets, scale, self.cap, self.tokens
+            return self.loss_of_linear_head(hidden, targets, scale)
+        chunk = self.chunk
+        if chunk is None:
+            chunk = tokens_at_once(self.head.get_parameter("weight").shape[0])
+        chunks = []
+        for part, part_targets in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            part_losses = checkpoint(
+                self.chunk_losses,
+                part,
+                part_targets,
+                use_reentrant=False,
+                preserve_rng_state=self.has_dropout,
             )
-            return fused
-        size = self.tokens or tokens_at_once(self.head.get_parameter("weight").shape[0])
-        parts = [
-            checkpoint(
-                self.losses, part, wanted, use_reentrant=False, preserve_rng_state=self.is_random
-            )
-            for part, wanted in zip(hidden.split(size), targets.split(size), strict=True)
-        ]
-        losses = torch.cat(parts)
+            chunks.append(part_losses)
+        losses = torch.cat(chunks)
         return losses.sum() * scale, losses.detach()
 
-    def losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = self.capped(self.own_forward(hidden)[..., : self.words].float())
+    def loss_of_linear_head(
+        self, hidden: torch.Tensor, targets: torch.Tensor, scale: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        weight = self.head.weight
+        bias = self.head.bias
+        if self.vocabulary is not None:
+            weight = weight[: self.vocabulary]
+        if self.vocabulary is not None and bias is not None:
+            bias = bias[: self.vocabulary]
+        fused: tuple[torch.Tensor, torch.Tensor] = LinearCrossEntropy.apply(
+            hidden, weight, bias, targets, scale, self.cap, self.chunk
+        )
+        return fused
+
+    def chunk_losses(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = self.capped(self.original_forward(hidden)[..., : self.vocabulary].float())
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
 
     def score(
         self, forward: Callable[..., Any], batch: Mapping[str, Any], labels: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return each next token's cross entropy in nats, and whether it was the most likely, both [rows, tokens].
+        """Return each next token's cross entropy in nats, and whether it was the most likely, both [B, T].
 
         The head is called once, in the model's forward pass, where ZeRO-3 expects it. None for a model that changes
         its logits after the head in an unknown way: instead of logits it gets numbers from -100 to 100, one for each
-        word, and must return them times `factor` and capped, whatever the size of its real logits.
+        token of the vocabulary, and must return them times `factor` and capped, whatever the size of its real logits.
         """
         if self.is_scorable is False:
             return None
-        losses: list[torch.Tensor] = []
-        is_correct: list[torch.Tensor] = []
-        probe = torch.empty(0)
-
-        def score_chunks(hidden: torch.Tensor) -> torch.Tensor:
-            nonlocal probe
-            one = torch.ones((), device=hidden.device)
-            given = hidden * self.factor if self.factor != 1 else hidden
-            rows = given.reshape(-1, hidden.shape[-1])
-            targets = next_tokens(labels).reshape(-1).to(hidden.device)
-            for part, wanted in zip(
-                rows.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True
-            ):
-                whole = self.own_forward(part)
-                logits = whole[..., : self.words].contiguous()
-                losses.append(cross_entropy_in_place(logits, wanted, one, self.cap, False))
-                is_correct.append(logits.argmax(-1) == wanted)
-            probe = torch.linspace(-LARGEST_PROBE, LARGEST_PROBE, whole.shape[-1]).to(hidden)
-            return probe.repeat(*hidden[..., :1, 0].shape, 1)
-
-        self.head.forward, before = score_chunks, self.head.forward
+        scores = HeadScores(self, labels)
+        forward_before = self.head.forward
+        self.head.forward = scores.add
         try:
             output = forward(**batch, use_cache=False)
         finally:
-            self.head.forward = before
+            self.head.forward = forward_before
         if self.is_scorable is None:
-            expected = self.capped(self.factor * probe.float())
-            expected = expected if self.masks else expected[: self.words]
-            returned = output.logits.float()
-            self.is_scorable = returned.shape[-1] == len(expected) and torch.allclose(
-                returned, expected.expand_as(returned), rtol=0.02, atol=1e-4
-            )
+            self.is_scorable = self.returns_probe(scores.probe, output.logits.float())
             if not self.is_scorable:
                 print_once(
                     f"Held-out text is scored from all logits: {type(self.model).__name__} changes them after its"
@@ -464,12 +482,28 @@ class FusedLoss:
                 )
         if not self.is_scorable:
             return None
-        return torch.cat(losses).view(labels.shape), torch.cat(is_correct).view(labels.shape)
+        losses = torch.cat(scores.losses).view(labels.shape)
+        is_correct = torch.cat(scores.is_correct).view(labels.shape)
+        return losses, is_correct
+
+    def returns_probe(self, probe: torch.Tensor, returned: torch.Tensor) -> bool:
+        expected = self.capped(self.factor * probe.float())
+        if not self.masks_padding:
+            expected = expected[: self.vocabulary]
+        return returned.shape[-1] == len(expected) and torch.allclose(
+            returned, expected.expand_as(returned), rtol=0.02, atol=1e-4
+        )
 
     @property
     def changes_values(self) -> bool:
         """Whether the model's own operations on its logits have no meaning for hidden states."""
-        return bool(self.cap) or self.words is not None
+        return bool(self.cap) or self.vocabulary is not None
+
+    def multiplied(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return hidden states times the factor that the model applies to its logits."""
+        if self.factor == 1:
+            return hidden
+        return hidden * self.factor
 
     def capped(self, logits: torch.Tensor) -> torch.Tensor:
         if self.cap:
@@ -479,16 +513,16 @@ class FusedLoss:
     def __call__(
         self,
         logits: torch.Tensor,
-        labels: torch.Tensor,
+        labels: torch.Tensor,  # (B, T)
         vocab_size: int,
         num_items_in_batch: torch.Tensor | int | None = None,
         shift_labels: torch.Tensor | None = None,
         **options: Any,
     ) -> torch.Tensor:
         """Return the mean cross entropy over the labels, or their sum over `num_items_in_batch`. In training, `logits`
-        are hidden states, [rows, tokens, width]."""
+        are hidden states, [B, T, D]."""
         if not self.head.training:
-            return self.plain(
+            return self.original_loss(
                 logits,
                 labels,
                 vocab_size,
@@ -500,21 +534,68 @@ class FusedLoss:
             shift_labels = next_tokens(labels)
         assert self.hidden is not None, "the head is called before the loss"
         hidden = logits.to(self.hidden.dtype)
-        if self.changes_values:
-            hidden = self.hidden * self.factor if self.factor != 1 else self.hidden
-        hidden = hidden.reshape(-1, hidden.shape[-1])
+        if self.changes_values:  # `logits` are a column that only passed through the model
+            hidden = self.multiplied(self.hidden)
         self.hidden = None
-        targets = shift_labels.reshape(-1).to(hidden.device)
-        count = num_items_in_batch if num_items_in_batch is not None else (targets != IGNORED).sum()
-        count = (
-            count
-            if isinstance(count, torch.Tensor)
-            else hidden.new_full((), count, dtype=torch.float32)
-        )
-        scale = 1 / count.to(hidden.device, torch.float32)
-        loss, losses = self.called(hidden, targets, scale)
+        hidden = hidden.reshape(-1, hidden.shape[-1])  # (N, D)
+        targets = shift_labels.reshape(-1).to(hidden.device)  # (N,)
+        num_targets = num_items_in_batch
+        if num_targets is None:
+            num_targets = (targets != IGNORED).sum()
+        if not isinstance(num_targets, torch.Tensor):
+            num_targets = hidden.new_full((), num_targets, dtype=torch.float32)
+        scale = 1 / num_targets.to(hidden.device, torch.float32)
+        loss, losses = self.called_head(hidden, targets, scale)
         self.token_losses = losses.view(shift_labels.shape)
         return self.memory.remember(loss)
+
+
+class HeadScores:
+    """Replaces a head's forward in one evaluation pass: scores hidden states and returns probe numbers for logits."""
+
+    def __init__(self, fused_loss: FusedLoss, labels: torch.Tensor) -> None:
+        self.fused_loss = fused_loss
+        self.labels = labels
+        self.losses: list[torch.Tensor] = []
+        self.is_correct: list[torch.Tensor] = []
+        self.probe = torch.empty(0)
+
+    def add(self, hidden: torch.Tensor) -> torch.Tensor:
+        fused_loss = self.fused_loss
+        scale = torch.ones((), device=hidden.device)
+        inputs = fused_loss.multiplied(hidden).reshape(-1, hidden.shape[-1])  # (N, D)
+        targets = next_tokens(self.labels).reshape(-1).to(hidden.device)  # (N,)
+        for part, part_targets in zip(
+            inputs.split(SCORED_POSITIONS), targets.split(SCORED_POSITIONS), strict=True
+        ):
+            head_logits = fused_loss.original_forward(part)
+            logits = head_logits[..., : fused_loss.vocabulary].contiguous()
+            losses = cross_entropy_in_place(logits, part_targets, scale, fused_loss.cap, False)
+            self.losses.append(losses)
+            self.is_correct.append(logits.argmax(-1) == part_targets)
+        width = head_logits.shape[-1]
+        self.probe = torch.linspace(-LARGEST_PROBE, LARGEST_PROBE, width).to(hidden)
+        return self.probe.repeat(*hidden[..., :1, 0].shape, 1)
+
+
+def logit_factor(config: PreTrainedConfig) -> float:
+    """Return the number by which the model multiplies its logits after the head."""
+    values = config.to_dict()
+    if values.get("logits_scaling") and config.model_type != "hyperclovax":  # a divisor
+        return 1 / float(values["logits_scaling"])
+    for name in FACTORS:
+        if values.get(name) is not None:
+            return float(values[name])
+    return 1.0
+
+
+def logit_cap(config: PreTrainedConfig) -> float:
+    """Return the soft cap of the model's logits; 0 for none."""
+    values = config.to_dict()
+    for name in SOFT_CAPS:
+        if values.get(name):
+            return float(values[name])
+    return 0.0
 
 
 @contextmanager
@@ -543,19 +624,19 @@ def next_tokens(labels: torch.Tensor) -> torch.Tensor:
 
 def why_not_replaced(model: PreTrainedModel | PeftModel) -> str | None:
     """Return why the loss function cannot be replaced; None if it can."""
-    whole = without_adapter(model)
-    if "loss_function" not in inspect.unwrap(type(whole).forward).__code__.co_names:
-        return f"{type(whole).__name__} does not compute its loss by `self.loss_function`"
+    base = without_adapter(model)
+    if "loss_function" not in inspect.unwrap(type(base).forward).__code__.co_names:
+        return f"{type(base).__name__} does not compute its loss by `self.loss_function`"
     return None
 
 
 def why_not_fused(model: PreTrainedModel | PeftModel) -> str | None:
     """Return why the loss cannot be computed in chunks; None if it can."""
-    whole = without_adapter(model)
-    if not hasattr(whole, "get_output_embeddings") or whole.get_output_embeddings() is None:
-        return f"{type(whole).__name__} does not define its head (`get_output_embeddings`)"
-    if penalty_of(whole, "z_loss_coefficient"):
-        return f"the z-loss of {type(whole).__name__} needs all logits"
+    base = without_adapter(model)
+    if not hasattr(base, "get_output_embeddings") or base.get_output_embeddings() is None:
+        return f"{type(base).__name__} does not define its head (`get_output_embeddings`)"
+    if penalty_of(base, "z_loss_coefficient"):
+        return f"the z-loss of {type(base).__name__} needs all logits"
     return why_not_replaced(model)
 
 
@@ -586,21 +667,20 @@ def keep_liger_to_layers(training: TrainingArguments) -> None:
 
 
 def set_up_loss(
-    model: nn.Module, wanted: bool | Literal["auto"], training: TrainingArguments
+    model: nn.Module, fused_loss: bool | Literal["auto"], training: TrainingArguments
 ) -> FusedLoss | OwnLoss | None:
     """Replace the model's loss function; return the new one, or None for a model without one."""
     if not isinstance(model, PreTrainedModel | PeftModel):
         return None
     refuse_unshifted_labels(model)
     on_gpu = training.device.type == "cuda"
-    smoothing = training.label_smoothing_factor
-    why_not = why_not_fused(model)
-    if smoothing:
+    reason = why_not_fused(model)
+    if training.label_smoothing_factor:
         check_smoothing(model, training)
-        why_not = "`training.label_smoothing_factor` needs all logits"
-    if wanted is True and why_not is not None:
-        raise RecipeError(f"model.fused_loss: {why_not}. Remove the key.")
-    if wanted is True or wanted == "auto" and on_gpu and why_not is None:
+        reason = "`training.label_smoothing_factor` needs all logits"
+    if fused_loss is True and reason is not None:
+        raise RecipeError(f"model.fused_loss: {reason}. Remove the key.")
+    if fused_loss is True or fused_loss == "auto" and on_gpu and reason is None:
         # The hidden states that pass through the head are a view; no model changes them in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
         if on_gpu and triton_failure():
@@ -608,7 +688,7 @@ def set_up_loss(
         return FusedLoss(model)
     if on_gpu:
         print_once(
-            f"The loss is computed from all logits: {why_not or '`model.fused_loss: false`'}."
+            f"The loss is computed from all logits: {reason or '`model.fused_loss: false`'}."
         )
     return set_up_own_loss(model, training)
 
@@ -622,19 +702,20 @@ def set_up_own_loss(model: nn.Module, training: TrainingArguments) -> OwnLoss | 
 
 def refuse_unshifted_labels(model: PreTrainedModel | PeftModel) -> None:
     """Refuse families of transformers whose loss compares logits with the labels of the same position."""
-    kind = type(without_adapter(model))
-    if kind.__module__.startswith("transformers.") and why_not_replaced(model) is not None:
+    model_class = type(without_adapter(model))
+    is_of_transformers = model_class.__module__.startswith("transformers.")
+    if is_of_transformers and why_not_replaced(model) is not None:
         raise RecipeError(
-            f"model: {kind.__name__} does not shift labels, so it would learn to repeat its input. Use a decoder-only"
-            " architecture, such as llama or qwen3."
+            f"model: {model_class.__name__} does not shift labels, so it would learn to repeat its input. Use a"
+            " decoder-only architecture, such as llama or qwen3."
         )
 
 
 def check_smoothing(model: PreTrainedModel | PeftModel, training: TrainingArguments) -> None:
     """Raise RecipeError if labels of the model cannot be smoothed."""
-    why_not = why_not_replaced(model)
+    reason = why_not_replaced(model)
     liger: Mapping[str, Any] = dict(training.liger_kernel_config or {})
     if training.use_liger_kernel and any(liger[name] for name in LIGER_WITHOUT_LOSS):
-        why_not = "`training.liger_kernel_config` replaces the loss"
-    if why_not is not None:
-        raise RecipeError(f"training.label_smoothing_factor: {why_not}. Remove the key.")
+        reason = "`training.liger_kernel_config` replaces the loss"
+    if reason is not None:
+        raise RecipeError(f"training.label_smoothing_factor: {reason}. Remove the key.")

@@ -4,20 +4,18 @@ import torch
 import triton
 import triton.language as tl
 
-# logits of a row
-MOST_AT_ONCE = 8192
+MOST_AT_ONCE = 8192  # logits of a row
 WARPS = 16
 
 
 @triton.jit
-def load_logits(row, words, vocabulary: tl.constexpr, width: tl.constexpr, cap: tl.constexpr):
+def load_logits(row, columns, vocabulary: tl.constexpr, width: tl.constexpr, cap: tl.constexpr):
     """Load logits in fp32, -inf past the vocabulary."""
-    values = tl.load(row + words, mask=words < width, other=0.0).to(tl.float32)
+    values = tl.load(row + columns, mask=columns < width, other=0.0).to(tl.float32)
     if cap > 0:
-        values = cap * (
-            1 - 2 / (tl.exp(2 * values / cap) + 1)
-        )  # cap * tanh(values / cap); exp may overflow to inf
-    return tl.where(words < vocabulary, values, -float("inf"))
+        # cap * tanh(values / cap); exp may overflow to inf
+        values = cap * (1 - 2 / (tl.exp(2 * values / cap) + 1))
+    return tl.where(columns < vocabulary, values, -float("inf"))
 
 
 @triton.jit
@@ -37,15 +35,15 @@ def cross_entropy_of_row(
     row = tl.program_id(0).to(tl.int64)  # rows x vocabulary exceeds 2^31
     logits += row * row_stride
     target = tl.load(targets + row)
-    words = tl.arange(0, block)
+    columns = tl.arange(0, block)
     if target == ignored:
         tl.store(losses + row, 0.0)
         if gradient:
             for start in range(0, vocabulary, block):
                 tl.store(
-                    logits + start + words,
+                    logits + start + columns,
                     tl.zeros([block], logits.dtype.element_ty),
-                    mask=start + words < width,
+                    mask=start + columns < width,
                 )
     else:
         # One pass for the normalizer: the sum of exponentials is rescaled at each larger logit
@@ -53,33 +51,33 @@ def cross_entropy_of_row(
         largest = -float("inf")
         shift = 0.0
         total = 0.0
-        wanted = 0.0
+        target_logit = 0.0
         for start in range(0, vocabulary, block):
-            values = load_logits(logits, start + words, vocabulary, width, cap)
-            wanted += tl.sum(tl.where(start + words == target, values, 0.0), 0)
+            values = load_logits(logits, start + columns, vocabulary, width, cap)
+            target_logit += tl.sum(tl.where(start + columns == target, values, 0.0), 0)
             new_largest = tl.maximum(largest, tl.max(values, 0))
-            # Words may be masked with -inf, the whole block too: -inf - -inf would be NaN.
+            # Logits may be masked with -inf, the whole block too: -inf - -inf would be NaN.
             shift = tl.where(tl.abs(new_largest) == float("inf"), 0.0, new_largest)
             total = total * tl.exp(largest - shift) + tl.sum(tl.exp(values - shift), 0)
             largest = new_largest
-        normaliser = tl.where(
+        normalizer = tl.where(
             (target < 0) | (target >= vocabulary), float("nan"), shift + tl.log(total)
         )
-        tl.store(losses + row, normaliser - wanted)
+        tl.store(losses + row, normalizer - target_logit)
         if gradient:
             factor = tl.load(scale)
             for start in range(0, vocabulary, block):
-                values = load_logits(logits, start + words, vocabulary, width, cap)
-                made = (
-                    tl.exp(values - normaliser) - tl.where(start + words == target, 1.0, 0.0)
+                values = load_logits(logits, start + columns, vocabulary, width, cap)
+                slope = (
+                    tl.exp(values - normalizer) - tl.where(start + columns == target, 1.0, 0.0)
                 ) * factor
                 if cap > 0:
-                    made *= 1 - (values / cap) * (values / cap)  # derivative of the cap
-                made = tl.where(start + words < vocabulary, made, 0.0)
+                    slope *= 1 - (values / cap) * (values / cap)  # derivative of the cap
+                slope = tl.where(start + columns < vocabulary, slope, 0.0)
                 tl.store(
-                    logits + start + words,
-                    made.to(logits.dtype.element_ty),
-                    mask=start + words < width,
+                    logits + start + columns,
+                    slope.to(logits.dtype.element_ty),
+                    mask=start + columns < width,
                 )
 
 

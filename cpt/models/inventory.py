@@ -37,7 +37,8 @@ class ParameterCount:
     """Numbers of parameters; a tied head counts once."""
 
     total: int
-    active: int  # without the experts that the router does not select
+    active: int
+    """Without the experts that the router does not select."""
 
 
 def count_parameters(config: PreTrainedConfig) -> ParameterCount:
@@ -62,8 +63,9 @@ def isolates_documents(config: PreTrainedConfig) -> bool:
     if config.get_text_config().model_type in IGNORES_POSITIONS.split():
         return False
     model = build_on_meta(config)
-    runs_on = runs_along_the_row(model) and not claims_to_keep_documents_apart(model)
-    return not runs_on and "position_ids" in inspect.signature(type(model).forward).parameters
+    if runs_along_the_row(model) and not claims_to_keep_documents_apart(model):
+        return False
+    return "position_ids" in inspect.signature(type(model).forward).parameters
 
 
 def claims_to_keep_documents_apart(model: PreTrainedModel) -> bool:
@@ -98,23 +100,31 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float) -> float:
     B of arXiv 2204.02311). Frozen weights need no gradients; a backward pass ends at the first trained parameter, or
     without any (all adapters) at the first layer.
     """
-    head = model.get_output_embeddings()
-    # a tied head also multiplies
-    multiplied = {id(parameter) for parameter in head.parameters()} if head is not None else set()
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
-    others = attention_flops(model.config, sequence_length) + state_space_flops(model)
-    is_passed = not any(parameter.requires_grad for parameter in model.parameters())
-    matrices = passed = trained = 0.0
+    lookups = set(embeddings)
+    head = model.get_output_embeddings()
+    if head is not None:  # a tied head also multiplies
+        lookups -= {id(parameter) for parameter in head.parameters()}
+    gets_gradient = not any(parameter.requires_grad for parameter in model.parameters())
+    forward = 0.0  # weights that multiply in the forward pass
+    for_inputs = 0.0  # weights that multiply the gradient on its way to the layers before them
+    trained = 0.0
     for name, parameter in model.named_parameters():  # in the order of the forward pass
-        if parameter.ndim > 1 and id(parameter) not in embeddings - multiplied:
-            number = numbers_in(parameter) * _active_share(name, model.config)
-            matrices += number
-            passed += number * (is_passed or id(parameter) in embeddings)  # a tied head comes last
-            trained += number * parameter.requires_grad
-        is_passed = is_passed or parameter.requires_grad
-    return 2 * (matrices + passed + trained) + (1 + 2 * passed / max(matrices, 1)) * others
+        if parameter.ndim > 1 and id(parameter) not in lookups:
+            weights = numbers_in(parameter) * _active_share(name, model.config)
+            forward += weights
+            if gets_gradient or id(parameter) in embeddings:  # a tied head comes last
+                for_inputs += weights
+            if parameter.requires_grad:
+                trained += weights
+        gets_gradient = gets_gradient or parameter.requires_grad
+    other_flops = attention_flops(model.config, sequence_length) + state_space_flops(model)
+    # Attention and state space layers have two products in the backward pass for each in the forward pass.
+    return (
+        2 * (forward + for_inputs + trained) + (1 + 2 * for_inputs / max(forward, 1)) * other_flops
+    )
 
 
 def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
@@ -123,20 +133,27 @@ def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
     average, and at most to the sliding window."""
     text = config.get_text_config()
     values = text.to_dict()
-    if (heads := attention_heads(text)) == 0:  # configs may use other names for sizes
+    heads = attention_heads(text)
+    if heads == 0:  # configs may use other names for sizes
         return 0.0
     width = int(values.get("head_dim") or int(text.hidden_size) // heads)
-    latent = values.get("qk_nope_head_dim")  # latent attention
-    key = latent + values["qk_rope_head_dim"] if latent else width
+    key_width = width
+    if values.get("qk_nope_head_dim"):  # latent attention
+        key_width = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
+    value_width = int(values.get("v_head_dim") or width)
     window = min(values.get("sliding_window") or sequence_length, sequence_length)
-    of_window = window - window**2 / (2 * sequence_length) if sequence_length else 0.0
+    in_window = 0.0
+    if sequence_length:
+        in_window = window - window**2 / (2 * sequence_length)
     kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None)
-    kinds = kinds or ["sliding_attention"] * int(text.num_hidden_layers)
-    attending = [
-        kind for kind in kinds if "linear" not in kind and ("attention" in kind or "hybrid" in kind)
-    ]
-    positions = sum(of_window if "sliding" in kind else sequence_length / 2 for kind in attending)
-    return 2.0 * heads * (key + int(values.get("v_head_dim") or width)) * positions
+    if not kinds:
+        kinds = ["sliding_attention"] * int(text.num_hidden_layers)
+    positions: list[float] = []  # per layer, the positions that a token attends to
+    for kind in kinds:
+        if "linear" in kind or not ("attention" in kind or "hybrid" in kind):
+            continue
+        positions.append(in_window if "sliding" in kind else sequence_length / 2)
+    return 2.0 * heads * (key_width + value_width) * sum(positions)
 
 
 def state_space_flops(model: PreTrainedModel) -> float:
@@ -149,17 +166,14 @@ def state_space_flops(model: PreTrainedModel) -> float:
 def attention_heads(config: PreTrainedConfig) -> int:
     """Return the attention heads per layer, under the config's name for them; 0 without attention."""
     text = config.get_text_config()
-    return int(
-        text.to_dict().get(text.attribute_map.get("num_attention_heads", "num_attention_heads"))
-        or 0
-    )
+    name = text.attribute_map.get("num_attention_heads", "num_attention_heads")
+    return int(text.to_dict().get(name) or 0)
 
 
 def longest_row(config: PreTrainedConfig) -> int | None:
     """Return the config's number of positions; None if unlimited or unknown."""
-    longest = config.get_text_config().to_dict().get(
-        "max_position_embeddings"
-    ) or config.to_dict().get("n_positions")
+    longest = config.get_text_config().to_dict().get("max_position_embeddings")
+    longest = longest or config.to_dict().get("n_positions")
     if isinstance(longest, int):
         return longest
     return None

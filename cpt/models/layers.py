@@ -7,7 +7,7 @@ expensive to recompute and small. `offload: true` moves saved activations to pin
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,63 +44,83 @@ ATTENTION_OPERATIONS = (
     "aten::_scaled_dot_product_fused_attention_overrideable",
     "torch_attn::_varlen_attn",
 )
-FLASH_ATTENTION = (
-    "flash_attn"  # in the names of its packages and of its Hub kernels, which end in a hash
-)
+# In the names of its packages and of its Hub kernels, which end in a hash.
+FLASH_ATTENTION = "flash_attn"
 
 
 @dataclass(frozen=True)
 class Recomputing:
     checkpoints: bool = False
+    """Whether layers are recomputed in the backward pass."""
     selective: bool = False
     every_n_layers: int = 1
     offload: bool = False
     of_torch: Mapping[str, Any] = field(default_factory=dict)
+    """Options that torch's checkpoint function gets unchanged."""
 
 
 def read_recomputing(
     training: Mapping[str, Any], *, zero3: bool = False, experts: bool = False
 ) -> Recomputing:
     """Read and check the sub-keys of the recipe's section, or of training arguments."""
-    checkpoints = any(training.get(name) for name in CHECKPOINTING)
-    keys = [f"{name}_kwargs" for name in CHECKPOINTING]
-    given: Mapping[str, Any] = next((training[key] for key in keys if training.get(key)), {})
-    for name in given:
+    options = recomputing_options(training)
+    for name in options:
         if name not in (*OURS, *TORCHS):
             raise RecipeError(
                 f"{KEY}: `{name}` is not one of {', '.join(OURS)}.{did_you_mean(name, (*OURS, *TORCHS))}"
             )
     for name in ("selective", "offload"):
-        if not isinstance(given.get(name, False), bool):
-            raise RecipeError(f"{KEY}: `{name}` must be true or false, not {given[name]!r}.")
-    every = given.get("every_n_layers", 1)
+        if not isinstance(options.get(name, False), bool):
+            raise RecipeError(f"{KEY}: `{name}` must be true or false, not {options[name]!r}.")
+    every = options.get("every_n_layers", 1)
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
         raise RecipeError(
             f"{KEY}: `every_n_layers` must be a whole number of at least 1, not {every!r}."
         )
-    if not checkpoints and (without_effect := [name for name in given if name != "offload"]):
-        raise RecipeError(
-            f"{KEY}: `{without_effect[0]}` needs `training.gradient_checkpointing: true`."
-        )
-    of_torch = {name: value for name, value in given.items() if name in TORCHS}
-    found = Recomputing(
-        checkpoints, given.get("selective", False), every, given.get("offload", False), of_torch
+    recomputing = Recomputing(
+        checkpoints=any(training.get(name) for name in CHECKPOINTING),
+        selective=options.get("selective", False),
+        every_n_layers=every,
+        offload=options.get("offload", False),
+        of_torch={name: value for name, value in options.items() if name in TORCHS},
     )
-    compiles = wanted_compiling(training) is not None
-    if of_torch.get("use_reentrant") and (found.selective or compiles):
+    if not recomputing.checkpoints:
+        for name in options:
+            if name != "offload":
+                raise RecipeError(f"{KEY}: `{name}` needs `training.gradient_checkpointing: true`.")
+    check_combination(
+        recomputing, compiles=wanted_compiling(training) is not None, zero3=zero3, experts=experts
+    )
+    return recomputing
+
+
+def recomputing_options(training: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the sub-keys under the first of the two names of the key that has any."""
+    for name in CHECKPOINTING:
+        options: Mapping[str, Any] | None = training.get(f"{name}_kwargs")
+        if options:
+            return options
+    return {}
+
+
+def check_combination(
+    recomputing: Recomputing, *, compiles: bool, zero3: bool, experts: bool
+) -> None:
+    """Refuse settings that do not work together."""
+    if recomputing.of_torch.get("use_reentrant") and (recomputing.selective or compiles):
         raise RecipeError(
             f"{KEY}: `selective` and compiled layers do not work with `use_reentrant: true`. Remove it."
         )
-    if found.selective and compiles and experts:
+    if recomputing.selective and compiles and experts:
         raise RecipeError(
             f"{KEY}: `selective` does not work with `torch_compile` and experts. Remove one."
         )
-    if found.offload and zero3 and (not found.checkpoints or found.every_n_layers > 1):
-        # Gathered weights would be offloaded too, unless every layer is recomputed.
+    recomputes_each_layer = recomputing.checkpoints and recomputing.every_n_layers == 1
+    if recomputing.offload and zero3 and not recomputes_each_layer:
+        # Gathered weights would be offloaded too.
         raise RecipeError(
             f"{KEY}: `offload` under ZeRO-3 needs `gradient_checkpointing` of every layer."
         )
-    return found
 
 
 def set_up_recomputing(
@@ -108,43 +128,12 @@ def set_up_recomputing(
 ) -> AbstractContextManager[Any]:
     """Prepare the model so that the Trainer enables what the recipe sets; return the context for each forward and
     backward pass."""
-    wanted = read_recomputing(
+    recomputing = read_recomputing(
         vars(arguments), zero3=is_deepspeed_zero3_enabled(), experts=has_experts(model)
     )
-    if wanted.checkpoints:
-        whole = model.get_base_model() if isinstance(model, PeftModel) else model
-        # bitsandbytes hides the inputs of 8-bit layers from torch: a checkpoint only frees them if it is reentrant.
-        hides_inputs = "is_loaded_in_8bit" in vars(whole) and not wanted.selective
-        options = {
-            "use_reentrant": hides_inputs,
-            **wanted.of_torch,
-        }  # torch's default is still the reentrant one
-        if wanted.every_n_layers > 1:
-            options["every_n_layers"] = wanted.every_n_layers
-        for name in CHECKPOINTING:
-            if f"{name}_kwargs" in vars(arguments):
-                setattr(arguments, f"{name}_kwargs", dict(options))
-        if isinstance(whole, PreTrainedModel):
-            own_switch = whole.gradient_checkpointing_enable
-
-            # A function cannot be in arguments that are written to files.
-            def switch(
-                gradient_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any
-            ) -> None:
-                given = dict(gradient_checkpointing_kwargs or {})
-                if wanted.selective:
-                    given["context_fn"] = partial(
-                        create_selective_checkpoint_contexts, keep_attention
-                    )
-                # The warning is about the older name, which both versions support.
-                with warnings.catch_warnings(action="ignore", category=FutureWarning):
-                    own_switch(gradient_checkpointing_kwargs=given, **others)
-                if whole is model:
-                    whole.disable_input_require_grads()  # else frozen first layers would get a backward pass
-                move_checkpoints_into_graphs(whole)
-
-            whole.gradient_checkpointing_enable = switch  # type: ignore[method-assign]
-    if not wanted.offload:
+    if recomputing.checkpoints:
+        set_up_checkpoints(model, arguments, recomputing)
+    if not recomputing.offload:
         return nullcontext()
     if not torch.accelerator.is_available():
         print_once(
@@ -154,11 +143,44 @@ def set_up_recomputing(
     return OffloadedActivations(model)
 
 
+def set_up_checkpoints(
+    model: nn.Module, arguments: TrainingArguments, recomputing: Recomputing
+) -> None:
+    """Write the options of torch's checkpoints into the arguments; wrap what the Trainer enables them with."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    # bitsandbytes hides the inputs of 8-bit layers from torch: a checkpoint only frees them if it is reentrant.
+    hides_inputs = "is_loaded_in_8bit" in vars(base) and not recomputing.selective
+    # Set in any case: torch's default is still the reentrant one.
+    options = {"use_reentrant": hides_inputs, **recomputing.of_torch}
+    if recomputing.every_n_layers > 1:
+        options["every_n_layers"] = recomputing.every_n_layers
+    for name in CHECKPOINTING:
+        if f"{name}_kwargs" in vars(arguments):
+            setattr(arguments, f"{name}_kwargs", dict(options))
+    if not isinstance(base, PreTrainedModel):
+        return
+    enable_checkpoints = base.gradient_checkpointing_enable
+
+    # A function cannot be in arguments that are written to files.
+    def enable(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any) -> None:
+        kwargs = dict(gradient_checkpointing_kwargs or {})
+        if recomputing.selective:
+            kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
+        # The warning is about the older name, which both versions support.
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            enable_checkpoints(gradient_checkpointing_kwargs=kwargs, **others)
+        if base is model:
+            # Else frozen first layers would get a backward pass.
+            base.disable_input_require_grads()
+        move_checkpoints_into_graphs(base)
+
+    base.gradient_checkpointing_enable = enable  # type: ignore[method-assign]
+
+
 def keep_attention(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
     """The policy: save outputs of attention, recompute everything else."""
     name = operation.name().partition(".")[0]
-    keeps = name in ATTENTION_OPERATIONS or FLASH_ATTENTION in name
-    if keeps:
+    if name in ATTENTION_OPERATIONS or FLASH_ATTENTION in name:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -172,9 +194,8 @@ class OffloadedActivations(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         if self.context is None:
-            from trl.models.activation_offloading import (
-                get_act_offloading_ctx_manager,
-            )  # seconds to import
+            # Takes seconds to import.
+            from trl.models.activation_offloading import get_act_offloading_ctx_manager
 
             self.context = get_act_offloading_ctx_manager(self.model)
         self.context.__enter__()
@@ -193,10 +214,9 @@ class OffloadedActivations(AbstractContextManager[None]):
 INDUCTOR = "inductor"
 # The others use CUDA graphs: layers share one graph, and it would be recorded again for each layer's weights.
 MODES = ("default", "max-autotune-no-cudagraphs")
-COMPILE_KEY, BACKEND_KEY, MODE_KEY = (
-    f"`training.torch_compile{ending}`" for ending in ("", "_backend", "_mode")
-)
-KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+COMPILE_KEY = "`training.torch_compile`"
+BACKEND_KEY = "`training.torch_compile_backend`"
+MODE_KEY = "`training.torch_compile_mode`"
 # Kinds of layers x lengths of a curriculum x numbers of documents x sizes of micro-batches; above this, torch runs
 # uncompiled.
 MOST_GRAPHS = 32
@@ -205,9 +225,8 @@ UNDER_ZERO3 = (
 )
 UNDER_FSDP = "this version of transformers recomputes FSDP's hooks, which break a layer's graph"
 UNEVEN = "batches differ in shape, and each new shape would be recompiled"
-RECOMPUTE = (
-    "recompute_in_graph"  # attribute of a layer: the checkpoint function of its compiled call
-)
+# Attribute of a layer: the checkpoint function of its compiled call.
+RECOMPUTE = "recompute_in_graph"
 # Older versions of transformers, 5.17 among them; 5.23 checkpoints inside a layer's forward.
 CHECKPOINTS_AROUND_CALLS = "__call__" in vars(GradientCheckpointingLayer)
 
@@ -220,33 +239,38 @@ class Compiling:
 
 def wanted_compiling(training: Mapping[str, Any]) -> Compiling | None:
     """Return the compile settings of `training:`; a backend or mode enables it, as in the Trainer; `auto` does not."""
-    wanted, backend, mode = (training.get(key) for key in KEYS)
-    if wanted not in (None, False, AUTO) or backend or mode:
+    backend = training.get("torch_compile_backend")
+    mode = training.get("torch_compile_mode")
+    is_enabled = training.get("torch_compile") not in (None, False, AUTO)
+    if is_enabled or backend or mode:
         return Compiling(backend or INDUCTOR, mode)
     return None
 
 
 def take_compiling(arguments: TrainingArguments) -> Compiling | None:
     """Like `wanted_compiling`, and disable Hugging Face's compilation of the whole model in the arguments."""
-    wanted = wanted_compiling(vars(arguments))
+    compiling = wanted_compiling(vars(arguments))
     arguments.torch_compile = False
     arguments.torch_compile_backend = None
     arguments.torch_compile_mode = None
-    return wanted
+    return compiling
 
 
 def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool = True) -> None:
     """Refuse settings that cannot be compiled before building anything."""
-    wanted = wanted_compiling(training)
-    if wanted is None:
+    compiling = wanted_compiling(training)
+    if compiling is None:
         return
-    if wanted.backend not in (backends := torch.compiler.list_backends(exclude_tags=())):
+    backends = torch.compiler.list_backends(exclude_tags=())
+    if compiling.backend not in backends:
         raise RecipeError(
-            f"{BACKEND_KEY}: no `{wanted.backend}`.{did_you_mean(wanted.backend, backends)}"
+            f"{BACKEND_KEY}: no `{compiling.backend}`.{did_you_mean(compiling.backend, backends)}"
         )
-    if wanted.mode is not None and (wanted.mode not in MODES or wanted.backend != INDUCTOR):
+    if compiling.mode is not None and (
+        compiling.mode not in MODES or compiling.backend != INDUCTOR
+    ):
         raise RecipeError(
-            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{wanted.mode}`."
+            f"{MODE_KEY}: expected {' or '.join(MODES)}, with {INDUCTOR}, got `{compiling.mode}`."
         )
     if zero3:
         raise RecipeError(
@@ -260,9 +284,9 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
         raise RecipeError(
             f"{COMPILE_KEY}: {UNEVEN}. Use `data.packing: best_fit`, or remove the key."
         )
-    if wanted.backend == INDUCTOR:
+    if compiling.backend == INDUCTOR:
         require_programs("g++", reason=f"{COMPILE_KEY}: {INDUCTOR} compiles its kernels")
-        require_triton(f"{COMPILE_KEY}: {INDUCTOR}", instead=f"{COMPILE_KEY[:-1]}: auto`")
+        require_triton(f"{COMPILE_KEY}: {INDUCTOR}", instead="`training.torch_compile: auto`")
 
 
 def recomputes_hooks_of_fsdp(training: Mapping[str, Any]) -> bool:
@@ -290,10 +314,12 @@ def compile_layers(model: nn.Module, compiling: Compiling) -> int:
 def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
     """Yield decoder layers; for layers with experts, whose shapes change per batch, yield their other parts."""
     for layer in decoder_layers(model):
-        if has_experts(layer):
-            yield from (part for part in layer.children() if not has_experts(part))
-        else:
+        if not has_experts(layer):
             yield layer
+            continue
+        for part in layer.children():
+            if not has_experts(part):
+                yield part
 
 
 def decoder_layers(model: nn.Module) -> list[GradientCheckpointingLayer]:
@@ -340,9 +366,14 @@ def call_in_graph(module: nn.Module, *inputs: Any, **options: Any) -> Any:
 
 
 def move_checkpoints_into_graphs(model: PreTrainedModel | PeftModel) -> None:
-    for layer in decoder_layers(model) if CHECKPOINTS_AROUND_CALLS else ():
+    if not CHECKPOINTS_AROUND_CALLS:
+        return
+    for layer in decoder_layers(model):
         if layer.gradient_checkpointing and isinstance(compiled_call(layer), CompiledCall):
-            vars(layer)[RECOMPUTE] = vars(layer)["_gradient_checkpointing_func"]
-            vars(layer)["_gradient_checkpointing_func"] = lambda function, *inputs: function(
-                *inputs
-            )
+            attributes = vars(layer)
+            attributes[RECOMPUTE] = attributes["_gradient_checkpointing_func"]
+            attributes["_gradient_checkpointing_func"] = call_directly
+
+
+def call_directly(function: Callable[..., Any], *inputs: Any) -> Any:
+    return function(*inputs)

@@ -90,15 +90,13 @@ def balance_loss(
     """
     total = torch.zeros((), device=router_logits[0].device)
     for logits in router_logits:
-        scores = (
-            logits.float().softmax(dim=-1).view(num_sequences, -1, logits.shape[-1])
-        )  # B, T tokens, E experts
-        chosen = torch.zeros_like(scores).scatter_(
-            -1, scores.topk(top_k, dim=-1).indices, 1.0 / top_k
-        )
-        total = (
-            total + scores.shape[-1] * (chosen.mean(dim=1) * scores.mean(dim=1)).sum(dim=-1).mean()
-        )
+        num_experts = logits.shape[-1]
+        # B sequences, T tokens, E experts
+        scores = logits.float().softmax(dim=-1).view(num_sequences, -1, num_experts)
+        experts = scores.topk(top_k, dim=-1).indices
+        choices = torch.zeros_like(scores).scatter_(-1, experts, 1.0 / top_k)
+        per_sequence = (choices.mean(dim=1) * scores.mean(dim=1)).sum(dim=-1)
+        total = total + num_experts * per_sequence.mean()
     return total
 
 
@@ -141,13 +139,15 @@ class BalancedForCausalLM(SettableExperts):
         )
         others = dict(outputs)  # with the cache, whose name transformers 5.24 changed
         hidden_states = others.pop("last_hidden_state")
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden_states[:, kept, :])
-        loss = (
-            None
-            if labels is None
-            else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-        )
+        # As in transformers: a number means the last positions, 0 all of them.
+        if isinstance(logits_to_keep, int):
+            hidden = hidden_states[:, -logits_to_keep:, :]
+        else:
+            hidden = hidden_states[:, logits_to_keep, :]
+        logits = self.lm_head(hidden)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         aux_loss = None
         if output_router_logits and self.training:
             aux_loss = self.balance(others["router_logits"], num_sequences=hidden_states.shape[0])
@@ -220,9 +220,8 @@ class MiniMind2MoEConfig(MiniMind2Config):
 
     @property
     def moe_intermediate_size(self) -> int:
-        return (
-            self.intermediate_size
-        )  # of one expert, under the name used by transformers' expert layers
+        """Width of one expert, under the name used by transformers' expert layers."""
+        return self.intermediate_size
 
     @property
     def norm_topk_prob(self) -> bool:

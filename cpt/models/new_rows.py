@@ -6,7 +6,7 @@ after the pieces are the target, and the new tokens' input rows are trained unti
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -31,93 +31,111 @@ UNDECAYED = "without_weight_decay"
 class Rows:
     before: int
     after: int
-    spare: int  # new tokens in previously unused rows of the model
+    spare: int
+    """New tokens in previously unused rows of the model."""
     is_tied: bool
 
 
 @torch.no_grad()
 def add_rows(
-    model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], known: int, multiple: int
+    model: PreTrainedModel, pieces: Mapping[int, Sequence[int]], num_old: int, multiple: int
 ) -> Rows:
     """Give each new token the mean of its pieces' rows, in the embedding and in the head.
 
     Args:
         pieces: id of a new token -> ids of the old tokens that it consists of.
-        known: ids that the tokenizer had before, the largest plus one.
+        num_old: ids that the tokenizer had before, the largest plus one.
         multiple: a grown table is rounded up to it; remaining rows get the mean of all old ones.
     """
     embedding, head = tables(model)
     before = embedding.weight.shape[0]
     needed = max(pieces) + 1
-    for name, parameter in model.named_parameters():  # such as Gemma 3n's embeddings per layer
-        is_table = (
-            parameter.dim() == 2
-            and parameter.shape[0] == before
-            and "embed" in name
-            and "pos" not in name
-        )
-        if is_table and parameter is not embedding.weight and parameter is not head.weight:
+    refuse_other_tables(model)
+    if needed > before:
+        embedding_mean = embedding.weight[:num_old].float().mean(0)
+        head_mean = head.weight[:num_old].float().mean(0)
+        model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
+        embedding, head = tables(model)
+        embedding.weight[before:] = embedding_mean.to(embedding.weight.dtype)
+        head.weight[before:] = head_mean.to(head.weight.dtype)
+        if head.bias is not None:
+            head.bias[before:] = head.bias[:num_old].float().mean().to(head.bias.dtype)
+    weights = table_weights(model)
+    is_tied = len(weights) == 1
+    if head.bias is not None:
+        weights.append(head.bias)
+    for weight in weights:
+        for new_id, parts in pieces.items():
+            weight[new_id] = weight[list(parts)].float().mean(0).to(weight.dtype)
+    return Rows(
+        before=before,
+        after=embedding.weight.shape[0],
+        spare=sum(new_id < before for new_id in pieces),
+        is_tied=is_tied,
+    )
+
+
+def refuse_other_tables(model: PreTrainedModel) -> None:
+    """Refuse models with another table of a row per id, such as Gemma 3n's embeddings per layer."""
+    embedding, head = tables(model)
+    for name, parameter in model.named_parameters():
+        if parameter is embedding.weight or parameter is head.weight:
+            continue
+        has_row_per_id = parameter.dim() == 2 and len(parameter) == len(embedding.weight)
+        if has_row_per_id and "embed" in name and "pos" not in name:
             raise RecipeError(
                 f"{type(model).__name__} cannot grow: `{name}` is another vocabulary table."
             )
-    if needed > before:
-        means = [weight[:known].float().mean(0) for weight in (embedding.weight, head.weight)]
-        model.resize_token_embeddings(needed, pad_to_multiple_of=multiple, mean_resizing=False)
-        embedding, head = tables(model)
-        for weight, mean in zip((embedding.weight, head.weight), means, strict=True):
-            weight[before:] = mean.to(weight.dtype)
-        if head.bias is not None:
-            head.bias[before:] = head.bias[:known].float().mean().to(head.bias.dtype)
-    distinct = {id(table.weight): table.weight for table in (embedding, head)}
-    for weight in [*distinct.values(), *([head.bias] if head.bias is not None else [])]:
-        for number, parts in pieces.items():
-            weight[number] = weight[list(parts)].float().mean(0).to(weight.dtype)
-    return Rows(
-        before,
-        embedding.weight.shape[0],
-        sum(number < before for number in pieces),
-        len(distinct) == 1,
-    )
 
 
 def tables(model: PreTrainedModel) -> tuple[nn.Embedding, nn.Linear]:
     """Return the embedding and the head; both have a row per id."""
-    found: tuple[nn.Module | None, ...] = ()
+    embedding: nn.Module | None = None
+    head: nn.Module | None = None
     with suppress(NotImplementedError):
-        found = model.get_input_embeddings(), model.get_output_embeddings()
-    if not found or not all(isinstance(table, nn.Embedding | nn.Linear) for table in found):
-        found_by = "get_input_embeddings() and get_output_embeddings()"
+        embedding = model.get_input_embeddings()
+        head = model.get_output_embeddings()
+    if not all(isinstance(table, nn.Embedding | nn.Linear) for table in (embedding, head)):
+        methods = "get_input_embeddings() and get_output_embeddings()"
         raise RecipeError(
-            f"{type(model).__name__} must return plain embedding and head tables from {found_by}."
+            f"{type(model).__name__} must return plain embedding and head tables from {methods}."
         )
-    return cast(tuple[nn.Embedding, nn.Linear], found)
+    return cast(tuple[nn.Embedding, nn.Linear], (embedding, head))
+
+
+def table_weights(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Return the weights of the embedding and the head; one if they are tied."""
+    embedding, head = tables(model)
+    if head.weight is embedding.weight:
+        return [embedding.weight]
+    return [embedding.weight, head.weight]
 
 
 def new_ids(folder: Path) -> list[int]:
     """Return the ids of tokens added by `cpt tokenizer extend`."""
     try:
-        return [
-            int(token["id"]) for token in json.loads((folder / EXTENSION).read_text())["tokens"]
-        ]
+        tokens = json.loads((folder / EXTENSION).read_text())["tokens"]
+        return [int(token["id"]) for token in tokens]
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        made = "made by: cpt tokenizer extend MODEL"
-        raise RecipeError(f"`model.train_only`: {folder} lacks {EXTENSION}, {made}") from problem
+        raise RecipeError(
+            f"`model.train_only`: {folder} lacks {EXTENSION}, made by: cpt tokenizer extend MODEL"
+        ) from problem
 
 
-def num_new_rows(model: Model, needed: int, known: int) -> int:
-    """Rows of tokens that the weights at `model.path` have not learned; 0 for new weights.
+def num_new_rows(model: Model, needed: int, saved: int) -> int:
+    """Return the rows of tokens that the weights at `model.path` have not learned; 0 for new weights.
 
     Args:
         needed: rows that the tokenizer needs.
-        known: rows that the weights have.
+        saved: rows that the weights have.
     """
     if model.from_scratch or model.path is None:
         return 0
-    listed = Path(model.path).expanduser() / EXTENSION
+    extension = Path(model.path).expanduser() / EXTENSION
     added: list[int] = []
-    if listed.is_file() and not json.loads(listed.read_text()).get(TRAINED):
-        added = new_ids(listed.parent)
-    return len(added) + max(0, needed - known)
+    if extension.is_file() and not json.loads(extension.read_text()).get(TRAINED):
+        added = new_ids(extension.parent)
+    return len(added) + max(0, needed - saved)
 
 
 def refuse_untrained_rows(model: PreTrainedModel | PeftModel, num_new: int) -> None:
@@ -126,7 +144,7 @@ def refuse_untrained_rows(model: PreTrainedModel | PeftModel, num_new: int) -> N
     head = model.get_output_embeddings()
     trained = []
     for name, table in {"embedding": embedding, "head": head}.items():
-        if table is None or any(one.requires_grad for one in table.parameters()):
+        if table is None or any(parameter.requires_grad for parameter in table.parameters()):
             trained.append(name)
     is_tied = bool(model.config.get_text_config().tie_word_embeddings)
     refuse_frozen_tables(trained, num_new, is_tied=is_tied)
@@ -137,21 +155,23 @@ def refuse_frozen_tables(trained: Collection[str], num_new: int, *, is_tied: boo
     frozen = [name for name in ("embedding", "head") if name not in trained]
     if not frozen or is_tied and len(frozen) == 1:
         return
+    subject = "embedding and the head are" if len(frozen) == 2 else f"{frozen[0]} is"
     raise RecipeError(
         f"the tokenizer has {num_new:,} tokens that the model has not learned, and their rows would never be trained:"
-        f" the {' and the '.join(frozen)} {'is' if len(frozen) == 1 else 'are'} frozen. Train them with the adapters"
-        " (`model.lora: cpt`), or alone first (`model.train_only: new_rows`, after cpt tokenizer extend), or train all"
-        " parameters."
+        f" the {subject} frozen. Train them with the adapters (`model.lora: cpt`), or alone first"
+        " (`model.train_only: new_rows`, after cpt tokenizer extend), or train all parameters."
     )
 
 
 def carry_extension(path: str | None, folder: Path, *, trained: bool = False) -> None:
     """Copy the list of new tokens of the model at `path`, if it has one, to the weights derived from it. `trained`:
     these have learned the new tokens."""
-    listed = None if path is None else Path(path).expanduser() / EXTENSION
-    if listed is None or not listed.is_file():
+    if path is None:
         return
-    content = json.loads(listed.read_text())
+    extension = Path(path).expanduser() / EXTENSION
+    if not extension.is_file():
+        return
+    content = json.loads(extension.read_text())
     if trained:
         content[TRAINED] = True
     (folder / EXTENSION).write_text(json.dumps(content, indent=1, ensure_ascii=False))
@@ -161,7 +181,7 @@ def train_only_rows(model: PreTrainedModel, ids: Sequence[int]) -> None:
     """Freeze all other rows of the embedding and the head. Their gradients are zeroed before anything sums, clips or
     shards them: AdamW's moments and steps stay exactly zero there. Weight decay would still shrink these rows, so it
     is disabled for these parameters."""
-    for weight in {id(table.weight): table.weight for table in tables(model)}.values():
+    for weight in table_weights(model):
         setattr(weight, UNDECAYED, True)
         weight.register_hook(KeptRows(sorted(ids)))
 
@@ -199,26 +219,26 @@ def distill_rows(
     check_can_distill(model)
     embedding, _ = tables(model)
     ids = torch.tensor(sorted(pieces))
-    chosen = [list(one) for one in sequences if not pieces.keys().isdisjoint(one)]
-    if not chosen:
-        return Distilled(0.0, 0.0, 0)
+    sequences = [list(tokens) for tokens in sequences if not pieces.keys().isdisjoint(tokens)]
+    if not sequences:
+        return Distilled(before=0.0, after=0.0, steps=0)
     rows = nn.Parameter(embedding.weight[ids].float().detach().clone())
-    far = distance(model, embedding, ids, rows, pieces)
-    held = chosen[: 4 * SEQUENCES]
+    distance = StateDistance(model, embedding, ids, rows, pieces)
+    measured = sequences[: 4 * SEQUENCES]
     model.eval().requires_grad_(False)
     with torch.no_grad():
-        before = float(far(held))
-    size = rows.detach().square().mean().sqrt().item()
-    optimizer = torch.optim.Adam([rows], lr=LEARNING_RATE * size)
-    steps = -(-len(chosen) // SEQUENCES)
+        before = float(distance(measured))
+    root_mean_square = rows.detach().square().mean().sqrt().item()
+    optimizer = torch.optim.Adam([rows], lr=LEARNING_RATE * root_mean_square)
+    steps = -(-len(sequences) // SEQUENCES)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
     for step in range(steps):
-        far(chosen[step * SEQUENCES : (step + 1) * SEQUENCES]).backward()
+        distance(sequences[step * SEQUENCES : (step + 1) * SEQUENCES]).backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
     with torch.no_grad():
-        after = float(far(held))
+        after = float(distance(measured))
         embedding.weight[ids] = rows.to(embedding.weight.dtype)
     model.requires_grad_(True)
     return Distilled(before, after, steps)
@@ -234,48 +254,58 @@ def check_can_distill(model: PreTrainedModel) -> None:
         )
 
 
-def distance(
-    model: PreTrainedModel,
-    embedding: nn.Embedding,
-    ids: torch.Tensor,
-    rows: torch.Tensor,
-    pieces: Mapping[int, Sequence[int]],
-) -> Callable[[Sequence[Sequence[int]]], torch.Tensor]:
-    """Return a function: distance of sequences' last hidden states to those of the same text in old tokens."""
-    device = embedding.weight.device
-    place = torch.full((embedding.num_embeddings,), -1, device=device)
-    place[ids] = torch.arange(len(ids), device=device)
+class StateDistance:
+    """Distance of sequences' last hidden states to those of the same text in old tokens, relative to their norm."""
 
-    def states(tokens: torch.Tensor) -> torch.Tensor:
-        tokens = tokens.to(device)
-        found = place[tokens]
-        new = rows[found.clamp(min=0)].to(embedding.weight.dtype)
-        looked_up = torch.where((found >= 0)[..., None], new, embedding(tokens))
-        hidden: torch.Tensor = model.base_model(
-            inputs_embeds=looked_up, use_cache=False
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        embedding: nn.Embedding,
+        ids: torch.Tensor,  # (R,), ids of the new tokens
+        rows: torch.Tensor,  # (R, D), their input rows
+        pieces: Mapping[int, Sequence[int]],
+    ) -> None:
+        self.model = model
+        self.embedding = embedding
+        self.rows = rows
+        self.pieces = pieces
+        self.device = embedding.weight.device
+        self.row_of_id = torch.full((embedding.num_embeddings,), -1, device=self.device)
+        """Index in `rows` by token id; -1 for old tokens."""
+        self.row_of_id[ids] = torch.arange(len(ids), device=self.device)
+
+    def __call__(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+        old_sequences = []
+        ends = []  # of each sequence: where its tokens end in old tokens
+        for tokens in sequences:
+            old_tokens = [list(self.pieces.get(token, (token,))) for token in tokens]
+            old_sequences.append(list(chain.from_iterable(old_tokens)))
+            ends.append(torch.tensor([len(parts) for parts in old_tokens]).cumsum(0) - 1)
+        with torch.no_grad():
+            old_states = self.states(padded(old_sequences))
+        states = self.states(padded(sequences))
+        distances = []
+        for index, tokens in enumerate(sequences):
+            # Both are equal before the first new token.
+            first = next(at for at, token in enumerate(tokens) if token in self.pieces)
+            target = old_states[index, ends[index][first:]]
+            difference = states[index, first : len(tokens)] - target
+            distances.append(difference.square().sum(-1) / target.square().sum(-1))
+        return torch.cat(distances).mean()
+
+    def states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[S, T] -> [S, T, D], with the trained rows in the place of the embedding's."""
+        tokens = tokens.to(self.device)
+        index = self.row_of_id[tokens]
+        new = self.rows[index.clamp(min=0)].to(self.embedding.weight.dtype)
+        inputs = torch.where((index >= 0)[..., None], new, self.embedding(tokens))
+        hidden: torch.Tensor = self.model.base_model(
+            inputs_embeds=inputs, use_cache=False
         ).last_hidden_state
         return hidden.float()
-
-    def far(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-        spelled = [[list(pieces.get(token, (token,))) for token in one] for one in sequences]
-        ends = [torch.tensor([len(part) for part in one]).cumsum(0) - 1 for one in spelled]
-        with torch.no_grad():
-            known = states(padded([list(chain.from_iterable(one)) for one in spelled]))
-        found = states(padded(sequences))
-        parts = []
-        for row, (one, end) in enumerate(zip(sequences, ends, strict=True)):
-            first = next(
-                number for number, token in enumerate(one) if token in pieces
-            )  # both are equal before it
-            wanted = known[row, end[first:]]
-            parts.append(
-                (found[row, first : len(one)] - wanted).square().sum(-1) / wanted.square().sum(-1)
-            )
-        return torch.cat(parts).mean()
-
-    return far
 
 
 def padded(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
     """Pad at the ends, which does not affect earlier tokens in a causal model."""
-    return nn.utils.rnn.pad_sequence([torch.tensor(one) for one in sequences], batch_first=True)
+    tensors = [torch.tensor(tokens) for tokens in sequences]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True)

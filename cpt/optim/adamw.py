@@ -56,24 +56,24 @@ def adamw(
         rounding: of bfloat16 weights, instead of a master copy.
     """
     options: dict[str, Any] = {
+        "lr": learning_rate,
         "betas": (betas[0], betas[1]),
         "eps": eps,
         "weight_decay": weight_decay,
     }
-    if of_engine is None and trains_half(groups):
-        return OneKernelAdamW(groups, rounding=rounding, lr=learning_rate, **options)
-    return (of_engine or fused_by_torch)(groups, lr=learning_rate, **options)
+    if of_engine is not None:
+        return of_engine(groups, **options)
+    if trains_half(groups):
+        return OneKernelAdamW(groups, rounding=rounding, **options)
+    return fused_by_torch(groups, **options)
 
 
 fused_by_torch = partial(torch.optim.AdamW, fused=True)
 
 
 def trains_half(groups: ParameterGroups) -> bool:
-    return any(
-        parameter.dtype in (torch.bfloat16, torch.float16)
-        for group in groups
-        for parameter in group["params"]
-    )
+    parameters = chain.from_iterable(group["params"] for group in groups)
+    return any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in parameters)
 
 
 def adamw_8bit(
@@ -116,9 +116,8 @@ def paged_adamw_8bit(
     )
 
 
-FEWEST_IN_8_BIT = (
-    4096  # smaller parameters keep fp32 moments, as in bitsandbytes: the savings would be small
-)
+# Smaller parameters keep fp32 moments, as in bitsandbytes: the savings would be small.
+FEWEST_IN_8_BIT = 4096
 FEWEST_ON_HOST = 100_000
 
 
@@ -165,16 +164,16 @@ class OneKernelAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            learning = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state_of(parameter) for parameter in learning]
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            states = [self.state_of(parameter) for parameter in parameters]
             if states:
                 # A skipping kernel changes no state, so steps can be counted before it.
                 steps = [state["step"] for state in states]
-                skipped = self.found_inf
-                foreach_add(
-                    steps, 1 if skipped is None else [1 - skipped.to(steps[0].device)] * len(steps)
-                )
-            for parameter, state in zip(learning, states, strict=True):
+                increments: Any = 1
+                if self.found_inf is not None:
+                    increments = [1 - self.found_inf.to(steps[0].device)] * len(steps)
+                foreach_add(steps, increments)
+            for parameter, state in zip(parameters, states, strict=True):
                 self.update(parameter, state, group)
 
     def update(
@@ -185,7 +184,11 @@ class OneKernelAdamW(torch.optim.Optimizer):
         gradients = flat(parameter.grad)
         number = self.numbers[parameter]
         arrays = {name: flat(value) for name, value in state.items() if name != "step"}
-        rounding: str = (self.rounding if parameter.dtype == torch.bfloat16 else None) or "nearest"
+        rounding = "nearest"
+        if "master" in arrays:
+            rounding = "master"
+        elif parameter.dtype == torch.bfloat16 and self.rounding is not None:
+            rounding = self.rounding
         pieces: Iterable[tuple[int, int, Arrays]] = [(0, len(weights), arrays)]
         if self.is_on_host(parameter):
             if parameter.is_cuda and self.pages is None:
@@ -195,19 +198,19 @@ class OneKernelAdamW(torch.optim.Optimizer):
         update: Callable[..., None] = adamw_update
         if can_launch(weights):
             update = update_directly
-        for first, end, here in pieces:
+        for first, end, piece in pieces:
             update(
                 weights[first:end],
                 gradients[first:end],
-                here["exp_avg"],
-                here["exp_avg_sq"],
-                here.get("exp_avg_scale"),
-                here.get("exp_avg_sq_scale"),
-                here.get("master", here.get("compensation")),
+                piece["exp_avg"],
+                piece["exp_avg_sq"],
+                piece.get("exp_avg_scale"),
+                piece.get("exp_avg_sq_scale"),
+                piece.get("master", piece.get("compensation")),
                 state["step"],
                 self.grad_scale,
                 self.found_inf,
-                "master" if "master" in here else rounding,
+                rounding,
                 first,
                 number,
                 group["lr"],
@@ -236,14 +239,17 @@ class OneKernelAdamW(torch.optim.Optimizer):
             and not group.get(IS_EMBEDDING, False)
             and parameter.numel() >= FEWEST_IN_8_BIT
         )
-        found = dict.fromkeys(DECADES, torch.uint8 if in_8_bit else torch.float32)
+        layout: dict[str, torch.dtype] = {}
+        for name in DECADES:
+            layout[name] = torch.uint8 if in_8_bit else torch.float32
         if in_8_bit:
-            found |= {f"{name}_scale": torch.float32 for name in DECADES}
+            for name in DECADES:
+                layout[f"{name}_scale"] = torch.float32
         if parameter.dtype != torch.float32 and self.rounding is None:
-            found["master"] = torch.float32
+            layout["master"] = torch.float32
         if parameter.dtype == torch.bfloat16 and self.rounding == "kahan":
-            found["compensation"] = torch.bfloat16
-        return found
+            layout["compensation"] = torch.bfloat16
+        return layout
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = self.state[parameter]
@@ -277,9 +283,9 @@ class OneKernelAdamW(torch.optim.Optimizer):
         try:
             return {dtype: host_memory(size, device) for dtype, size in sizes.items()}
         except (torch.cuda.CudaError, OSError) as problem:
-            what = f"{sizes.total() / 2**30:.1f} GiB of host memory could not be page-locked ({problem})"
             raise ResourceError(
-                f"`optimizer.name`: {what}. Free some, or use adamw_8bit."
+                f"`optimizer.name`: {sizes.total() / 2**30:.1f} GiB of host memory could not be page-locked"
+                f" ({problem}). Free some, or use adamw_8bit."
             ) from problem
 
     def shape_of(self, parameter: torch.Tensor, name: str) -> torch.Size:
@@ -304,26 +310,26 @@ class OneKernelAdamW(torch.optim.Optimizer):
         self.arenas.clear()
         self.used.clear()
         super().load_state_dict({**state_dict, "state": {}})
-        saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        by_number = dict(
-            zip(
-                saved,
-                chain.from_iterable(group["params"] for group in self.param_groups),
-                strict=True,
-            )
-        )
-        for number, kept in state_dict["state"].items():
-            if kept.keys() != (names := {"step", *self.layouts[parameter := by_number[number]]}):
-                what = f"{', '.join(sorted(kept))} for a parameter, not {', '.join(sorted(names))}"
+        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        by_number = dict(zip(numbers, parameters, strict=True))
+        for number, saved in state_dict["state"].items():
+            parameter = by_number[number]
+            expected = {"step", *self.layouts[parameter]}
+            if saved.keys() != expected:
                 raise CheckpointError(
-                    f"`optimizer`: the checkpoint has {what}. Use its recipe, or start with --new."
+                    f"`optimizer`: the checkpoint has {', '.join(sorted(saved))} for a parameter, not"
+                    f" {', '.join(sorted(expected))}. Use its recipe, or start with --new."
                 )
-            for name, value in self.state_of(parameter).items():
-                value.copy_(kept[name])
+            for name, tensor in self.state_of(parameter).items():
+                tensor.copy_(saved[name])
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().view(-1)
+    """Return a view in one dimension; of a sharded tensor, this process' part."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    return tensor.detach().view(-1)
 
 
 # --- states in host memory -------------------------------------------------------------------------------------------
@@ -344,7 +350,8 @@ class Streams:
     """CUDA's streams; tests replace them."""
 
     def __init__(self, device: torch.device) -> None:
-        self.to_gpu, self.to_host = (torch.cuda.Stream(device) for _ in range(2))
+        self.to_gpu = torch.cuda.Stream(device)
+        self.to_host = torch.cuda.Stream(device)
 
     def current(self) -> Any:
         return torch.cuda.current_stream(self.to_gpu.device)
@@ -355,10 +362,13 @@ class Streams:
 
 @dataclass(frozen=True)
 class Fetched:
+    """A piece's states on the GPU, or on their way to it."""
+
     key: Key
     buffer: int
     arrays: Arrays
     arrived: Any
+    """An event of the stream that copies them."""
 
 
 class Pages:
@@ -374,7 +384,9 @@ class Pages:
             torch.empty(BUFFER, dtype=torch.uint8, device=device) for _ in range(BUFFERS)
         ]
         self.free = [self.streams.current().record_event()] * BUFFERS
-        self.back: dict[Key, Any] = {}  # event: the piece is back on the host
+        """By buffer, an event: its piece is copied back, so that another may arrive."""
+        self.back: dict[Key, Any] = {}
+        """By piece, an event: it is back on the host."""
         self.hosts: dict[Key, Arrays] = {}
         self.next_of: dict[Key | None, Key] = {}
         self.last: Key | None = None
@@ -384,43 +396,48 @@ class Pages:
     def pieces(self, parameter: int, arrays: Arrays) -> Iterator[tuple[int, int, Arrays]]:
         """Yield start and end of each piece, and its states on the GPU; they are written back at the next piece."""
         numbers = len(arrays["exp_avg"])
-        bytes_each = sum(array.nbytes for array in arrays.values()) / numbers
-        size = int((BUFFER - len(arrays) * ALIGNED) / bytes_each) // PIECES_OF * PIECES_OF
+        bytes_per_number = sum(array.nbytes for array in arrays.values()) / numbers
+        size = int((BUFFER - len(arrays) * ALIGNED) / bytes_per_number) // PIECES_OF * PIECES_OF
         for first, end in pairwise([*range(0, numbers, size), numbers]):
             key = parameter, first
-            self.hosts[key] = {
-                name: part(name, array, first, end) for name, array in arrays.items()
-            }
+            host_arrays = {name: part(name, array, first, end) for name, array in arrays.items()}
+            self.hosts[key] = host_arrays
             if self.coming is None or self.coming.key != key:
                 self.coming = self.fetch(key)
-            here = self.coming
-            self.streams.current().wait_event(here.arrived)
-            yield first, end, here.arrays
+            piece = self.coming
+            self.streams.current().wait_event(piece.arrived)
+            yield first, end, piece.arrays
             # After its update, start copying it to the host.
             stream = self.streams.to_host
             stream.wait_event(self.streams.current().record_event())
             with self.streams.on(stream):
-                for name, host in self.hosts[key].items():
-                    host.copy_(here.arrays[name], non_blocking=True)
-            self.free[here.buffer] = self.back[key] = stream.record_event()
-            self.next_of[self.last], self.last = key, key
-            self.coming = self.fetch(self.next_of[key]) if key in self.next_of else None
+                for name, host_array in host_arrays.items():
+                    host_array.copy_(piece.arrays[name], non_blocking=True)
+            copied = stream.record_event()
+            self.free[piece.buffer] = copied
+            self.back[key] = copied
+            self.next_of[self.last] = key
+            self.last = key
+            self.coming = None
+            if key in self.next_of:
+                self.coming = self.fetch(self.next_of[key])
 
     def fetch(self, key: Key) -> Fetched:
         number = self.fetched % BUFFERS
-        self.fetched = self.fetched + 1
+        self.fetched += 1
         stream = self.streams.to_gpu
-        start = 0
-        arrays = {}
         stream.wait_event(self.free[number])
         if key in self.back:
             stream.wait_event(self.back[key])
+        start = 0
+        arrays = {}
         with self.streams.on(stream):
-            for name, host in self.hosts[key].items():
-                arrays[name] = self.buffers[number][start : start + host.nbytes].view(host.dtype)
-                arrays[name].copy_(host, non_blocking=True)
-                start += aligned(host.nbytes)
-        return Fetched(key, number, arrays, stream.record_event())
+            for name, host_array in self.hosts[key].items():
+                array = self.buffers[number][start : start + host_array.nbytes]
+                arrays[name] = array.view(host_array.dtype)
+                arrays[name].copy_(host_array, non_blocking=True)
+                start += aligned(host_array.nbytes)
+        return Fetched(key=key, buffer=number, arrays=arrays, arrived=stream.record_event())
 
     def wait(self) -> None:
         for stream in (self.streams.to_gpu, self.streams.to_host):

@@ -8,7 +8,8 @@ import triton.language as tl
 
 WARPS = 8
 # Blocks of a program: each thread has 16 numbers in 8 bit, or 8 in fp32, so that loads have 16 bytes.
-ROWS = {True: 16, False: 8}
+ROWS_IN_8_BIT = 16
+ROWS_IN_FP32 = 8
 
 
 @triton.jit
@@ -59,9 +60,8 @@ def one_minus_exp(x):
 def rounded(x, noise):
     """Round to bfloat16, kept in fp32: add `noise` to the lower half of the bits, and keep the upper half."""
     upper = (x.to(tl.int32, bitcast=True) + noise) & -65536
-    return tl.where(
-        x == x, upper.to(tl.float32, bitcast=True), x
-    )  # the bits of a NaN would overflow
+    # The bits of a NaN would overflow.
+    return tl.where(x == x, upper.to(tl.float32, bitcast=True), x)
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def adamw_kernel(
     exp_avg_sq,
     exp_avg_scale,
     exp_avg_sq_scale,
-    beside,
+    companion,
     step,
     grad_scale,
     found_inf,
@@ -95,25 +95,24 @@ def adamw_kernel(
     block: tl.constexpr,
 ):
     """Update some blocks of a parameter, as `cpt.optim.adamw_update.update_in_torch` does."""
-    first = tl.program_id(0).to(tl.int64) * (
-        rows * block
-    )  # a parameter may have more than 2^31 bytes
+    # A parameter may have more than 2^31 bytes.
+    first = tl.program_id(0).to(tl.int64) * (rows * block)
     number = tl.arange(0, rows)[:, None] * block + tl.arange(0, block)[None, :]
     row = tl.program_id(0) * rows + tl.arange(0, rows)
-    left = numbers - first
+    remaining = numbers - first
     if found_inf is not None:
-        left = tl.where(tl.load(found_inf) != 0, 0, left)  # nothing is loaded or stored
-    inside = number < left
-    has_row = tl.arange(0, rows) * block < left
+        remaining = tl.where(tl.load(found_inf) != 0, 0, remaining)  # nothing is loaded or stored
+    inside = number < remaining
+    has_row = tl.arange(0, rows) * block < remaining
 
     gradient = tl.load(gradients + first + number, inside, other=0).to(tl.float32)
     if grad_scale is not None:
         gradient *= 1 / tl.load(grad_scale)
     weight = tl.load(
-        (beside if rounding == "master" else weights) + first + number, inside, other=0
+        (companion if rounding == "master" else weights) + first + number, inside, other=0
     ).to(tl.float32)
     if rounding == "kahan":
-        weight += tl.load(beside + first + number, inside, other=0).to(tl.float32)
+        weight += tl.load(companion + first + number, inside, other=0).to(tl.float32)
     m = tl.load(exp_avg + first + number, inside, other=0)
     v = tl.load(exp_avg_sq + first + number, inside, other=0)
     if exp_avg_scale is not None:
@@ -143,16 +142,15 @@ def adamw_kernel(
         )
         scale, inverse = scales(v, 8)
         tl.store(exp_avg_sq_scale + row, scale, has_row)
-        rank = tl.where(
-            v > 0, tl.maximum(encode(v * inverse, 8), 1.0), 0.0
-        )  # m / sqrt(0) would be a huge update
+        # At least 1 for a moment above 0: m / sqrt(0) would be a huge update.
+        rank = tl.where(v > 0, tl.maximum(encode(v * inverse, 8), 1.0), 0.0)
         tl.store(exp_avg_sq + first + number, rank.to(tl.uint8), inside)
     else:
         tl.store(exp_avg + first + number, m, inside)
         tl.store(exp_avg_sq + first + number, v, inside)
 
     if rounding == "master":
-        tl.store(beside + first + number, weight, inside)
+        tl.store(companion + first + number, weight, inside)
     if weights.dtype.element_ty == tl.bfloat16:
         exact = weight
         noise = nearest(weight)
@@ -162,13 +160,15 @@ def adamw_kernel(
         weight = rounded(exact, noise)
         if rounding == "kahan":
             rest = exact - weight
-            tl.store(beside + first + number, rounded(rest, nearest(rest)).to(tl.bfloat16), inside)
+            tl.store(
+                companion + first + number, rounded(rest, nearest(rest)).to(tl.bfloat16), inside
+            )
     tl.store(weights + first + number, weight.to(weights.dtype.element_ty), inside)
 
 
 def launch(tensors: dict[str, Any], options: dict[str, Any], *, rounding: str, block: int) -> None:
     """Update a parameter, or a piece of one, as `cpt.optim.adamw_update.adamw_update` does."""
-    rows = ROWS[tensors["exp_avg_scale"] is not None]
+    rows = ROWS_IN_FP32 if tensors["exp_avg_scale"] is None else ROWS_IN_8_BIT
     size = tensors["weights"].numel()
     adamw_kernel[(triton.cdiv(size, rows * block),)](
         **tensors,

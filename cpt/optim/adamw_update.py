@@ -25,7 +25,7 @@ def update_directly(
     exp_avg_sq: torch.Tensor,
     exp_avg_scale: torch.Tensor | None,
     exp_avg_sq_scale: torch.Tensor | None,
-    beside: torch.Tensor | None,
+    companion: torch.Tensor | None,
     step: torch.Tensor,
     grad_scale: torch.Tensor | None,
     found_inf: torch.Tensor | None,
@@ -42,7 +42,7 @@ def update_directly(
 
     Args:
         exp_avg_scale: of each block of 8-bit moments; None if moments are fp32.
-        beside: the fp32 weights for `rounding` "master", the rounding errors for "kahan".
+        companion: the fp32 weights for `rounding` "master", the rounding errors for "kahan".
         step: number of this update, fp32.
         grad_scale: divides the gradients.
         found_inf: skip the update if it is not 0; the host does not wait for it.
@@ -57,7 +57,7 @@ def update_directly(
         "exp_avg_sq": exp_avg_sq,
         "exp_avg_scale": exp_avg_scale,
         "exp_avg_sq_scale": exp_avg_sq_scale,
-        "beside": beside,
+        "companion": companion,
     }
     options = {
         "before": before,
@@ -65,10 +65,8 @@ def update_directly(
         "learning_rate": learning_rate,
         "decay": decay,
         "eps": eps,
-    }
-    options |= {
-        name: math.log(beta) if beta else -1e9
-        for name, beta in (("log_beta1", beta1), ("log_beta2", beta2))
+        "log_beta1": log_of(beta1),
+        "log_beta2": log_of(beta2),
     }
     if weights.is_cuda:
         from cpt.optim.adamw_kernel import launch  # only torch's CUDA builds include Triton
@@ -80,13 +78,16 @@ def update_directly(
     if found_inf is not None and found_inf:
         return
     for start in range(0, weights.numel(), AT_ONCE):
-        piece = {
-            name: tensor if tensor is None else part(name, tensor, start, start + AT_ONCE)
-            for name, tensor in tensors.items()
-        }
-        update_in_torch(
-            piece, {**options, "before": before + start}, float(step), grad_scale, rounding
-        )
+        piece: dict[str, torch.Tensor | None] = {}
+        for name, tensor in tensors.items():
+            piece[name] = None if tensor is None else part(name, tensor, start, start + AT_ONCE)
+        piece_options = {**options, "before": before + start}
+        update_in_torch(piece, piece_options, float(step), grad_scale, rounding)
+
+
+def log_of(beta: float) -> float:
+    """Return the logarithm, from which 1 - beta^step is computed without cancellation; exp(-1e9) is 0."""
+    return math.log(beta) if beta else -1e9
 
 
 # For tensors without values, and in compiled code. Otherwise torch's checks of an operator with 18 arguments take the
@@ -100,7 +101,7 @@ adamw_update = torch.library.custom_op(
         "exp_avg_sq",
         "exp_avg_scale",
         "exp_avg_sq_scale",
-        "beside",
+        "companion",
     ),
 )
 
@@ -129,25 +130,24 @@ def update_in_torch(
     grad_scale: torch.Tensor | None,
     rounding: str,
 ) -> None:
-    weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, beside = (
+    weights, gradients, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, companion = (
         tensors.values()
     )
-    assert (
-        weights is not None
-        and gradients is not None
-        and exp_avg is not None
-        and exp_avg_sq is not None
-    )
-    gradient = gradients.float() if grad_scale is None else gradients.float() * (1 / grad_scale)
-    weight = beside if rounding == "master" and beside is not None else weights.float()
-    if rounding == "kahan" and beside is not None:
-        weight = weight + beside.float()
-    m = exp_avg if exp_avg_scale is None else dequantize(exp_avg, exp_avg_scale, "exp_avg")
-    v = (
-        exp_avg_sq
-        if exp_avg_sq_scale is None
-        else dequantize(exp_avg_sq, exp_avg_sq_scale, "exp_avg_sq")
-    )
+    assert weights is not None and gradients is not None, "given for each update"
+    assert exp_avg is not None and exp_avg_sq is not None, "given for each update"
+    gradient = gradients.float()
+    if grad_scale is not None:
+        gradient = gradient * (1 / grad_scale)
+    weight = weights.float()
+    if rounding == "master" and companion is not None:
+        weight = companion
+    elif rounding == "kahan" and companion is not None:
+        weight = weight + companion.float()
+    m = exp_avg
+    v = exp_avg_sq
+    if exp_avg_scale is not None and exp_avg_sq_scale is not None:
+        m = dequantize(exp_avg, exp_avg_scale, "exp_avg")
+        v = dequantize(exp_avg_sq, exp_avg_sq_scale, "exp_avg_sq")
     m.add_(gradient - m, alpha=-math.expm1(options["log_beta1"]))
     v.add_(gradient.square() - v, alpha=-math.expm1(options["log_beta2"]))
     rate = options["learning_rate"]
@@ -160,44 +160,41 @@ def update_in_torch(
     if rounding == "stochastic":
         weight = stochastic(weight, int(options["before"]), int(options["seed"]), int(step))
     weights.copy_(weight)
-    if beside is not None:
-        beside.copy_(weight if rounding == "master" else weight - weights.float())
+    if companion is not None:
+        companion.copy_(weight if rounding == "master" else weight - weights.float())
 
 
 def value_of(ranks: torch.Tensor, decades: int) -> torch.Tensor:
     """Return the center of each rank's interval; the 2^e ranks from 2^e on divide decade e, and rank 0 is 0."""
     e = ranks.clamp(min=1).log2().floor()
-    return torch.where(ranks > 0, 10 ** (e + 1 - decades) * (0.9 * (ranks + 0.5) / 2**e - 0.8), 0.0)
+    values = 10 ** (e + 1 - decades) * (0.9 * (ranks + 0.5) / 2**e - 0.8)
+    return torch.where(ranks > 0, values, 0.0)
 
 
 def quantize(values: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, name: str) -> None:
     decades = DECADES[name]
     blocks = torch.nn.functional.pad(values.abs(), (0, -len(values) % BLOCK)).view(-1, BLOCK)
     scale.copy_(blocks.amax(1) / (1 - 0.45 / 2 ** (decades - 1)))
-    shares = (blocks * torch.where(scale > 0, 1 / scale, 0.0)[:, None]).view(-1)[: len(values)]
+    inverse = torch.where(scale > 0, 1 / scale, 0.0)
+    shares = (blocks * inverse[:, None]).view(-1)[: len(values)]
     rank = torch.zeros_like(shares)
     for e in range(decades):
         decade = 10.0 ** (e + 1 - decades)
-        rank = torch.where(
-            shares >= 0.1 * decade, shares * (2**e / (0.9 * decade)) + 2**e * 0.8 / 0.9, rank
-        )
+        rank_in_decade = shares * (2**e / (0.9 * decade)) + 2**e * 0.8 / 0.9
+        rank = torch.where(shares >= 0.1 * decade, rank_in_decade, rank)
     rank.clamp_(max=2**decades - 0.5)  # the copy truncates it to an integer
-    codes.copy_(
-        rank + (values < 0) * 128
-        if name == "exp_avg"
-        else torch.where(values > 0, rank.clamp(min=1), 0.0)
-    )
+    if name == "exp_avg":
+        codes.copy_(torch.where(values < 0, rank + 128, rank))
+    else:
+        codes.copy_(torch.where(values > 0, rank.clamp(min=1), 0.0))
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, name: str) -> torch.Tensor:
-    of_each = scale.repeat_interleave(BLOCK)[: len(codes)]
+    scales = scale.repeat_interleave(BLOCK)[: len(codes)]
     if name == "exp_avg_sq":
-        return value_of(codes.float(), DECADES[name]) * of_each
-    return (
-        value_of((codes & 127).float(), DECADES[name])
-        * of_each
-        * torch.where(codes > 127, -1.0, 1.0)
-    )
+        return value_of(codes.float(), DECADES[name]) * scales
+    sizes = value_of((codes & 127).float(), DECADES[name]) * scales
+    return sizes * torch.where(codes > 127, -1.0, 1.0)
 
 
 def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch.Tensor:
@@ -210,6 +207,7 @@ def stochastic(weight: torch.Tensor, before: int, seed: int, step: int) -> torch
 
 
 def mixed(x: torch.Tensor) -> torch.Tensor:
+    """Hash to 32 pseudorandom bits, as the kernel does."""
     x = (x ^ (x >> 16)) * 0x7FEB352D & LOW_BITS
     x = (x ^ (x >> 15)) * 0x846CA68B & LOW_BITS
     return x ^ (x >> 16)

@@ -58,10 +58,10 @@ def build_optimizer(
             f"`optimizer.name`: DeepSpeed cannot offload `{section.name}`. Use adamw."
         )
     if partitioned and section.name == "adamw":
-        build = partial(adamw, of_engine=offloaded_adamw if offloaded else fused_by_torch)
-    options = {
-        name: value for name, value in section.options.items() if name != "release_gradients"
-    }
+        of_engine = offloaded_adamw if offloaded else fused_by_torch
+        build = partial(adamw, of_engine=of_engine)
+    options = dict(section.options)
+    options.pop("release_gradients", None)
     groups = parameter_groups(
         model,
         embedding_learning_rate=options.pop("embedding_learning_rate", None),
@@ -84,47 +84,54 @@ def build_optimizer(
 
 def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
     """Return a function of groups, learning rate and options, also if the name is that of a class."""
-    of_torch = {
-        other.lower(): other
-        for other, value in vars(torch.optim).items()
-        if isinstance(value, type)
-    }
-    class_of_torch = of_torch.get(name.replace("_", "").lower())
-    if name not in BUILDERS and class_of_torch is not None:
-        raise RecipeError(
-            f"`{name}` is not built in. Write `torch.optim:{class_of_torch}`, with its constructor's options."
-        )
+    if name not in BUILDERS:
+        refuse_names_of_others(name)
+    builder: Any = find("optimizer", name, BUILDERS)
+    if isinstance(builder, type) and issubclass(builder, torch.optim.Optimizer):
+        return builder_of_class(builder)
+    return builder  # type: ignore[no-any-return]
+
+
+def refuse_names_of_others(name: str) -> None:
+    """Write the full name of an optimizer of torch, or of transformers' names for schedule-free ones."""
+    for class_name, torch_class in vars(torch.optim).items():
+        if isinstance(torch_class, type) and class_name.lower() == name.replace("_", "").lower():
+            raise RecipeError(
+                f"`{name}` is not built in. Write `torch.optim:{class_name}`, with its constructor's options."
+            )
     if name.startswith("schedule_free_"):
         suffix = "".join(OF_SCHEDULE_FREE.get(part, part) for part in name.split("_")[2:])
         raise RecipeError(
             f"`{name}` is not built in. Write `pytorch_optimizer:ScheduleFree{suffix}`"
             f" ({install_line('optimizers')}), and `schedule: constant`."
         )
-    found: Any = find("optimizer", name, BUILDERS)
-    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
-        return found
-    kind: Callable[..., torch.optim.Optimizer] = found
+
+
+def builder_of_class(
+    optimizer_class: type[torch.optim.Optimizer],
+) -> Callable[..., torch.optim.Optimizer]:
+    """Return a function with the signature that `check_options` reads: options of the class, by keyword."""
+    construct: Callable[..., torch.optim.Optimizer] = optimizer_class
 
     def build(
         groups: list[dict[str, Any]], learning_rate: float, **options: Any
     ) -> torch.optim.Optimizer:
-        tuples = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in options.items()
-        }
-        return kind(groups, lr=learning_rate, **tuples)
+        for name, value in options.items():
+            if isinstance(value, list):
+                options[name] = tuple(value)
+        return construct(groups, lr=learning_rate, **options)
 
-    # `check_options` reads the signature.
-    taken = [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        for name in ("groups", "learning_rate")
-    ]
-    for name, parameter in inspect.signature(found.__init__).parameters.items():
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, positional) for name in ("groups", "learning_rate")]
+    signature = inspect.signature(optimizer_class.__init__)
+    for name, parameter in signature.parameters.items():
         is_named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if is_named and name not in ("self", "params", "lr"):
-            taken.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=parameter.empty))
-    build.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-    build.__name__ = found.__name__
+            parameters.append(
+                parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=parameter.empty)
+            )
+    build.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    build.__name__ = optimizer_class.__name__
     build.__annotations__ = {}
     return build
 
@@ -136,8 +143,10 @@ def check_optimizer(section: Optimizer) -> None:
 def check_partitioned(section: Optimizer) -> None:
     """Refuse options that do not work on slices of parameters, whose fp32 copies DeepSpeed keeps."""
     if section.name == "muon":
-        why = "DeepSpeed's Muon clips updates, not gradients (github.com/deepspeedai/DeepSpeed/issues/8439)"
-        raise RecipeError(f"`optimizer.name`: {why}. Use adamw, or no DeepSpeed.")
+        raise RecipeError(
+            "`optimizer.name`: DeepSpeed's Muon clips updates, not gradients"
+            " (github.com/deepspeedai/DeepSpeed/issues/8439). Use adamw, or no DeepSpeed."
+        )
     if facts_of(section.name).needs_whole_parameters:
         raise RecipeError(
             f"`optimizer.name`: `{section.name}` needs whole parameters. Use adamw, or no DeepSpeed."
@@ -181,14 +190,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self, groups: ParameterGroups, *, muon: dict[str, Any], adamw: dict[str, Any]
     ) -> None:
         for group in groups:
-            for name, value in (muon if group[MATRICES] else adamw).items():
+            options = muon if group[MATRICES] else adamw
+            for name, value in options.items():
                 group.setdefault(name, value)
         super().__init__(groups, {})
         self.parts: list[torch.optim.Optimizer] = []
-        for kind, is_muon in ((torch.optim.Muon, True), (torch.optim.AdamW, False)):
-            mine = [group for group in self.param_groups if group[MATRICES] is is_muon]
-            if mine:
-                self.parts.append(kind(mine))
+        matrices = [group for group in self.param_groups if group[MATRICES]]
+        if matrices:
+            self.parts.append(torch.optim.Muon(matrices))
+        others = [group for group in self.param_groups if not group[MATRICES]]
+        if others:
+            self.parts.append(torch.optim.AdamW(others))
         self.share()
 
     def share(self) -> None:
@@ -227,17 +239,22 @@ def muon(
         ns_steps: Newton-Schulz iterations.
         betas: for AdamW, which updates embeddings, head, norms and biases.
     """
-    both = {"lr": learning_rate, "weight_decay": weight_decay}
-    scaled = {
+    of_muon = {
+        "lr": learning_rate,
+        "weight_decay": weight_decay,
         "momentum": momentum,
         "nesterov": nesterov,
         "ns_steps": ns_steps,
         "adjust_lr_fn": "match_rms_adamw",
     }
-    others = {"betas": (betas[0], betas[1]), "eps": eps, "fused": True}
-    return cast(
-        torch.optim.Optimizer, MuonWithAdamW(groups, muon=both | scaled, adamw=both | others)
-    )
+    of_adamw = {
+        "lr": learning_rate,
+        "weight_decay": weight_decay,
+        "betas": (betas[0], betas[1]),
+        "eps": eps,
+        "fused": True,
+    }
+    return cast(torch.optim.Optimizer, MuonWithAdamW(groups, muon=of_muon, adamw=of_adamw))
 
 
 def soap(
@@ -299,11 +316,11 @@ def from_pytorch_optimizer(
         raise ResourceError(
             f"`optimizer.name`: install {name}: {install_line('optimizers')}"
         ) from problem
-    kind: Any = vars(pytorch_optimizer)[name]
-    built: torch.optim.Optimizer = kind(
+    optimizer_class: Any = vars(pytorch_optimizer)[name]
+    optimizer: torch.optim.Optimizer = optimizer_class(
         groups, lr=learning_rate, betas=(betas[0], betas[1]), **options
     )
-    return built
+    return optimizer
 
 
 def offloaded_adamw(groups: ParameterGroups, **options: Any) -> torch.optim.Optimizer:
@@ -328,9 +345,8 @@ def convert_adamw(optimizer: torch.optim.Optimizer) -> bool:
         return False
     for group in optimizer.param_groups:
         group.pop("bias_correction", None)
-        group |= optimizer.defaults | {
-            name: group[name] for name in ("lr", "betas", "eps", "weight_decay")
-        }
+        saved = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        group |= {**optimizer.defaults, **saved}
     for parameter, state in optimizer.state.items():
         step = torch.tensor(float(state["step"]), device=parameter.device)
         state["step"] = int(step) if on_host else step
@@ -348,10 +364,10 @@ def replay_step_counter(optimizer: torch.optim.Optimizer) -> None:
     steps = max((int(state.get("step", 0)) for state in optimizer.state.values()), default=0)
     group = optimizer.param_groups[0]
     beta1, beta2 = group["betas"]
-    weight, gradient, moment, square = (torch.zeros(1) for _ in range(4))
+    weight, gradient, exp_avg, exp_avg_sq = (torch.zeros(1) for _ in range(4))
     for step in range(1, steps + 1):
         settings = (optimizer.opt_id, step, group["lr"], beta1, beta2, group["eps"], 0.0, True)
-        optimizer.ds_opt_adam.adam_update(*settings, weight, gradient, moment, square)
+        optimizer.ds_opt_adam.adam_update(*settings, weight, gradient, exp_avg, exp_avg_sq)
 
 
 @dataclass(frozen=True)
@@ -409,26 +425,30 @@ def check_release(recipe: Recipe, *, deepspeed: bool, processes: int | None = No
     """Refuse settings that need the whole gradient. `processes` defaults to the running ones."""
     if not releases_gradients(recipe):
         return
+    reason = why_not_released(recipe, deepspeed=deepspeed, processes=processes or world_size())
+    if reason is not None:
+        raise RecipeError(f"`optimizer.release_gradients`: {reason}")
+
+
+def why_not_released(recipe: Recipe, *, deepspeed: bool, processes: int) -> str | None:
+    """Return what needs the whole gradient, and what to write instead; None if nothing does."""
     name = recipe.optimizer.name
     training = recipe.training
-    steps = accumulation(recipe)
-    number = processes or world_size()
-    clips = training.get("max_grad_norm", 1.0)
-    is_budget = recipe.budget.global_batch_tokens is not None
-    key = "budget.global_batch_tokens" if is_budget else "training.gradient_accumulation_steps"
     releasing = [other for other, facts in OPTIMIZERS.items() if facts.releases_gradients]
-    reasons = {
-        f"{WHOLE} with `{name}`. Use one of {', '.join(releasing)}, or write false.": name
-        not in releasing,
-        "DeepSpeed manages the gradients. Write false, or remove `training.deepspeed`.": deepspeed,
-        f"it supports one GPU, not {number}. Write false, and use DeepSpeed's ZeRO-2.": number > 1,
-        f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead.": training.get(
-            "fp16"
-        ),
-        "the norm is only known after the updates, too late for clipping. Write `training.max_grad_norm: 0`.": clips,
-        f"`{key}` means {steps} micro-batches per step. Write `training.gradient_accumulation_steps: 1`.": steps
-        != 1,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise RecipeError(f"`optimizer.release_gradients`: {reason}")
+    if name not in releasing:
+        return f"{WHOLE} with `{name}`. Use one of {', '.join(releasing)}, or write false."
+    if deepspeed:
+        return "DeepSpeed manages the gradients. Write false, or remove `training.deepspeed`."
+    if processes > 1:
+        return f"it supports one GPU, not {processes}. Write false, and use DeepSpeed's ZeRO-2."
+    if training.get("fp16"):
+        return f"{WHOLE} to find the scale of fp16. Write `training.bf16: true` instead."
+    if training.get("max_grad_norm", 1.0):
+        return "the norm is only known after the updates, too late for clipping. Write `training.max_grad_norm: 0`."
+    steps = accumulation(recipe)
+    if steps != 1:
+        key = "training.gradient_accumulation_steps"
+        if recipe.budget.global_batch_tokens is not None:
+            key = "budget.global_batch_tokens"
+        return f"`{key}` means {steps} micro-batches per step. Write `training.gradient_accumulation_steps: 1`."
+    return None

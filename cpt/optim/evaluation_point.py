@@ -7,6 +7,7 @@ checkpoint are those of `eval()`; a checkpoint also has the weights of `train()`
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -50,16 +51,16 @@ def evaluation_point(optimizer: torch.optim.Optimizer | None) -> Iterator[bool]:
     if moving is None or not has_evaluation_point(moving):
         yield False
         return
-    weights = [weight for group in moving.param_groups for weight in group["params"]]
-    before = [weight.detach().clone() for weight in weights]
+    weights = list(chain.from_iterable(group["params"] for group in moving.param_groups))
+    copies = [weight.detach().clone() for weight in weights]
     moving.eval()
     try:
         yield True
     finally:
         moving.train()
         with torch.no_grad():
-            for weight, value in zip(weights, before, strict=True):
-                weight.copy_(value)
+            for weight, copied in zip(weights, copies, strict=True):
+                weight.copy_(copied)
 
 
 class EndsAtEvaluationPoint(TrainerCallback):

@@ -20,15 +20,13 @@ class ReleasedGradients:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer: Any = optimizer
-        self.group_of = {
-            one: number
-            for number, group in enumerate(optimizer.param_groups)
-            for one in group["params"]
-        }
-        self.hooks = [
-            parameter.register_post_accumulate_grad_hook(self.step_one)
-            for parameter in self.group_of
-        ]
+        self.group_of: dict[torch.Tensor, int] = {}
+        self.hooks = []
+        for number, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                self.group_of[parameter] = number
+                hook = parameter.register_post_accumulate_grad_hook(self.step_one)
+                self.hooks.append(hook)
         self.skip: torch.Tensor | None = None
         self.squares: torch.Tensor | None = None
 
@@ -41,9 +39,11 @@ class ReleasedGradients:
         assert parameter.grad is not None, "the hook runs after the gradient is computed"
         square = torch.linalg.vector_norm(parameter.grad, dtype=torch.float32).square()
         self.squares = square if self.squares is None else self.squares + square
-        left_out = ~square.isfinite() if self.skip is None else self.skip | ~square.isfinite()
+        is_skipped = ~square.isfinite()
+        if self.skip is not None:
+            is_skipped = self.skip | is_skipped
         groups = self.optimizer.param_groups
-        self.optimizer.found_inf = left_out.float()
+        self.optimizer.found_inf = is_skipped.float()
         self.optimizer.param_groups = [{**groups[self.group_of[parameter]], "params": [parameter]}]
         try:
             self.optimizer.step()
@@ -70,7 +70,7 @@ def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     If gradients are sharded, all processes must call this."""
     if not gradients:
         return torch.zeros(())
-    norm = torch.linalg.vector_norm(torch.stack(foreach_norm(parts_here(gradients))))
+    norm = torch.linalg.vector_norm(torch.stack(foreach_norm(local_parts(gradients))))
     first = gradients[0]
     if not isinstance(first, DTensor):
         return norm
@@ -82,11 +82,13 @@ def gradient_norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 def clip_gradients(gradients: Sequence[torch.Tensor], max_norm: float) -> torch.Tensor:
     """Clip gradients in place, and return the norm before; the host does not wait."""
     norm = gradient_norm(gradients)
-    foreach_multiply(parts_here(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    foreach_multiply(local_parts(gradients), (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
 
 
-def parts_here(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [
-        gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients
-    ]
+def local_parts(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parts of sharded gradients that this process has, and other gradients as they are."""
+    parts = []
+    for gradient in gradients:
+        parts.append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+    return parts

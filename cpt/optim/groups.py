@@ -13,7 +13,7 @@ from cpt.errors import RecipeError
 from cpt.models.new_rows import UNDECAYED
 
 ParameterGroups = list[dict[str, Any]]
-# keys of a group, for optimizers that treat them separately
+# Keys of a group, for optimizers that treat them separately.
 MATRICES = "is_matrices"
 IS_EMBEDDING = "is_embedding"
 
@@ -44,54 +44,62 @@ def parameter_groups(
         by_role: a bias that is stored as a matrix is a bias. False for runs of earlier versions, where every
             parameter with two dimensions had weight decay.
     """
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-    whole = model.get_base_model() if isinstance(model, PeftModel) else model
-    head = whole.get_output_embeddings() if isinstance(whole, PreTrainedModel) else None
-    both_ends = embeddings | {
-        id(parameter) for parameter in (head.parameters() if head is not None else ())
+    embeddings = {
+        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
-    sorted_out: dict[tuple[bool, bool, bool], list[nn.Parameter]] = defaultdict(list)
+    ends = embeddings | parameters_of_head(model)
+    parameters: dict[tuple[bool, bool, bool], list[nn.Parameter]] = defaultdict(list)
     for module, name, parameter in parameters_of(model):
         if not parameter.requires_grad:
             continue
-        is_weight = len(shape_of(parameter)) >= 2 and not (
-            by_role and has_another_role(module, name, parameter)
-        )
+        dimensions = len(shape_of(parameter))
+        is_weight = dimensions >= 2 and not (by_role and has_another_role(module, name, parameter))
         # If only some rows of a head are trained (`cpt.models.new_rows`), the others must not decay.
         decays = is_weight and id(parameter) not in embeddings and UNDECAYED not in vars(parameter)
-        is_end = embedding_learning_rate is not None and id(parameter) in both_ends
-        is_matrix = is_weight and len(shape_of(parameter)) == 2 and id(parameter) not in both_ends
-        is_other = matrices_apart and not is_matrix
-        is_other = is_other or embeddings_apart and id(parameter) in embeddings
-        sorted_out[is_end, not decays, is_other].append(parameter)
-    if embedding_learning_rate is not None and not any(is_end for is_end, _, _ in sorted_out):
-        remedy = "Use `lora: cpt`, or add them to `model.train_only`."
+        is_end = embedding_learning_rate is not None and id(parameter) in ends
+        is_matrix = is_weight and dimensions == 2 and id(parameter) not in ends
+        is_separate = matrices_apart and not is_matrix
+        is_separate = is_separate or embeddings_apart and id(parameter) in embeddings
+        parameters[is_end, not decays, is_separate].append(parameter)
+    if embedding_learning_rate is not None and not any(is_end for is_end, _, _ in parameters):
         raise RecipeError(
-            f"`optimizer.embedding_learning_rate`: embeddings and head are frozen. {remedy}"
+            "`optimizer.embedding_learning_rate`: embeddings and head are frozen. Use `lora: cpt`, or add them to"
+            " `model.train_only`."
         )
     groups: ParameterGroups = []
-    for is_end, without_decay, is_other in sorted(sorted_out):
-        group: dict[str, Any] = {"params": sorted_out[is_end, without_decay, is_other]}
+    for is_end, without_decay, is_separate in sorted(parameters):
+        group: dict[str, Any] = {"params": parameters[is_end, without_decay, is_separate]}
         if is_end:
             group["lr"] = embedding_learning_rate
         if without_decay:
             group["weight_decay"] = 0.0
         if matrices_apart:
-            group[MATRICES] = not is_other
-        if embeddings_apart and is_other:
+            group[MATRICES] = not is_separate
+        if embeddings_apart and is_separate:
             group[IS_EMBEDDING] = True
         groups.append(group)
     return groups
 
 
+def parameters_of_head(model: nn.Module) -> set[int]:
+    """Return the ids of the head's parameters; none if the model has no head that its class names."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    if not isinstance(base, PreTrainedModel):
+        return set()
+    head = base.get_output_embeddings()
+    if head is None:
+        return set()
+    return {id(parameter) for parameter in head.parameters()}
+
+
 def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
     """Yield each parameter once, in the order of `model.parameters()`, with its module and its name there."""
-    seen: set[int] = set()
+    yielded: set[int] = set()
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen:
+            if id(parameter) in yielded:
                 continue
-            seen.add(id(parameter))
+            yielded.add(id(parameter))
             if isinstance(module, nn.ParameterList):  # its parameters are numbered
                 name = path.rpartition(".")[2]
             yield module, name, parameter

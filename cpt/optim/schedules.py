@@ -13,23 +13,21 @@ from cpt.errors import RecipeError
 from cpt.plugins import check_options, find
 from cpt.recipe.schema import Data, Phase, Recipe, Schedule
 
-POINTS = (
-    10_000  # of a run at which the schedule is evaluated, to find where it crosses a learning rate
-)
+# Of a run, at which the schedule is evaluated to find where it crosses a learning rate.
+POINTS = 10_000
 
 
 def build_schedule(
     section: Schedule, optimizer: torch.optim.Optimizer, *, tokens_per_step: int, total_tokens: int
 ) -> LambdaLR:
     check_schedule(section.name, section.options, total_tokens)
-    factor = find("schedule", section.name, SCHEDULES)
+    schedule = find("schedule", section.name, SCHEDULES)
 
-    def at_step(
-        step: int,
-    ) -> float:  # from 0: after it, (step + 1) * tokens_per_step tokens are trained
-        return float(factor((step + 1) * tokens_per_step, total_tokens, **section.options))
+    def factor_at_step(step: int) -> float:
+        tokens = (step + 1) * tokens_per_step  # steps count from 0; these are trained after it
+        return float(schedule(tokens, total_tokens, **section.options))
 
-    return LambdaLR(optimizer, at_step)
+    return LambdaLR(optimizer, factor_at_step)
 
 
 def check_schedule(
@@ -37,9 +35,9 @@ def check_schedule(
 ) -> None:
     """Refuse unknown options, and parts that do not fit into the run. A `continued` schedule contains another
     schedule, under another `key`."""
-    factor = find("schedule", name, SCHEDULES)
-    check_options(factor, options, key)
-    for option, value in options.items() if name in SCHEDULES else ():
+    schedule = find("schedule", name, SCHEDULES)
+    check_options(schedule, options, key)
+    for option, value in options.items():
         if option in NOT_ZERO.get(name, ()) and value == 0:
             raise RecipeError(
                 f"`{key}.{option}` is 0, so the learning rate would jump. Write more than 0."
@@ -57,11 +55,11 @@ def check_schedule(
             f"`{key}.{part}` is {tokens:,.0f} tokens" for part, tokens in parts.items()
         )
         raise RecipeError(f"{lengths}, but the whole schedule has {total_tokens:,.0f}. Lower them.")
-    if factor is continued:
+    if schedule is continued:
         planned = options.get("planned_tokens") or options["trained_tokens"] + total_tokens
-        inner = options["schedule"]
-        inner_options = {name: value for name, value in inner.items() if name != "name"}
-        check_schedule(str(inner.get("name", "cosine")), inner_options, planned, f"{key}.schedule")
+        inner = dict(options["schedule"])
+        inner_name = str(inner.pop("name", "cosine"))
+        check_schedule(inner_name, inner, planned, f"{key}.schedule")
 
 
 def phases_in_tokens(recipe: Recipe) -> Data:
@@ -95,24 +93,27 @@ def tokens_until(section: Schedule, share: float, total_tokens: int, key: str) -
     """Return the token after which the learning rate stays at or below this share of its peak."""
     schedule = find("schedule", section.name, SCHEDULES)
 
-    def factor(at: int) -> float:
-        return float(schedule(at, total_tokens, **section.options))
+    def factor(tokens: int) -> float:
+        return float(schedule(tokens, total_tokens, **section.options))
 
-    tokens = [total_tokens * point // POINTS for point in range(POINTS + 1)]
-    factors = [factor(at) for at in tokens]
-    above = [point for point, value in enumerate(factors) if value > share]
+    points = [total_tokens * point // POINTS for point in range(POINTS + 1)]
+    factors = [factor(tokens) for tokens in points]
+    above = [index for index, value in enumerate(factors) if value > share]
     if not above:
         raise RecipeError(
             f"{key}: the phase is empty: `{section.name}` is never above {share:g} of its peak."
         )
-    if above[-1] == POINTS or tokens[above[-1] + 1] >= total_tokens:
+    last_above = above[-1]
+    if last_above == POINTS or points[last_above + 1] >= total_tokens:
         ending = f"`{section.name}` ends at {factors[-1]:.3g} of its peak"
         raise RecipeError(
             f"{key} is {share:g}, but {ending}. Set a higher share, another schedule, or `until`."
         )
-    before = tokens[above[-1]]
-    after = tokens[above[-1] + 1]
-    return bisect_left(range(after), True, lo=before + 1, key=lambda at: factor(at) <= share)
+    before = points[last_above]
+    after = points[last_above + 1]
+    return bisect_left(
+        range(after), True, lo=before + 1, key=lambda tokens: factor(tokens) <= share
+    )
 
 
 def constant(
@@ -232,9 +233,10 @@ def infinite(
     """
     if tokens < warmup_tokens:
         return warmup(tokens, warmup_tokens)
-    annealed = (tokens - (total_tokens - anneal_tokens)) / anneal_tokens if anneal_tokens else 0.0
-    if annealed > 0:
-        return constant * (floor / constant) ** min(1.0, annealed)
+    if anneal_tokens:
+        annealed = (tokens - (total_tokens - anneal_tokens)) / anneal_tokens
+        if annealed > 0:
+            return constant * (floor / constant) ** min(1.0, annealed)
     return cosine(
         tokens, warmup_tokens + cooldown_tokens, warmup_tokens=warmup_tokens, floor=constant
     )
@@ -255,11 +257,10 @@ def continued(
         trained_tokens: tokens trained at the checkpoint from which this run starts.
         planned_tokens: full length of its schedule; by default it ends with this run.
     """
-    factor = find("schedule", str(schedule.get("name", "cosine")), SCHEDULES)
-    options = {name: value for name, value in schedule.items() if name != "name"}
-    return float(
-        factor(trained_tokens + tokens, planned_tokens or trained_tokens + total_tokens, **options)
-    )
+    options = dict(schedule)
+    factor = find("schedule", str(options.pop("name", "cosine")), SCHEDULES)
+    planned = planned_tokens or trained_tokens + total_tokens
+    return float(factor(trained_tokens + tokens, planned, **options))
 
 
 def warmup(tokens: float, warmup_tokens: float) -> float:

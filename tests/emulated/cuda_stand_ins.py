@@ -162,7 +162,7 @@ ACCELERATOR = {
 }
 
 
-STATES = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "beside")
+STATES = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "companion")
 
 
 def adamw_in_torch(arguments: dict[str, Any]) -> None:

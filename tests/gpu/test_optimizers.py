@@ -55,7 +55,7 @@ def states_after_updates(device, weights, *, eight_bit, rounding, skips):
     tensors |= {
         f"{name}_scale": torch.zeros(-(-size // BLOCK)) if eight_bit else None for name in moments
     }
-    tensors["beside"] = {"master": weights.float(), "kahan": torch.zeros_like(weights)}.get(
+    tensors["companion"] = {"master": weights.float(), "kahan": torch.zeros_like(weights)}.get(
         rounding
     )
     tensors["weights"] = weights

@@ -171,7 +171,7 @@ def products(chunk, dtype=torch.bfloat16, tokens=16384, vocabulary=512, width=32
     targets[::7] = -100
     scale = 1 / (targets != -100).sum().float()
     loss, _ = LinearCrossEntropy.apply(hidden, weight, None, targets, scale, 0.0, chunk)
-    made = loss.grad_fn.made[1].double()
+    made = loss.grad_fn.gradients[1].double()
     exact = torch.zeros(vocabulary, width, dtype=torch.float64)
     with torch.no_grad():
         for part, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True):

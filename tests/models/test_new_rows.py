@@ -41,7 +41,7 @@ def build(model_type="llama", *, tied=False):
 def test_a_new_row_is_the_mean_of_its_pieces_rows_and_old_rows_stay(model_type, tied):
     model = build(model_type, tied=tied)
     before = [table.weight.detach().clone() for table in tables(model)]
-    rows = add_rows(model, PIECES, known=90, multiple=64)
+    rows = add_rows(model, PIECES, num_old=90, multiple=64)
     old = before[0].shape[0]
     assert (rows.before, rows.after, rows.is_tied, rows.spare) == (
         old,
@@ -66,14 +66,14 @@ def test_rows_of_a_half_precision_model_and_the_biases_of_its_head_are_means_in_
     model = model.bfloat16()
     weights = [table.weight.detach().clone() for table in tables(model)]
     bias = model.lm_head.bias.detach().clone()
-    add_rows(model, {90: (3, 4, 5)}, known=90, multiple=8)
+    add_rows(model, {90: (3, 4, 5)}, num_old=90, multiple=8)
     assert tables(model)[0].weight.shape[0] == 96, "it did not grow"
     for table, was in zip(tables(model), weights, strict=True):
         assert torch.equal(table.weight[90], was[3:6].float().mean(0).bfloat16())
         kept = [number for number in range(96) if number != 90]
         assert torch.equal(table.weight[kept], was[kept])
     assert torch.equal(model.lm_head.bias[90], bias[3:6].float().mean().bfloat16())
-    rows = add_rows(model, {101: (3, 4)}, known=90, multiple=8)
+    rows = add_rows(model, {101: (3, 4)}, num_old=90, multiple=8)
     assert (rows.before, rows.after, rows.spare, rows.is_tied) == (96, 104, 0, False)
     grown = model.lm_head.bias
     assert torch.equal(grown[101], bias[3:5].float().mean().bfloat16())
@@ -86,7 +86,7 @@ def test_tables_of_positions_are_no_vocabulary():
     model.position_embeddings = torch.nn.Embedding(96, 4)
     model.other = torch.nn.Embedding(96, 4)
     model.embeddings = torch.nn.Embedding(95, 4)
-    assert add_rows(model, PIECES, known=90, multiple=8).after == 104
+    assert add_rows(model, PIECES, num_old=90, multiple=8).after == 104
 
 
 def test_only_the_gradients_of_new_rows_remain_and_are_not_decayed():
@@ -137,7 +137,7 @@ def test_a_model_with_a_further_table_is_refused_by_the_tables_name():
     model = build()
     model.embed_again = torch.nn.Embedding(96, 4)
     with pytest.raises(RecipeError, match=r"`embed_again\.weight`"):
-        add_rows(model, PIECES, known=90, multiple=8)
+        add_rows(model, PIECES, num_old=90, multiple=8)
 
 
 @pytest.mark.parametrize("content", [None, '{"tokens": [3]}'])
@@ -172,15 +172,15 @@ def test_rows_are_new_until_a_run_has_trained_them(tmp_path):
     carry_extension(str(tmp_path / "extended"), tmp_path / "trained", trained=True)
     carry_extension(str(tmp_path / "trained"), tmp_path / "copied")
     new = {
-        name: num_new_rows(Model(path=str(tmp_path / name)), needed=92, known=92)
+        name: num_new_rows(Model(path=str(tmp_path / name)), needed=92, saved=92)
         for name in ("extended", "trained", "copied")
     }
     assert new == {"extended": 2, "trained": 0, "copied": 0}
-    assert num_new_rows(Model(path=str(tmp_path)), needed=100, known=92) == 8
+    assert num_new_rows(Model(path=str(tmp_path)), needed=100, saved=92) == 8
     extended = str(tmp_path / "extended")
-    assert num_new_rows(Model(path=extended), needed=95, known=92) == 5
+    assert num_new_rows(Model(path=extended), needed=95, saved=92) == 5
     new = Model(from_scratch=True, config={"model_type": "llama"})
-    assert num_new_rows(new, needed=95, known=92) == 0
+    assert num_new_rows(new, needed=95, saved=92) == 0
     assert new_ids(tmp_path / "extended") == [90, 91]
     tokens = {"tokens": [{"id": 90}, {"id": 91}]}
     assert json.loads((tmp_path / "copied" / EXTENSION).read_text()) == {**tokens, "trained": True}
@@ -197,7 +197,7 @@ def test_rows_are_new_until_a_run_has_trained_them(tmp_path):
 
 def with_new_rows(model_type="llama", *, tied=False):
     model = build(model_type, tied=tied)
-    add_rows(model, TAUGHT, known=90, multiple=8)
+    add_rows(model, TAUGHT, num_old=90, multiple=8)
     return model
 
 

@@ -22,13 +22,13 @@ def states(weights, *, eight_bit, rounding):
     scales = {
         f"{name}_scale": torch.zeros(-(-size // BLOCK)) if eight_bit else None for name in DECADES
     }
-    beside = {"master": weights.float(), "kahan": torch.zeros(size, dtype=torch.bfloat16)}.get(
+    companion = {"master": weights.float(), "kahan": torch.zeros(size, dtype=torch.bfloat16)}.get(
         rounding
     )
     return {
         **{name: torch.zeros(size, dtype=dtype) for name in DECADES},
         **scales,
-        "beside": beside,
+        "companion": companion,
     }
 
 
@@ -63,9 +63,9 @@ def test_weights_their_master_and_kahans_sum_are_those_of_fp64(eight_bit, tolera
     master, kahan = (
         run(weights.bfloat16(), eight_bit=eight_bit, rounding=name) for name in ("master", "kahan")
     )
-    assert (master["beside"].double() - exact).abs().max() < tolerance
-    assert torch.equal(master["weights"], master["beside"].bfloat16())
-    both = kahan["weights"].double() + kahan["beside"].double()
+    assert (master["companion"].double() - exact).abs().max() < tolerance
+    assert torch.equal(master["weights"], master["companion"].bfloat16())
+    both = kahan["weights"].double() + kahan["companion"].double()
     assert ((both - exact).abs() <= tolerance + exact.abs() * 2**-14).all(), "16 bits of the weight"
 
 
