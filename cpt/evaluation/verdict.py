@@ -47,7 +47,6 @@ from cpt.evaluation.sentences import (
     READ,
     REWARD,
     differ,
-    direction,
     disagreement,
     domain_sentence,
     dominated,
@@ -401,12 +400,10 @@ class Verdict:
     def remedy(self) -> str:
         """`next_step` before the paths of the run are filled in."""
         general = self.general
-        of_general = self.differences(is_general=True)
-        worst = max(
-            of_general.values(), key=lambda one: direction(one.outcome()), default=self.general
-        )
-        if worst is not None and worst.outcome() == "worse":
-            general = worst
+        for difference in self.differences(is_general=True).values():
+            if difference.outcome() == "worse":
+                general = difference
+                break
         if self.examples:
             return self.remedy_on_examples(general)
         domain = self.differences(is_general=False)
