@@ -34,10 +34,9 @@ KINDS = ("cloze", "continuation")
 CHOICES = 4
 MOST_QUESTIONS = 1000  # interval of about 3 points; more cost time for little precision
 CONTEXT_CHARACTERS = 1000
-SHORTEST_CONTEXT = 80
-# letters; a term occurs in at most this share of documents
-SHORTEST_WORD = 4
-COMMON_SHARE = 0.2
+SHORTEST_CONTEXT = 80  # characters
+SHORTEST_WORD = 4  # letters
+COMMON_SHARE = 0.2  # a term occurs in at most this share of documents
 SENTENCE_LENGTHS = range(20, 301)  # characters
 NEIGHBOURS = 40  # wrong terms are drawn from this many, closest in frequency
 
@@ -49,9 +48,11 @@ WORD = re.compile(r"[^\W\d_]\w*(?:-\w+)*")
 class Question:
     kind: str
     where: str
+    """File and line of the document."""
     context: str
     choices: tuple[str, ...]
     answer: int
+    """Index of the right choice."""
 
     def __str__(self) -> str:
         """`manuals.jsonl:7: the end of the question, with its answer`"""
@@ -62,33 +63,39 @@ class Question:
 def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS) -> list[Question]:
     """Make at most `most` questions of each kind from held-out documents that no compared model was trained on. Raises
     DataError if they give fewer than `FEWEST_QUESTIONS`, or are conversations or pairs."""
-    given = list({document.text: document for document in documents}.values())
-    unique = [document for document in given if not document.text.startswith((PART, MARK))]
-    if given and not unique:
+    distinct = list({document.text: document for document in documents}.values())
+    plain = [document for document in distinct if not document.text.startswith((PART, MARK))]
+    if distinct and not plain:
         raise DataError(
-            f"questions are made from plain texts, but the {len(given)} documents are conversations or pairs"
+            f"questions are made from plain texts, but the {len(distinct)} documents are conversations or pairs"
         )
-    if len(unique) > 2 * most:
-        unique = random.Random(0).sample(unique, 2 * most)
-    # Split into sentences, or into lines if there are none, as in code.
-    sentences = [
-        [one for one in SENTENCE.finditer(document.text) if one.group().strip()]
-        for document in unique
-    ]
-    questions = [*cloze(unique, sentences)[:most], *continuations(unique, sentences)[:most]]
-    counts = Counter(question.kind for question in questions)
-    fewest = min(FEWEST_QUESTIONS, most)
-    for kind in KINDS:
-        if counts[kind] < fewest:
-            needed = "longer documents"
-            if counts[kind]:
-                needed = f"about {-(-fewest * len(unique) // counts[kind]):,} documents like these"
-            raise DataError(
-                f"the domain test needs {fewest} {kind} questions, but {len(unique)} held-out document(s) give"
-                f" {counts[kind]}: at most one each, and only from two consecutive sentences or lines. Hold out"
-                f" {needed} (`evaluation.held_out_share`, or a larger file)."
-            )
+    if len(plain) > 2 * most:
+        plain = random.Random(0).sample(plain, 2 * most)
+    sentences = [split_sentences(document.text) for document in plain]
+    questions = [*cloze(plain, sentences)[:most], *continuations(plain, sentences)[:most]]
+    refuse_too_few_questions(questions, len(plain), fewest=min(FEWEST_QUESTIONS, most))
     return questions
+
+
+def split_sentences(text: str) -> list[re.Match[str]]:
+    """The sentences of a text, or its lines if it has none, as in code."""
+    return [sentence for sentence in SENTENCE.finditer(text) if sentence.group().strip()]
+
+
+def refuse_too_few_questions(questions: Sequence[Question], documents: int, fewest: int) -> None:
+    counts = Counter(question.kind for question in questions)
+    for kind in KINDS:
+        count = counts[kind]
+        if count >= fewest:
+            continue
+        needed = "longer documents"
+        if count:
+            needed = f"about {-(-fewest * documents // count):,} documents like these"
+        raise DataError(
+            f"the domain test needs {fewest} {kind} questions, but {documents} held-out document(s) give"
+            f" {count}: at most one each, and only from two consecutive sentences or lines. Hold out"
+            f" {needed} (`evaluation.held_out_share`, or a larger file)."
+        )
 
 
 def cloze(
@@ -96,17 +103,17 @@ def cloze(
 ) -> list[Question]:
     """The last term of a sentence among terms of the same form and similar frequency. None of the terms occurs in the
     context, so the answer cannot be copied."""
-    counts = Counter(word for document in documents for word in set(WORD.findall(document.text)))
-    most = max(2, int(COMMON_SHARE * len(documents)))
-    by_form: dict[str, list[tuple[int, str]]] = {}
-    for count, word in sorted((count, word) for word, count in counts.items()):
-        if len(word) >= SHORTEST_WORD and count <= most:
-            by_form.setdefault(form(word), []).append((count, word))
+    counts = Counter(term for document in documents for term in set(WORD.findall(document.text)))
+    most_documents = max(2, int(COMMON_SHARE * len(documents)))
+    terms_by_form: dict[str, list[tuple[int, str]]] = {}
+    for count, term in sorted((count, term) for term, count in counts.items()):
+        if len(term) >= SHORTEST_WORD and count <= most_documents:
+            terms_by_form.setdefault(form(term), []).append((count, term))
     questions = []
-    for document, parts in zip(documents, sentences, strict=True):
+    for document, own_sentences in zip(documents, sentences, strict=True):
         draw = random.Random(f"0 cloze {document.text}")
-        for sentence in draw.sample(parts, len(parts)):
-            question = gap(document, sentence, by_form, counts, draw)
+        for sentence in draw.sample(own_sentences, len(own_sentences)):
+            question = gap(document, sentence, terms_by_form, counts, draw)
             if question is not None:
                 questions.append(question)
                 break
@@ -116,82 +123,92 @@ def cloze(
 def gap(
     document: HeldOutText,
     sentence: re.Match[str],
-    by_form: dict[str, list[tuple[int, str]]],
+    terms_by_form: dict[str, list[tuple[int, str]]],
     counts: Counter[str],
     draw: random.Random,
 ) -> Question | None:
     """A question about the last term of a sentence; None if the term is common, or if too few terms share its form."""
-    words = [
-        found for found in WORD.finditer(sentence.group()) if len(found.group()) >= SHORTEST_WORD
+    matches = [
+        match for match in WORD.finditer(sentence.group()) if len(match.group()) >= SHORTEST_WORD
     ]
-    if not words:
+    if not matches:
         return None
-    term = words[-1].group()
-    end = sentence.start() + words[-1].start()
-    alike = by_form.get(form(term), [])
-    place = bisect_left(alike, (counts[term], term))
-    if place >= len(alike) or alike[place][1] != term:
+    term = matches[-1].group()
+    end = sentence.start() + matches[-1].start()
+    same_form = terms_by_form.get(form(term), [])
+    index = bisect_left(same_form, (counts[term], term))
+    if index >= len(same_form) or same_form[index][1] != term:
         return None
     context = document.text[max(0, end - CONTEXT_CHARACTERS) : end]
-    if len(context.strip()) < SHORTEST_CONTEXT or term.lower() in context.lower():
+    context_lower = context.lower()
+    if len(context.strip()) < SHORTEST_CONTEXT or term.lower() in context_lower:
         return None
-    near = alike[max(0, place - NEIGHBOURS // 2) : place + NEIGHBOURS // 2 + 1]
-    wrong = [
-        word
-        for _, word in near
-        if word.lower() != term.lower() and word.lower() not in context.lower()
-    ]
+    reach = NEIGHBOURS // 2
+    wrong = []
+    for _, other in same_form[max(0, index - reach) : index + reach + 1]:
+        if other.lower() != term.lower() and other.lower() not in context_lower:
+            wrong.append(other)
     return ask("cloze", document, context, term, wrong, draw)
 
 
-def form(word: str) -> str:
+def form(term: str) -> str:
     """The form of a term: case, marks, digits, and approximate length."""
-    case = "upper" if word.isupper() else "lower" if word == word.lower() else "inner capitals"
-    case = "capital" if case == "inner capitals" and word[0].isupper() else case
-    marks = "".join(mark for mark in ("_", "-") if mark in word)
-    digit = "1" if any(letter.isdigit() for letter in word) else ""
-    return f"{case} {marks}{digit} {min(len(word) // 3, 5)}"
+    if term.isupper():
+        case = "upper"
+    elif term == term.lower():
+        case = "lower"
+    elif term[0].isupper():
+        case = "capital"
+    else:
+        case = "inner capitals"
+    marks = "".join(mark for mark in ("_", "-") if mark in term)
+    digit = "1" if any(letter.isdigit() for letter in term) else ""
+    return f"{case} {marks}{digit} {min(len(term) // 3, 5)}"
 
 
 def continuations(
     documents: Sequence[HeldOutText], sentences: Sequence[Sequence[re.Match[str]]]
 ) -> list[Question]:
     """The next sentence among sentences of other documents."""
-    usable = [
-        [one for one in parts if len(one.group().strip()) in SENTENCE_LENGTHS]
-        for parts in sentences
-    ]
-    pool = [(number, parts) for number, parts in enumerate(usable) if parts]
+    usable = [list(filter(has_usable_length, its_sentences)) for its_sentences in sentences]
+    pool = [(number, its_sentences) for number, its_sentences in enumerate(usable) if its_sentences]
     questions = []
-    for number, (document, parts) in enumerate(zip(documents, usable, strict=True)):
-        draw = random.Random(f"0 continuation {document.text}")
-        later = [one for one in parts if one.start() >= SHORTEST_CONTEXT]
-        if not later:
-            continue
-        chosen = draw.choice(later)
-        start = chosen.start()
-        sentence = chosen.group()
-        context = document.text[max(0, start - CONTEXT_CHARACTERS) : start]
-        right = sentence.strip()
-        own = {one.group().strip() for one in parts}
-        # One per document, like the right answer: otherwise most would come from long documents of one kind.
-        others = [
-            some
-            for other, some in draw.sample(pool, min(len(pool), 20 * CHOICES))
-            if other != number
-        ]
-        drawn = [draw.choice(some).group().strip() for some in others]
-        candidates = [text for text in drawn if text not in own]
-        candidates.sort(
-            key=lambda text: abs(len(text) - len(right))
-        )  # so that length is not a hint
-        indent = sentence[: len(sentence) - len(sentence.lstrip())]
-        question = ask(
-            "continuation", document, context + indent, right, candidates[: 5 * CHOICES], draw
-        )
+    for number, document in enumerate(documents):
+        question = continuation(number, document, usable[number], pool)
         if question is not None:
             questions.append(question)
     return questions
+
+
+def has_usable_length(sentence: re.Match[str]) -> bool:
+    return len(sentence.group().strip()) in SENTENCE_LENGTHS
+
+
+def continuation(
+    number: int,
+    document: HeldOutText,
+    sentences: Sequence[re.Match[str]],
+    pool: Sequence[tuple[int, Sequence[re.Match[str]]]],
+) -> Question | None:
+    """A question about a sentence of a document; `pool` has the number and the sentences of each document."""
+    draw = random.Random(f"0 continuation {document.text}")
+    later = [sentence for sentence in sentences if sentence.start() >= SHORTEST_CONTEXT]
+    if not later:
+        return None
+    chosen = draw.choice(later)
+    right = chosen.group().strip()
+    # One per document, like the right answer: otherwise most would come from long documents of one kind.
+    wrong = []
+    for other, its_sentences in draw.sample(pool, min(len(pool), 20 * CHOICES)):
+        if other != number:
+            wrong.append(draw.choice(its_sentences).group().strip())
+    own_texts = {sentence.group().strip() for sentence in sentences}
+    wrong = [text for text in wrong if text not in own_texts]
+    wrong.sort(key=lambda text: abs(len(text) - len(right)))  # so that length is not a hint
+    # An indent is part of the context: all choices are stripped.
+    indent = len(chosen.group()) - len(chosen.group().lstrip())
+    context = document.text[max(0, chosen.start() - CONTEXT_CHARACTERS) : chosen.start() + indent]
+    return ask("continuation", document, context, right, wrong[: 5 * CHOICES], draw)
 
 
 def ask(
@@ -203,21 +220,29 @@ def ask(
     draw: random.Random,
 ) -> Question | None:
     """Put the right answer among wrong ones in random order; None if there are too few."""
-    others = sorted(set(wrong) - {right})
-    if len(others) < CHOICES - 1:
+    distinct = sorted(set(wrong) - {right})
+    if len(distinct) < CHOICES - 1:
         return None
-    choices = [right, *draw.sample(others, CHOICES - 1)]
+    choices = [right, *draw.sample(distinct, CHOICES - 1)]
     draw.shuffle(choices)
-    return Question(kind, document.where, context, tuple(choices), choices.index(right))
+    return Question(
+        kind=kind,
+        where=document.where,
+        context=context,
+        choices=tuple(choices),
+        answer=choices.index(right),
+    )
 
 
 IGNORED = -100
 
 
 class Candidate(NamedTuple):
+    """A context with one of the choices."""
+
     ids: list[int]
     first: int  # index of the first token of the choice
-    num_bytes: int
+    num_bytes: int  # of the choice
 
 
 def answer_questions(
@@ -230,56 +255,70 @@ def answer_questions(
     """Whether the model gives the right choice of each question the highest likelihood; every process gets the same
     result. The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long
     choices nor small tokens are a disadvantage. Texts of more than `longest` tokens are truncated at the start."""
-    pairs = [(question.context, choice) for question in questions for choice in question.choices]
-    candidates = [candidate(tokenizer, *pair, longest) for pair in pairs]
+    candidates = [
+        candidate(tokenizer, question.context, choice, longest)
+        for question in questions
+        for choice in question.choices
+    ]
+    scores = nats_per_byte(model, candidates, batch_size)
+    is_right = []
+    start = 0
+    for question in questions:
+        end = start + len(question.choices)
+        is_right.append(int(scores[start:end].argmin()) == question.answer)
+        start = end
+    return np.array(is_right, bool)
+
+
+def nats_per_byte(
+    model: nn.Module, candidates: Sequence[Candidate], batch_size: int
+) -> NDArray[np.float64]:
+    """The negative log-likelihood of each choice, divided by its bytes."""
     # Batch texts of similar length to reduce padding.
     by_length = sorted(range(len(candidates)), key=lambda number: -len(candidates[number].ids))
     device = next(model.parameters()).device
     scores = torch.zeros(len(candidates), dtype=torch.float64, device=device)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     with evaluation_mode(model):
-        for places, counts in batches(len(candidates), batch_size):
-            numbers = [by_length[place] for place in places]
-            ids = []
-            labels = []
-            for some in (candidates[number] for number in numbers):
-                ids.append(torch.tensor(some.ids))
-                labels.append(torch.tensor([IGNORED] * some.first + some.ids[some.first :]))
+        for indexes, counts in batches(len(candidates), batch_size):
+            numbers = [by_length[index] for index in indexes]
+            batch = [candidates[number] for number in numbers]
+            ids = [torch.tensor(some.ids) for some in batch]
+            labels = [labels_of_choice(some) for some in batch]
             # Texts are padded on the right, which a causal model does not attend to.
-            logits = inner(
-                input_ids=pad_sequence(ids, batch_first=True).to(device), use_cache=False
-            ).logits
-            nats, _, _ = score_tokens(
-                logits, pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device)
-            )
+            input_ids = pad_sequence(ids, batch_first=True).to(device)  # (B, T)
+            targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device)
+            logits = inner(input_ids=input_ids, use_cache=False).logits  # (B, T, V)
+            nats, _, _ = score_tokens(logits, targets)
             if counts:
-                sizes = torch.tensor(
-                    [candidates[number].num_bytes for number in numbers], device=device
-                )
-                scores[torch.tensor(numbers, device=device)] = nats.sum(1) / sizes
+                num_bytes = torch.tensor([some.num_bytes for some in batch], device=device)
+                scores[torch.tensor(numbers, device=device)] = nats.sum(1) / num_bytes
     sum_over_processes(scores)
-    ends = np.cumsum([len(question.choices) for question in questions])
-    chosen = [int(part.argmin()) for part in np.split(scores.cpu().numpy(), ends[:-1])]
-    return np.array(
-        [one == question.answer for one, question in zip(chosen, questions, strict=True)], bool
-    )
+    return scores.cpu().numpy()
+
+
+def labels_of_choice(some: Candidate) -> torch.Tensor:
+    return torch.tensor([IGNORED] * some.first + some.ids[some.first :])
 
 
 def candidate(
     tokenizer: PreTrainedTokenizerBase, context: str, choice: str, longest: int
 ) -> Candidate:
     """The ids of a context with a choice. Spaces between them count to the choice, as in most tokenizers."""
-    space = context[len(context.rstrip()) :]
-    before = tokenizer(context.rstrip(), add_special_tokens=False)["input_ids"]
-    whole = tokenizer(context + choice, add_special_tokens=False)["input_ids"]
-    begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
-    ids = [*begin, *whole]
+    stripped = context.rstrip()
+    context_ids = tokenizer(stripped, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(context + choice, add_special_tokens=False)["input_ids"]
     # A token across the boundary counts to the choice: otherwise a choice that merges into the context would cost
     # nothing.
-    differ = (
-        place for place, pair in enumerate(zip(before, whole, strict=False)) if pair[0] != pair[1]
-    )
-    shared = next(differ, len(before))
-    first = len(begin) + min(shared, len(whole) - 1)
+    first = 0
+    while first < min(len(context_ids), len(ids) - 1) and context_ids[first] == ids[first]:
+        first += 1
+    if adds_bos(tokenizer):
+        ids = [tokenizer.bos_token_id, *ids]
+        first += 1
     cut = max(0, len(ids) - longest)
-    return Candidate(ids[cut:], max(1, first - cut), len((space + choice).encode()))
+    return Candidate(
+        ids=ids[cut:],
+        first=max(1, first - cut),  # the first token of a text is not predicted
+        num_bytes=len((context[len(stripped) :] + choice).encode()),
+    )

@@ -21,6 +21,8 @@ from cpt.data.store.tokenization import DocumentEncoder
 from cpt.evaluation.scoring import (
     ScoredBatch,
     scored_batches,
+    spread_over_tokens,
+    starts_of_pieces,
     sum_over_processes,
 )
 from cpt.evaluation.sets import EvaluationSet
@@ -60,20 +62,20 @@ class Gain:
         return self.phrases > MOST
 
     def sentences(self) -> list[str]:
-        found = []
+        sentences = []
         if self.lines > LEAST:
-            found.append(
+            sentences.append(
                 f"`{self.set_name}`: {percent(self.lines)} of the gain is in lines that most documents share, such"
                 f" as `{self.line}`. `cpt data check` lists them, with the transform that drops them."
             )
         if self.phrases > LEAST:
-            found.append(
+            sentences.append(
                 f"`{self.set_name}`: {percent(self.phrases)} of the gain is in phrases of {WORDS} or more words"
                 " that training documents also have, which may be learned by heart."
             )
-        if found and self.unknown:
-            found[-1] += f" {self.unknown:,} documents are not counted: their tokens differ."
-        return found
+        if sentences and self.unknown:
+            sentences[-1] += f" {self.unknown:,} documents are not counted: their tokens differ."
+        return sentences
 
 
 def percent(share: float) -> str:
@@ -99,14 +101,19 @@ def mark_set(held_out: EvaluationSet, encoder: DocumentEncoder, copied: Hashes) 
         number = numbers[xxh3_64_intdigest(text.encode())]
         begin, end = offsets[number : number + 2].tolist()
         stored = documents.tokens(begin, end - begin)
-        found = parts_of_tokens(encoder, text, parts_of_text(text, lines, copied), stored)
-        if found is not None:
-            parts[begin:end] = found
+        of_tokens = parts_of_tokens(encoder, text, parts_of_text(text, lines, copied), stored)
+        if of_tokens is not None:
+            parts[begin:end] = of_tokens
     if not np.isin(parts, (LINES, PHRASES)).any():
         return None
-    excerpt = " ".join(next(iter(lines), "")[:EXCERPT].split())
-    unknown = int((parts[offsets[held_out.rows.chosen]] == UNKNOWN).sum())
-    return MarkedSet(held_out, parts, excerpt, unknown)
+    # All tokens of a document are unknown, or none, so its first one shows it.
+    first_parts = parts[offsets[held_out.rows.chosen]]
+    return MarkedSet(
+        held_out=held_out,
+        parts=parts,
+        line=" ".join(next(iter(lines), "")[:EXCERPT].split()),
+        unknown=int((first_parts == UNKNOWN).sum()),
+    )
 
 
 def parts_of_text(text: str, lines: Container[str], copied: Hashes) -> NDArray[np.uint8]:
@@ -136,16 +143,18 @@ def line_spans(text: str, lines: Container[str]) -> Iterator[tuple[int, int]]:
 def copied_spans(text: str, copied: Hashes) -> Iterator[tuple[int, int]]:
     if not len(copied):
         return
-    words = list[bytes]()
-    places = Spans()
+    words: list[bytes] = []
+    spans: Spans = []  # of each word
     for match in PLACED.finditer(text):
-        found = COMPARISONS[COMPARISON](match.group())
-        words += found
-        places += [match.span()] * len(found)
+        words_of_match = COMPARISONS[COMPARISON](match.group())
+        words += words_of_match
+        spans += [match.span()] * len(words_of_match)
     if len(words) < WORDS:
         return
     for first in np.flatnonzero(np.isin(runs_of(words), copied)).tolist():
-        yield places[first][0], places[first + WORDS - 1][1]
+        begin, _ = spans[first]
+        _, end = spans[first + WORDS - 1]
+        yield begin, end
 
 
 def parts_of_tokens(
@@ -157,14 +166,14 @@ def parts_of_tokens(
     """The part of each stored token, which is that of its last character; None if the text has other tokens."""
     encoding = encoder.fast_tokenizer.encode(text, add_special_tokens=False)
     ids = np.array(encoding.ids, stored.dtype)
-    whole, _ = encoder.between_bos_and_eos(ids, np.array([len(ids)]))
-    if not np.array_equal(whole, stored):
+    document, _ = encoder.between_bos_and_eos(ids, np.array([len(ids)]))
+    if not np.array_equal(document, stored):
         return None
-    found = np.full(len(stored), OTHER, np.uint8)
-    begin = len(stored) - len(ids) - 1
+    parts = np.full(len(stored), OTHER, np.uint8)
+    begin = len(stored) - len(ids) - 1  # after the begin token, if there is one
     ends = np.array([end for _, end in encoding.offsets], np.int64)
-    found[begin:-1] = of_text[np.maximum(ends - 1, 0)]
-    return found
+    parts[begin:-1] = of_text[np.maximum(ends - 1, 0)]
+    return parts
 
 
 def nats_of_parts(model: nn.Module, marked: MarkedSet, batch_size: int) -> Nats:
@@ -174,7 +183,7 @@ def nats_of_parts(model: nn.Module, marked: MarkedSet, batch_size: int) -> Nats:
     device = next(model.parameters()).device
     sums = torch.zeros(UNKNOWN + 1, dtype=torch.float64, device=device)
     for batch in scored_batches(model, marked.held_out.rows, batch_size):
-        part = parts[numbers_of_tokens(batch, rows)].to(device)
+        part = parts[numbers_of_tokens(batch, rows)].to(device)  # (B, T - 1)
         nats = (batch.nats * batch.is_predicted).double()
         sums.index_add_(0, part.flatten().int(), nats.flatten())
     sum_over_processes(sums)
@@ -182,17 +191,8 @@ def nats_of_parts(model: nn.Module, marked: MarkedSet, batch_size: int) -> Nats:
 
 
 def numbers_of_tokens(batch: ScoredBatch, rows: PackedRows) -> torch.Tensor:
-    """[B, T - 1]: the number of each predicted token in the source; undefined for padding."""
-    starts = [
-        torch.from_numpy(np.array(rows.packing.pieces(row, epoch=0)[0])) for row in batch.rows
-    ]
-    piece = (batch.position_ids == 0).cumsum(1) - 1
-    if len(piece) != len(starts):  # `packing: token_budget`: each sequence of a row is a piece
-        begins = starts[0][:, None]
-    else:
-        begins = torch.stack(
-            [of_row[piece[i].clamp(max=len(of_row) - 1)] for i, of_row in enumerate(starts)]
-        )
+    """(B, T - 1): the number of each predicted token in the source; undefined for padding."""
+    begins = spread_over_tokens(batch, starts_of_pieces(batch, rows))
     return (begins + batch.position_ids)[:, 1:].clamp(max=rows.documents.num_tokens - 1)
 
 
@@ -203,7 +203,7 @@ def gain_of(marked: MarkedSet, before: Nats, after: Nats) -> Gain | None:
         return None
     shares = gained / gained.sum()
     return Gain(
-        marked.held_out.rows.name,
+        set_name=marked.held_out.rows.name,
         lines=float(shares[LINES]),
         phrases=float(shares[PHRASES]),
         line=marked.line,

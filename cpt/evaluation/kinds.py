@@ -23,10 +23,10 @@ def general_sets(recipe: Content, inputs: Content) -> set[str]:
 
 def domain_weights(recipe: Recipe, names: list[str]) -> list[float]:
     """The weights of the sources from which sets are held out; equal ones if a set is of no source."""
-    known = {reported_name(source): source.weight for source in recipe.data.sources}
-    if recipe.evaluation.held_out_share is None or not set(names) <= known.keys():
+    weights = {reported_name(source): source.weight for source in recipe.data.sources}
+    if recipe.evaluation.held_out_share is None or not set(names) <= weights.keys():
         return [1.0] * len(names)
-    return [known[name] for name in names]
+    return [weights[name] for name in names]
 
 
 def written_by_model(recipe: Recipe) -> list[str]:
@@ -40,11 +40,12 @@ def written_by_model(recipe: Recipe) -> list[str]:
 
 def is_written_by_model(source: DocumentSource) -> bool:
     try:
-        first = files_of(source, "path")[0].name
+        first_file = files_of(source, "path")[0].name
     except (CptError, IndexError):
         return False
-    is_of_rows = format_of(first) not in {*TEXT_FILES, ""}
-    return is_of_rows and has_column(first, WRITTEN_BY) and not has_column(first, OF_A_TEXT)
+    if format_of(first_file) in {*TEXT_FILES, ""}:  # no columns
+        return False
+    return has_column(first_file, WRITTEN_BY) and not has_column(first_file, OF_A_TEXT)
 
 
 def has_column(file: str, column: str) -> bool:

@@ -65,27 +65,26 @@ class DocumentLosses:
             "loss": loss,
             "perplexity": math.exp(loss) if loss < 700 else math.inf,  # avoid an overflow
             "bits_per_byte": float(self.nats.sum() / math.log(2) / self.num_bytes.sum()),
-            "accuracy": float(
-                self.num_correct.sum() / tokens
-            ),  # share of tokens predicted correctly
+            "accuracy": float(self.num_correct.sum() / tokens),
             "tokens": tokens,
         }
 
 
 def saved_losses(run_folder: Path) -> dict[int, Path]:
     """Step -> file of saved losses, in order."""
-    paths = {
-        path.stem.removeprefix("step-"): path for path in (run_folder / HELD_OUT).glob("step-*.npz")
-    }
-    return dict(sorted((int(step), path) for step, path in paths.items() if step.isdecimal()))
+    paths = {}
+    for path in (run_folder / HELD_OUT).glob("step-*.npz"):
+        step = path.stem.removeprefix("step-")
+        if step.isdecimal():
+            paths[int(step)] = path
+    return dict(sorted(paths.items()))
 
 
 def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
-    arrays = {
-        f"{number}.{field.name}": vars(of_set)[field.name]
-        for number, of_set in enumerate(losses.values())
-        for field in fields(of_set)
-    }
+    arrays = {}
+    for number, of_set in enumerate(losses.values()):
+        for name, values in vars(of_set).items():
+            arrays[f"{number}.{name}"] = values
     content = BytesIO()
     np.savez(content, names=np.array(list(losses), dtype=np.str_), **arrays)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,14 +93,13 @@ def save_losses(path: Path, losses: Mapping[str, DocumentLosses]) -> None:
 
 def load_losses(path: Path) -> dict[str, DocumentLosses]:
     """Read a file written by `save_losses`; raises CheckpointError if it is damaged."""
+    names = [field.name for field in fields(DocumentLosses)]
+    losses = {}
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return {
-                str(name): DocumentLosses(
-                    *(arrays[f"{number}.{field.name}"] for field in fields(DocumentLosses))
-                )
-                for number, name in enumerate(arrays["names"])
-            }
+            for number, set_name in enumerate(arrays["names"]):
+                values = [arrays[f"{number}.{name}"] for name in names]
+                losses[str(set_name)] = DocumentLosses(*values)
     except (
         OSError,
         ValueError,
@@ -114,17 +112,19 @@ def load_losses(path: Path) -> dict[str, DocumentLosses]:
         raise CheckpointError(
             f"{path} is damaged ({problem}). Evaluate the model again: cpt evaluate MODEL."
         ) from problem
+    return losses
 
 
 def in_both(before: DocumentLosses, after: DocumentLosses) -> tuple[DocumentLosses, DocumentLosses]:
     """The same documents of two measurements of a set, if it changed between them, as by a new version of cpt."""
     if np.array_equal(before.hashes, after.hashes):
         return before, after
-    _, mine, its = np.intersect1d(before.hashes, after.hashes, return_indices=True)
-    return tuple(  # type: ignore[return-value]
-        DocumentLosses(*(values[chosen] for values in vars(losses).values()))
-        for losses, chosen in ((before, mine), (after, its))
-    )
+    _, indexes, indexes_after = np.intersect1d(before.hashes, after.hashes, return_indices=True)
+    return select(before, indexes), select(after, indexes_after)
+
+
+def select(losses: DocumentLosses, indexes: NDArray[np.int64]) -> DocumentLosses:
+    return DocumentLosses(*(values[indexes] for values in vars(losses).values()))
 
 
 @dataclass(frozen=True)
@@ -208,22 +208,18 @@ class Difference:
         one of them has much of the bytes."""
         if self.items < TOO_FEW:
             return "unknown"
-        decides = self.decides
         if not math.isfinite(self.after):
             return "worse"
-        if decides.direction:
-            is_better = (decides.direction > 0) == higher_is_better
-            if max(abs(decides.low), abs(decides.high)) <= self.margin:
-                if is_better:
-                    return "better, negligible"
-                return "worse, negligible"
-            if is_better:
-                return "better"
-            return "worse"
-        is_open = max(abs(decides.low), abs(decides.high)) > self.margin
-        if is_open and (self.items <= FEW_TO_EXCLUDE or self.is_dominated):
-            return "unknown"
-        return "no change found"
+        decides = self.decides
+        may_matter = max(abs(decides.low), abs(decides.high)) > self.margin
+        if decides.direction == 0:
+            if may_matter and (self.items <= FEW_TO_EXCLUDE or self.is_dominated):
+                return "unknown"
+            return "no change found"
+        is_better = (decides.direction > 0) == higher_is_better
+        if may_matter:
+            return "better" if is_better else "worse"
+        return "better, negligible" if is_better else "worse, negligible"
 
 
 def bits_per_byte_difference(
@@ -233,8 +229,8 @@ def bits_per_byte_difference(
 ) -> Difference:
     """Difference of the bits per byte of several sets together, by their weights or equally. Both have the same sets
     in the same order; tokenizers may differ. Raises DataError for different documents, or fewer than two in a set."""
-    of_bytes = list[Moments]()
-    of_documents = list[Moments]()
+    of_bytes: list[Moments] = []
+    of_documents: list[Moments] = []
     for old, new in zip(before, after, strict=True):
         if not np.array_equal(old.hashes, new.hashes):
             raise DataError(
@@ -243,46 +239,48 @@ def bits_per_byte_difference(
         refuse_too_few(len(old.hashes), "documents")
         bits = (new.nats - old.nats) / math.log(2)
         of_bytes.append(moments_of_ratio(bits, old.num_bytes.astype(np.float64)))
-        is_known = (old.nats > 0) & (new.nats > 0)  # a document of one token has no loss
-        if is_known.sum() >= FEWEST:
-            of_documents.append(moments_of_mean(np.log(new.nats[is_known] / old.nats[is_known])))
+        has_losses = (old.nats > 0) & (new.nats > 0)  # a document of one token has no loss
+        if has_losses.sum() >= FEWEST:
+            logs = np.log(new.nats[has_losses] / old.nats[has_losses])
+            of_documents.append(moments_of_mean(logs))
     shares = np.ones(len(of_bytes)) if weights is None else np.array(weights, np.float64)
     shares /= shares.sum()
-    was = float(np.dot(shares, [losses.metrics()["bits_per_byte"] for losses in before]))
-    now = float(np.dot(shares, [losses.metrics()["bits_per_byte"] for losses in after]))
+    old_bits = float(np.dot(shares, [losses.metrics()["bits_per_byte"] for losses in before]))
+    new_bits = float(np.dot(shares, [losses.metrics()["bits_per_byte"] for losses in after]))
+    low, high = weighted(of_bytes, shares).interval()
     typical = None
     if len(of_documents) == len(of_bytes):
-        logs = weighted(of_documents, shares)
-        typical = RelativeChange(*(math.expm1(end) for end in (logs.value, *logs.interval())))
-    return Difference(
-        *(was, now, now - was, *weighted(of_bytes, shares).interval()),
-        items=sum(len(losses.hashes) for losses in before),
-        negligible=NEGLIGIBLE * was,
-        typical=typical,
-        **of_each_document(before, after),
-    )
-
-
-def of_each_document(
-    before: Sequence[DocumentLosses], after: Sequence[DocumentLosses]
-) -> dict[str, Any]:
-    """What a difference says of single documents."""
+        mean_log = weighted(of_documents, shares)
+        log_low, log_high = mean_log.interval()
+        typical = RelativeChange(
+            math.expm1(mean_log.value), math.expm1(log_low), math.expm1(log_high)
+        )
     nats = np.concatenate([losses.nats for losses in before])
     new_nats = np.concatenate([losses.nats for losses in after])
     num_bytes = np.concatenate([losses.num_bytes for losses in before])
-    return {
-        "num_worse": int((new_nats > nats).sum()),
-        "largest_share": float(num_bytes.max() / num_bytes.sum()),
-        "long_documents": long_documents(nats, new_nats, num_bytes),
-    }
+    return Difference(
+        before=old_bits,
+        after=new_bits,
+        difference=new_bits - old_bits,
+        low=low,
+        high=high,
+        items=len(nats),
+        negligible=NEGLIGIBLE * old_bits,
+        num_worse=int((new_nats > nats).sum()),
+        largest_share=float(num_bytes.max() / num_bytes.sum()),
+        typical=typical,
+        long_documents=long_documents(nats, new_nats, num_bytes),
+    )
 
 
-def long_documents(before: Floats, after: Floats, num_bytes: NDArray[np.int64]) -> LongDocuments:
+def long_documents(nats: Floats, new_nats: Floats, num_bytes: NDArray[np.int64]) -> LongDocuments:
     order = np.argsort(-num_bytes, kind="stable")
     shares = num_bytes[order].cumsum() / num_bytes.sum()
-    count = 1 if shares[0] > DOMINANT else int(np.searchsorted(shares, 0.5)) + 1
+    count = 1
+    if shares[0] <= DOMINANT:
+        count = int(np.searchsorted(shares, 0.5)) + 1
     longest = order[:count]
-    change = float(after[longest].sum() / before[longest].sum() - 1)
+    change = float(new_nats[longest].sum() / nats[longest].sum() - 1)
     return LongDocuments(count, float(shares[count - 1]), change)
 
 
@@ -292,15 +290,16 @@ def mean_difference(before: Floats, after: Floats) -> Difference:
         return accuracy_difference(before.astype(bool), after.astype(bool))
     refuse_too_few(len(before), "questions")
     moments = moments_of_mean(after - before)
-    was = float(before.mean())
-    now = float(after.mean())
+    low, high = moments.interval()
+    mean_before = float(before.mean())
     return Difference(
-        was,
-        now,
-        moments.value,
-        *moments.interval(),
-        len(before),
-        negligible=NEGLIGIBLE * abs(was),
+        before=mean_before,
+        after=float(after.mean()),
+        difference=moments.value,
+        low=low,
+        high=high,
+        items=len(before),
+        negligible=NEGLIGIBLE * abs(mean_before),
     )
 
 
@@ -311,7 +310,8 @@ class Moments:
     value: float
     variance: float
     third: float
-    degrees: float  # of freedom of the variance
+    degrees: float
+    """Degrees of freedom of the variance."""
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Student's interval; each end is extended to that of Hall's transformation, which removes the skewness (Hall
@@ -377,9 +377,10 @@ def hall(quantile: float, skewness: float) -> float:
     t + s t^2 / 3 + s^2 t^3 / 27 + s / 6."""
     if abs(skewness) < 1e-6:
         return quantile
-    found = 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
+    inverse = 3 / skewness * (math.cbrt(1 + skewness * (quantile - skewness / 6)) - 1)
     # If skewness x quantile is near -1, the inverse grows without bound.
-    return max(-MOST_FOR_SKEWNESS * abs(quantile), min(MOST_FOR_SKEWNESS * abs(quantile), found))
+    limit = MOST_FOR_SKEWNESS * abs(quantile)
+    return max(-limit, min(limit, inverse))
 
 
 @lru_cache
@@ -398,17 +399,18 @@ def accuracy_difference(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> 
     one such question to each side (Bonett and Price 2012, doi.org/10.3102/1076998611411915)."""
     number = len(before)
     refuse_too_few(number, "questions")
-    won, lost = (int((new & ~old).sum()) + 1 for new, old in ((after, before), (before, after)))
-    won_share = won / (number + 2)
-    lost_share = lost / (number + 2)
+    won_share = (int((after & ~before).sum()) + 1) / (number + 2)
+    lost_share = (int((before & ~after).sum()) + 1) / (number + 2)
     middle = won_share - lost_share
     reach = NORMAL_QUANTILE * math.sqrt((won_share + lost_share - middle**2) / (number + 2))
-    was = float(before.mean())
-    now = float(after.mean())
-    low = max(-1.0, middle - reach)
-    high = min(1.0, middle + reach)
     return Difference(
-        was, now, float(after.mean() - before.mean()), low, high, number, negligible=NEGLIGIBLE
+        before=float(before.mean()),
+        after=float(after.mean()),
+        difference=float(after.mean() - before.mean()),
+        low=max(-1.0, middle - reach),
+        high=min(1.0, middle + reach),
+        items=number,
+        negligible=NEGLIGIBLE,
     )
 
 
@@ -418,21 +420,21 @@ def accuracy_interval(correct: NDArray[np.bool_]) -> tuple[float, float]:
     share = float(correct.mean())
     z = NORMAL_QUANTILE
     middle = (share + z**2 / (2 * number)) / (1 + z**2 / number)
-    reach = (
-        z / (1 + z**2 / number) * math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
-    )
+    error = math.sqrt(share * (1 - share) / number + z**2 / (4 * number**2))
+    reach = z / (1 + z**2 / number) * error
     return middle - reach, middle + reach
 
 
 @dataclass(frozen=True)
 class Transitions:
-    lost: int  # questions that went from right to wrong
+    lost: int
+    """Questions that went from right to wrong."""
     won: int
-    forgotten: tuple[
-        float, float, float
-    ]  # share of all questions: estimate for independent guesses, 95 % interval
+    forgotten: tuple[float, float, float]
+    """Share of all questions: estimate for independent guesses, and its 95 % interval."""
     learned: tuple[float, float, float]
-    chance: float | None  # mean probability of a lucky guess; None if unknown: not corrected
+    chance: float | None
+    """Mean probability of a lucky guess; None if unknown: not corrected."""
     first_lost: list[str]
 
     def __str__(self) -> str:
@@ -474,9 +476,8 @@ def transitions(
         chance: c of each question, such as 1 / choices; 0 for generated text; None if unknown, and taken as 0.
         texts: the questions, for `first_lost`.
     """
-    c = (
-        np.zeros(len(before)) if chance is None else np.minimum(chance, 0.5)
-    )  # one choice is always right
+    # A question with one choice, which is always right, would divide by zero.
+    c = np.zeros(len(before)) if chance is None else np.minimum(chance, 0.5)
     lost = before & ~after
     won = after & ~before
     wrong_twice = ~(before | after)
@@ -487,7 +488,7 @@ def transitions(
         learned=share_that_moved(won, wrong_twice, c),
         chance=None if chance is None else float(chance.mean()),
         first_lost=[
-            texts[number] for number in np.flatnonzero(lost)[:EXAMPLES] if number < len(texts)
+            texts[index] for index in np.flatnonzero(lost)[:EXAMPLES] if index < len(texts)
         ],
     )
 
@@ -495,18 +496,16 @@ def transitions(
 def share_that_moved(
     moved: NDArray[np.bool_], wrong_twice: NDArray[np.bool_], c: Floats
 ) -> tuple[float, float, float]:
-    repeated = moved / (1 - c)
-    independent = repeated - wrong_twice * c / (1 - c) ** 2
+    """The share of questions that moved without luck, and its interval; see `transitions`."""
+    repeated = moved / (1 - c)  # r = 1
+    independent = repeated - wrong_twice * c / (1 - c) ** 2  # r = 0
     mean = float(c.mean())
-    # of an imagined question that moved, or was wrong twice
-    one = 1 / (1 - mean)
+    # What an imagined question adds if it moved, or was wrong twice.
+    moved_once = 1 / (1 - mean)
     lucky = -mean / (1 - mean) ** 2
-    below = np.append(independent, (one, lucky, 0))
-    above = np.append(repeated, (one, one, 0, 0))
-    low, high = (
-        NORMAL_QUANTILE * values.std() / math.sqrt(len(values)) for values in (below, above)
-    )
-    share, low, high = np.clip(
-        [independent.mean(), below.mean() - low, above.mean() + high], 0, 1
-    ).tolist()
+    below = np.append(independent, (moved_once, lucky, 0))
+    above = np.append(repeated, (moved_once, moved_once, 0, 0))
+    low = below.mean() - NORMAL_QUANTILE * below.std() / math.sqrt(len(below))
+    high = above.mean() + NORMAL_QUANTILE * above.std() / math.sqrt(len(above))
+    share, low, high = np.clip([independent.mean(), low, high], 0, 1).tolist()
     return share, low, high

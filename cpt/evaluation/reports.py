@@ -21,16 +21,16 @@ class SetReport:
 
     def verdict(self) -> str:
         """`code: better: 2.5873 -> 2.0908 bits per byte; became 19.2 % better per document (95 % interval ...`"""
-        found = self.against
-        if found is None:
+        against = self.against
+        if against is None:
             right = f"{self.accuracy:.1%} of tokens predicted correctly"
             return f"{self.name}: {self.bits_per_byte:.4f} bits per byte, {right}."
-        metrics = f"{found.before:.4f} -> {found.after:.4f} bits per byte"
-        outcome = found.outcome()
-        text = f"became {size(found)}" if direction(outcome) else evidence(found)
-        few = " (few)" if found.is_on_few else ""
-        line = f"{self.name}: {outcome}: {metrics}; {text}{few}."
-        return " ".join(filter(None, [line, disagreement(found)]))
+        outcome = against.outcome()
+        change = f"became {size(against)}" if direction(outcome) else evidence(against)
+        few = " (few)" if against.is_on_few else ""
+        metrics = f"{against.before:.4f} -> {against.after:.4f} bits per byte"
+        sentence = f"{self.name}: {outcome}: {metrics}; {change}{few}."
+        return f"{sentence} {disagreement(against)}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -40,34 +40,40 @@ class ScoreReport:
     name: str
     metric: str
     value: float
-    interval: tuple[float, float] | None  # 95 % interval of the value
-    questions: int  # 0 if unknown
+    interval: tuple[float, float] | None
+    """95 % interval of the value."""
+    questions: int
+    """0 if unknown."""
     higher_is_better: bool = True
     against: Difference | None = None
-    before: float | None = None  # the base's value, also without an interval
-    transitions: Transitions | None = None  # None unless each answer is right or wrong
+    before: float | None = None
+    """The base's value, also without an interval."""
+    transitions: Transitions | None = None
+    """None unless each answer is right or wrong."""
 
     def verdict(self) -> str:
         """`code cloze (accuracy): better: 0.5 -> 0.7, +0.2 (95 % interval +0.08 to +0.32, 92 pairs).`, to 4 digits."""
-        title = f"{self.name} ({self.metric})"
-        found = self.against
-        if found is None:
-            spread = (
-                " (95 % interval {:.3f} to {:.3f})".format(*self.interval)
-                if self.interval is not None
-                else ""
-            )
-            change = "" if self.before is None else f"{self.before:.3f} -> "
-            questions = (
-                f", {self.questions:,} questions" if self.questions else ", without an interval"
-            )
-            return f"{title}: {change}{self.value:.3f}{spread}{questions}."
-        interval = f"95 % interval {found.low:+.4f} to {found.high:+.4f}{pairs(found)}"
-        metrics = f"{found.before:.4f} -> {found.after:.4f}, {found.difference:+.4f}"
-        line = f"{title}: {found.outcome(higher_is_better=self.higher_is_better)}: {metrics} ({interval})."
+        against = self.against
+        if against is None:
+            return self.without_difference()
+        outcome = against.outcome(higher_is_better=self.higher_is_better)
+        metrics = f"{against.before:.4f} -> {against.after:.4f}, {against.difference:+.4f}"
+        interval = f"95 % interval {against.low:+.4f} to {against.high:+.4f}{pairs(against)}"
+        sentence = f"{self.name} ({self.metric}): {outcome}: {metrics} ({interval})."
         if self.transitions is None:
-            return line
-        return f"{line} By question: {self.transitions}."
+            return sentence
+        return f"{sentence} By question: {self.transitions}."
+
+    def without_difference(self) -> str:
+        text = f"{self.name} ({self.metric}): "
+        if self.before is not None:
+            text += f"{self.before:.3f} -> "
+        text += f"{self.value:.3f}"
+        if self.interval is not None:
+            text += " (95 % interval {:.3f} to {:.3f})".format(*self.interval)
+        if self.questions:
+            return f"{text}, {self.questions:,} questions."
+        return f"{text}, without an interval."
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,8 @@ class EvaluationReport:
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
         for part in ("sets", "domain_test", "tasks"):
-            content[part] = [{**asdict(one), "verdict": one.verdict()} for one in vars(self)[part]]
+            reports = vars(self)[part]
+            content[part] = [{**asdict(report), "verdict": report.verdict()} for report in reports]
         return content
 
     def verdicts(self) -> list[str]:

@@ -58,10 +58,10 @@ class ScoredBatch:
     """Scores of some rows: B sequences of T tokens, of which T - 1 can be predicted."""
 
     rows: Sequence[int]  # row numbers
-    position_ids: torch.Tensor  # [B, T] on the host, restarting with each piece of a document
-    nats: torch.Tensor  # [B, T - 1] float64, of the next token; 0 if it is not predicted
-    is_predicted: torch.Tensor  # [B, T - 1]
-    is_correct: torch.Tensor  # [B, T - 1]: the next token had the highest probability
+    position_ids: torch.Tensor  # (B, T) on the host, restarting with each piece of a document
+    nats: torch.Tensor  # (B, T - 1) float64, of the next token; 0 if it is not predicted
+    is_predicted: torch.Tensor  # (B, T - 1)
+    is_correct: torch.Tensor  # (B, T - 1): the next token had the highest probability
 
 
 def sum_over_processes(sums: torch.Tensor) -> None:
@@ -81,16 +81,17 @@ def scored_batches(
     # DDP's forward would synchronise buffers, so unwrap it; DeepSpeed's gathers the parameters and must be used.
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     device = next(model.parameters()).device
-    is_batch = held_out_set.rows[0]["input_ids"].dim() == 2  # `packing: token_budget`
+    if held_out_set.rows[0]["input_ids"].dim() == 2:  # `packing: token_budget`: a row is a batch
+        batch_size = 1
     with evaluation_mode(model), fused_scores(model) as fused:
-        for numbers, counts in batches(len(held_out_set.rows), 1 if is_batch else batch_size):
-            rows = [held_out_set.rows[number] for number in numbers]
-            on_host = stack_rows(rows)
+        for numbers, counts in batches(len(held_out_set.rows), batch_size):
+            on_host = stack_rows([held_out_set.rows[number] for number in numbers])
             batch = {key: without_waiting(values, device) for key, values in on_host.items()}
             labels = batch.pop("labels")
-            if fused is not None and (scored := fused.score(inner, batch, labels)) is not None:
-                nats, is_correct = (values[:, :-1] for values in scored)
-                scores = nats.double(), labels[:, 1:] != -100, is_correct
+            scored = None if fused is None else fused.score(inner, batch, labels)
+            if scored is not None:
+                nats, is_correct = scored
+                scores = nats[:, :-1].double(), labels[:, 1:] != -100, is_correct[:, :-1]
             else:
                 # With a cache or a mask, transformers would ignore the restarts of positions; packed rows have
                 # no mask.
@@ -111,30 +112,35 @@ def without_waiting(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 def batches(num_items: int, batch_size: int) -> Iterator[tuple[Sequence[int], bool]]:
     """This process's item numbers in batches, each with whether it counts. Every process gets the same number of
     batches, which ZeRO-3 needs to gather parameters: a process without items left repeats the first batch."""
-    rank, world_size = (dist.get_rank(), dist.get_world_size()) if has_process_group() else (0, 1)
-    mine = range(rank, num_items, world_size)
-    for number in range(math.ceil(math.ceil(num_items / world_size) / batch_size)):
-        indexes = mine[number * batch_size : (number + 1) * batch_size]
-        yield indexes or (0,), bool(indexes)
+    rank = 0
+    num_processes = 1
+    if has_process_group():
+        rank = dist.get_rank()
+        num_processes = dist.get_world_size()
+    own_numbers = range(rank, num_items, num_processes)
+    num_batches = math.ceil(math.ceil(num_items / num_processes) / batch_size)
+    for start in range(0, num_batches * batch_size, batch_size):
+        numbers = own_numbers[start : start + batch_size]
+        yield numbers or (0,), bool(numbers)
 
 
 def score_tokens(
-    logits: torch.Tensor, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor,  # (B, T, V)
+    labels: torch.Tensor,  # (B, T)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # each (B, T - 1)
     """The negative log-likelihood of each token but the first, whether it is predicted (its label is not -100), and
-    whether it had the highest probability. Logits [B, T, V] predict labels [B, T] one to the right."""
+    whether it had the highest probability. Logits predict the labels one to the right."""
     targets = labels[:, 1:]
     nats = torch.zeros(targets.shape, dtype=torch.float64, device=logits.device)
     is_correct = torch.zeros(targets.shape, dtype=torch.bool, device=logits.device)
     for row, row_logits in enumerate(logits):
         for start in range(0, targets.shape[1], POSITIONS_AT_ONCE):
-            place = slice(start, start + POSITIONS_AT_ONCE)
-            chunk = row_logits[:-1][place].float()
-            wanted = targets[row, place]
-            nats[row, place] = F.cross_entropy(
-                chunk, wanted, ignore_index=-100, reduction="none"
-            ).double()
-            is_correct[row, place] = chunk.argmax(-1) == wanted
+            positions = slice(start, start + POSITIONS_AT_ONCE)
+            chunk = row_logits[:-1][positions].float()
+            target = targets[row, positions]
+            losses = F.cross_entropy(chunk, target, ignore_index=-100, reduction="none")
+            nats[row, positions] = losses.double()
+            is_correct[row, positions] = chunk.argmax(-1) == target
     return nats, targets != -100, is_correct
 
 
@@ -162,37 +168,44 @@ def document_losses(
     document's first token is not predicted; it is the begin token if the tokenizer adds one. Raises DataError if a set
     has no token to predict."""
     losses = {}
-    device = next(model.parameters()).device
     for name, held_out_set in held_out.items():
-        rows = cast(PackedRows, held_out_set.rows)
-        chosen = held_out_set.chosen
-        assert chosen is not None, "the set must come from `build_data`"
-        sums = torch.zeros(
-            3, len(chosen), dtype=torch.float64, device=device
-        )  # nats, tokens, correct tokens
-        # No document is empty, so no two of them begin at the same token.
-        begins = torch.from_numpy(rows.documents.offsets[chosen])
-        for batch in scored_batches(model, held_out_set, batch_size, after_batch):
-            document = without_waiting(document_of_tokens(batch, rows, begins).contiguous(), device)
-            for values, line in zip(
-                (batch.nats, batch.is_predicted, batch.is_correct), sums, strict=True
-            ):
-                line.index_add_(
-                    0, document.flatten(), (values * batch.is_predicted).flatten().double()
-                )
-        sum_over_processes(sums)
-        nats, num_tokens, num_correct = sums.cpu().numpy()
-        counts = (num_tokens.astype(np.int64), num_correct.astype(np.int64))
-        hashes = rows.documents.hashes[chosen]
-        num_bytes = rows.documents.num_bytes[chosen]
-        losses[name] = DocumentLosses(hashes, num_bytes, nats, *counts)
-    for name, found in losses.items():
-        if not found.num_tokens.any():
+        losses[name] = losses_of_set(model, held_out_set, batch_size, after_batch)
+    for name, of_set in losses.items():
+        if not of_set.num_tokens.any():
             raise DataError(
                 f"the held-out set `{name}` has only documents of fewer than two tokens, so no token can be predicted."
                 " Use longer texts."
             )
     return losses
+
+
+def losses_of_set(
+    model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None
+) -> DocumentLosses:
+    rows = cast(PackedRows, held_out_set.rows)
+    chosen = held_out_set.chosen
+    assert chosen is not None, "the set must come from `build_data`"
+    device = next(model.parameters()).device
+    # Of nats, tokens and correct tokens, by document.
+    sums = torch.zeros(3, len(chosen), dtype=torch.float64, device=device)
+    # No document is empty, so no two of them begin at the same token.
+    begins = torch.from_numpy(rows.documents.offsets[chosen])
+    for batch in scored_batches(model, held_out_set, batch_size, after_batch):
+        document = document_of_tokens(batch, rows, begins).contiguous()
+        document = without_waiting(document, device).flatten()
+        columns = (batch.nats, batch.is_predicted, batch.is_correct)
+        for values, sums_of_column in zip(columns, sums, strict=True):
+            values = (values * batch.is_predicted).flatten().double()
+            sums_of_column.index_add_(0, document, values)
+    sum_over_processes(sums)
+    nats, num_tokens, num_correct = sums.cpu().numpy()
+    return DocumentLosses(
+        hashes=rows.documents.hashes[chosen],
+        num_bytes=rows.documents.num_bytes[chosen],
+        nats=nats,
+        num_tokens=num_tokens.astype(np.int64),
+        num_correct=num_correct.astype(np.int64),
+    )
 
 
 def measure_and_keep(
@@ -216,33 +229,39 @@ def measure_and_keep(
                 run_folder, "not_written", f"{why} The evaluation's metrics are logged.", step=step
             )
         with suppress(OSError):  # read-only disk; remove earlier losses even if saving failed
-            for other, path in saved_losses(run_folder).items():
-                if other not in (0, step):
+            for saved_step, path in saved_losses(run_folder).items():
+                if saved_step not in (0, step):
                     path.unlink()
-    return {
-        f"{name}_{metric}": value
-        for name, its in losses.items()
-        for metric, value in its.metrics().items()
-    }
+    metrics = {}
+    for name, of_set in losses.items():
+        for metric, value in of_set.metrics().items():
+            metrics[f"{name}_{metric}"] = value
+    return metrics
 
 
 def document_of_tokens(batch: ScoredBatch, rows: PackedRows, begins: torch.Tensor) -> torch.Tensor:
-    """[B, T - 1]: the number of each predicted token's document in the set; undefined for padding."""
+    """(B, T - 1): the number of each predicted token's document in the set; undefined for padding."""
     documents = []
-    is_first = batch.position_ids == 0
-    for row in batch.rows:
-        starts, _ = rows.packing.pieces(row, 0)
-        documents.append(
-            torch.searchsorted(begins, torch.from_numpy(np.array(starts)), right=True) - 1
-        )
-    if len(is_first) != len(
-        batch.rows
-    ):  # `packing: token_budget`: each sequence of a row is a piece
-        return documents[0][:, None].expand(-1, is_first.shape[1] - 1)
-    piece = is_first.cumsum(1) - 1
+    for starts in starts_of_pieces(batch, rows):
+        documents.append(torch.searchsorted(begins, starts, right=True) - 1)
+    return spread_over_tokens(batch, documents)[:, 1:]
+
+
+def starts_of_pieces(batch: ScoredBatch, rows: PackedRows) -> list[torch.Tensor]:
+    """For each row, the number of the first token of each piece in the source."""
+    starts = [rows.packing.pieces(row, epoch=0)[0] for row in batch.rows]
+    return [torch.from_numpy(np.array(of_row)) for of_row in starts]
+
+
+def spread_over_tokens(batch: ScoredBatch, of_pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+    """(B, T): give each token the value of its piece, from the values of each row's pieces; undefined for padding."""
+    if len(batch.position_ids) != len(batch.rows):
+        # `packing: token_budget`: each sequence of a row is a piece.
+        return of_pieces[0][:, None].expand_as(batch.position_ids)
+    piece = (batch.position_ids == 0).cumsum(1) - 1
     return torch.stack(
-        [of_row[piece[i].clamp(max=len(of_row) - 1)] for i, of_row in enumerate(documents)]
-    )[:, 1:]
+        [of_row[piece[i].clamp(max=len(of_row) - 1)] for i, of_row in enumerate(of_pieces)]
+    )
 
 
 # --- callbacks: samples of the model's output, and stopping before it forgets too much ---
@@ -274,8 +293,12 @@ class StopWhenForgetting(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        course = read_course(self.run.folder / METRICS) if state.global_step else []
-        self.before = dict(course[0].bits_per_byte) if course and course[0].step == 0 else {}
+        self.before = {}
+        if state.global_step == 0:
+            return
+        course = read_course(self.run.folder / METRICS)
+        if course and course[0].step == 0:
+            self.before = dict(course[0].bits_per_byte)
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -284,22 +307,24 @@ class StopWhenForgetting(TrainerCallback):
         if not self.before:
             self.before = now
             return
-        for name, rise in self.allowed.items():
-            if name in now and now[name] > self.before[name] * (1 + rise):
-                control.should_training_stop = True
-                reason = (
-                    f"stopped at step {state.global_step}: bits per byte of `{name}` rose from {self.before[name]:.4f}"
-                    f" to {now[name]:.4f} ({now[name] / self.before[name] - 1:+.1%}), more than the {rise:.1%} that"
-                    " `evaluation.retain` allows"
+        for name, allowed_rise in self.allowed.items():
+            if name not in now or now[name] <= self.before[name] * (1 + allowed_rise):
+                continue
+            control.should_training_stop = True
+            rise = now[name] / self.before[name] - 1
+            reason = (
+                f"stopped at step {state.global_step}: bits per byte of `{name}` rose from {self.before[name]:.4f}"
+                f" to {now[name]:.4f} ({rise:+.1%}), more than the {allowed_rise:.1%} that"
+                " `evaluation.retain` allows"
+            )
+            if is_main_process():
+                log.warning(
+                    f"{reason}. The learning rate had not decayed yet. To train longer: more replay (more weight"
+                    " of general sources), a lower `optimizer.learning_rate`, or LoRA."
                 )
-                if is_main_process():
-                    log.warning(
-                        f"{reason}. The learning rate had not decayed yet. To train longer: more replay (more weight"
-                        " of general sources), a lower `optimizer.learning_rate`, or LoRA."
-                    )
-                self.run.write_status(
-                    "running", step=state.global_step, steps=state.max_steps, stopped=reason
-                )
+            self.run.write_status(
+                "running", step=state.global_step, steps=state.max_steps, stopped=reason
+            )
 
 
 class StopEarly(TrainerCallback, ExportableState):
@@ -399,9 +424,9 @@ def course_of(evaluations: Sequence[Content]) -> list[Point]:
     """The evaluations of held-out text, in order; the last one of a step that was evaluated twice."""
     points: dict[int, Point] = {}
     for line in evaluations:
-        found = bits_per_byte_of(line)
-        if found:
-            points[line["step"]] = Point(line["step"], line["tokens"], found)
+        bits_per_byte = bits_per_byte_of(line)
+        if bits_per_byte:
+            points[line["step"]] = Point(line["step"], line["tokens"], bits_per_byte)
     return [points[step] for step in sorted(points)]
 
 
@@ -437,12 +462,14 @@ class PromptSamples(TrainerCallback):
 
     def sample(self, model: nn.Module, step: int, control: TrainerControl) -> None:
         """Generate on every process, as ZeRO-3 needs; the main one writes. On a full disk, lines wait in memory."""
-        options: dict[str, Any] = {
-            "max_new_tokens": self.max_new_tokens,
-            "before_each": self.before_each,
-        }
         try:
-            continuations = continue_prompts(model, self.tokenizer, self.prompts, **options)
+            continuations = continue_prompts(
+                model,
+                self.tokenizer,
+                self.prompts,
+                max_new_tokens=self.max_new_tokens,
+                before_each=self.before_each,
+            )
         except Interrupted:
             control.should_training_stop = True
             return
@@ -453,18 +480,14 @@ class PromptSamples(TrainerCallback):
             path.parent.mkdir(parents=True, exist_ok=True)
             keep_lines_until(path, step - 1)  # a run killed after its samples rewrites them
         except OSError as problem:
-            record_event(
-                path.parent,
-                "not_written",
-                f"{path.name} cannot be changed: {problem.strerror}.",
-                step=step,
-            )
+            why = f"{path.name} cannot be changed: {problem.strerror}."
+            record_event(path.parent, "not_written", why, step=step)
         for prompt, continuation in zip(self.prompts, continuations, strict=True):
             sample = {"step": step, "prompt": prompt, "continuation": continuation}
             self.lines.add(json.dumps(sample, ensure_ascii=False))
         if self.lines.waiting:
-            text = f"The disk is full: samples of step {step} are lost unless space is freed before the run ends."
-            record_event(path.parent, "not_written", text, step=step)
+            why = f"The disk is full: samples of step {step} are lost unless space is freed before the run ends."
+            record_event(path.parent, "not_written", why, step=step)
 
 
 def continue_prompts(
@@ -478,26 +501,20 @@ def continue_prompts(
     """Generate greedily until the document ends or `max_new_tokens` is reached; a prompt gets the begin token if the
     tokenizer adds one, as in training. Every process of the run must call it, and all get the same texts. The model
     may be wrapped by DDP or DeepSpeed; its mode, its configs and the random state are preserved."""
-    # DDP and DeepSpeed engines hold the generating model as `module`.
-    is_generator = isinstance(model, PreTrainedModel) or "base_model" in dict(
-        model.named_children()
-    )
-    generator: Any = (
-        model if is_generator and not isinstance(model, DistributedDataParallel) else model.module
-    )
+    generator: Any = model
+    has_adapter = "base_model" in dict(model.named_children())
+    if not isinstance(model, PreTrainedModel) and not has_adapter:
+        generator = model.module  # of DDP or a DeepSpeed engine
     device = next(generator.parameters()).device
     begin = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
     continuations = []
     # The model's generation config may sample or penalise, and training sets `use_cache=False`.
-    before = generator.generation_config
+    saved_config = generator.generation_config
     used_cache = generator.config.use_cache
-    of_model = before.eos_token_id  # with the end of a turn, if the model learns chats
-    ends = of_model if isinstance(of_model, list) else [of_model]
-    ends = [token for token in dict.fromkeys((tokenizer.eos_token_id, *ends)) if token is not None]
     generator.generation_config = GenerationConfig(
         do_sample=False,
         max_new_tokens=max_new_tokens,
-        eos_token_id=ends,
+        eos_token_id=end_tokens(tokenizer, saved_config),
         pad_token_id=tokenizer.pad_token_id,
         use_cache=True,
     )
@@ -506,16 +523,22 @@ def continue_prompts(
         with evaluation_mode(model):
             for prompt in prompts:
                 before_each()
-                ids = torch.tensor(
-                    [begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]],
-                    device=device,
-                )
+                prompt_ids = begin + tokenizer(prompt, add_special_tokens=False)["input_ids"]
+                ids = torch.tensor([prompt_ids], device=device)  # (1, T)
                 # Under ZeRO-3, generate synchronises the processes automatically (synced_gpus).
-                written = generator.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-                continuations.append(
-                    str(tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True))
-                )
+                generated = generator.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
+                new_ids = generated[0, len(prompt_ids) :]
+                continuations.append(str(tokenizer.decode(new_ids, skip_special_tokens=True)))
     finally:
-        generator.generation_config = before
+        generator.generation_config = saved_config
         generator.config.use_cache = used_cache
     return continuations
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase, config: GenerationConfig) -> list[int]:
+    """The tokens that end a document, and the end of a turn, if the model learns chats."""
+    of_model = config.eos_token_id
+    if not isinstance(of_model, list):
+        of_model = [of_model]
+    tokens = dict.fromkeys((tokenizer.eos_token_id, *of_model))
+    return [token for token in tokens if token is not None]

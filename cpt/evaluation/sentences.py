@@ -45,9 +45,9 @@ def direction(outcome: Outcome) -> int:
 
 def differ(sets: Sequence[Difference], together: Difference) -> bool:
     """Whether the sets of a kind need a sentence each: one changed clearly, and together they did otherwise."""
-    whole = direction(together.outcome())
-    clear = {direction(one.outcome()) for one in sets if one.outcome() in ("better", "worse")}
-    return bool(clear - {whole})
+    outcomes = {difference.outcome() for difference in sets}
+    directions = {direction(outcome) for outcome in outcomes & {"better", "worse"}}
+    return bool(directions - {direction(together.outcome())})
 
 
 def domain_sentence(domain: Difference, name: str = "domain text") -> str:
@@ -107,16 +107,23 @@ def size(difference: Difference, remark: str = "") -> str:
     became worse`"""
     decides = difference.decides
     is_worse = decides.change > 0
-    per = "per byte" if difference.typical is None else "per document"
-    text = f"{change(decides)} {'worse' if is_worse else 'better'} {per} ({CONFIDENCE} {interval(decides)})"
+    text = (
+        f"{change(decides)} {'worse' if is_worse else 'better'} {unit(difference)}"
+        f" ({CONFIDENCE} {interval(decides)})"
+    )
     if difference.typical is not None and not disagrees(difference):
         text += f" and {change(difference.of_all)} per byte ({interval(difference.of_all)})"
     text += remark
     if difference.num_worse is None:
         return text
-    number = difference.num_worse if is_worse else difference.items - difference.num_worse
-    became = "became worse" if is_worse else "improved"
-    return f"{text}; {number:,} of {difference.items:,} documents {became}"
+    if is_worse:
+        return f"{text}; {counted(difference)}"
+    num_improved = difference.items - difference.num_worse
+    return f"{text}; {num_improved:,} of {difference.items:,} documents improved"
+
+
+def unit(difference: Difference) -> str:
+    return "per byte" if difference.typical is None else "per document"
 
 
 CONFIDENCE = "95 % interval"
@@ -150,8 +157,7 @@ def that_count(difference: Difference) -> str:
 
 def evidence(difference: Difference) -> str:
     """`95 % interval -29.0 to +55.0 % per document; 19 of 20 documents became worse`"""
-    per = "per byte" if difference.typical is None else "per document"
-    text = f"{CONFIDENCE} {signed(difference.decides)} {per}"
+    text = f"{CONFIDENCE} {signed(difference.decides)} {unit(difference)}"
     if difference.num_worse is not None:
         return f"{text}; {counted(difference)}"
     return text
@@ -161,12 +167,13 @@ def disagrees(difference: Difference) -> bool:
     """Whether all bytes together, or the long documents, say something else than the documents, each counted once."""
     if difference.typical is None or difference.long_documents is None:
         return False
-    way = difference.typical.direction
-    if way == 0:
-        return difference.of_all.direction != 0
-    return difference.of_all.change * way < 0 or (
-        difference.of_all.direction == 0 and difference.long_documents.change * way < 0
-    )
+    of_all = difference.of_all
+    sign = difference.typical.direction
+    if sign == 0:
+        return of_all.direction != 0
+    if of_all.change * sign < 0:
+        return True
+    return of_all.direction == 0 and difference.long_documents.change * sign < 0
 
 
 def disagreement(difference: Difference) -> str:
@@ -174,12 +181,17 @@ def disagreement(difference: Difference) -> str:
     long = difference.long_documents
     if not disagrees(difference) or long is None:
         return ""
-    number = f"{change(difference.of_all)} {'more' if difference.of_all.change > 0 else 'fewer'}"
-    whole = f"All documents together need {number} bits ({signed(difference.of_all)})"
-    which = "one document" if long.documents == 1 else f"the {long.documents:,} longest documents"
-    way = "worse" if long.change > 0 else "better"
-    became = f"with {percent(long.share)} of the bytes, became {100 * abs(long.change):.1f} % {way}"
-    return f"{whole}: {which}, {became}."
+    of_all = difference.of_all
+    more_or_fewer = "more" if of_all.change > 0 else "fewer"
+    together = (
+        f"All documents together need {change(of_all)} {more_or_fewer} bits ({signed(of_all)})"
+    )
+    which = f"the {long.documents:,} longest documents"
+    if long.documents == 1:
+        which = "one document"
+    worse_or_better = "worse" if long.change > 0 else "better"
+    became = f"became {100 * abs(long.change):.1f} % {worse_or_better}"
+    return f"{together}: {which}, with {percent(long.share)} of the bytes, {became}."
 
 
 def doubt(difference: Difference, name: str) -> str:
@@ -310,21 +322,20 @@ def next_step(
     """What to do next after a run on text: the first row of docs/tutorials/your_documents.md's table that applies.
     `sets`: the outcomes of all domain sets, if they differ. `are_documents`: not conversations, whose form is learned
     in a few steps and makes large gains usual."""
-    forgot = general is not None and general.outcome() == "worse"
     if domain is None:
         return COMPARE_MORE.format("domain text")
     if "worse" in sets and "better" in sets:
         return UNEQUAL
     if domain.outcome() == "worse" or "worse" in sets:
         return GREAT_HARM if domain.decides.change > GREAT else HARM
-    if forgot:
+    if general is not None and general.outcome() == "worse":
         return FORGOT if domain.outcome() == "better" else HARM
-    if worked(domain) is None:
+    has_worked = worked(domain)
+    if has_worked is None:
         return COMPARE_MORE.format("domain text")
-    if not worked(domain):
-        if abs(domain.decides.change) < UNMOVED:
-            return RAISE_RATE
-        return LEARN_MORE
+    if not has_worked:
+        is_unmoved = abs(domain.decides.change) < UNMOVED
+        return RAISE_RATE if is_unmoved else LEARN_MORE
     if not can_forget:
         return FROM_NEW_WEIGHTS
     if has_copies:

@@ -34,10 +34,12 @@ class HeldOutText(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationData:
-    data: Data  # transforms, policies, and sources for shares of them
+    data: Data
+    """Transforms, policies, and sources for shares of them."""
     evaluation: Evaluation
     seed: int = 0
-    form: str = "document"  # of the rows: see `cpt.data.readers.columns`
+    form: str = "document"
+    """Of the rows: see `cpt.data.readers.columns`."""
     earlier: Sequence[EndedStretch] = ()
     """Of a run whose mixture changed: they decide which documents are held out of later sources."""
 
@@ -50,11 +52,12 @@ class EvaluationSet:
     def texts(self) -> Iterator[HeldOutText]:
         """Yield the documents in order, read from their files again."""
         assert self.rows.chosen is not None
-        wanted = set(cast(PackedRows, self.rows.rows).documents.hashes[self.rows.chosen].tolist())
+        hashes = cast(PackedRows, self.rows.rows).documents.hashes
+        chosen_hashes = set(hashes[self.rows.chosen].tolist())
         plan = self.tokenized.plan
-        pieces = [piece for number in plan.held_out for piece in plan.shards[number]]
+        pieces = [piece for shard in plan.held_out for piece in plan.shards[shard]]
         for text, document in texts_of(self.tokenized.work, pieces):
-            if xxh3_64_intdigest(text.encode()) in wanted:
+            if xxh3_64_intdigest(text.encode()) in chosen_hashes:
                 yield HeldOutText(text, document.where)
 
 
@@ -70,14 +73,13 @@ def data_of_recipe(recipe: Recipe, run: Path | None = None) -> EvaluationData:
             f"the recipe `{recipe.name}` has no held-out documents. Set `evaluation.held_out_share` or"
             " `evaluation.perplexity`, or name files here: --text domain=held_out.jsonl"
         )
-    lines = read_history(run) if run is not None else []
-    stretches = part_after(
-        lines, max((line["step"] for line in lines), default=0), recipe
-    ).stretches
+    history = read_history(run) if run is not None else []
+    last_step = max((line["step"] for line in history), default=0)
+    stretches = part_after(history, last_step, recipe).stretches
     return EvaluationData(
-        phases_in_tokens(recipe),
-        evaluation,
-        recipe.seed,
+        data=phases_in_tokens(recipe),
+        evaluation=evaluation,
+        seed=recipe.seed,
         form=form_of_stage(recipe.stage),
         earlier=ended_stretches(stretches),
     )
@@ -87,8 +89,8 @@ def data_of_texts(texts: Sequence[str], sequence_length: int = DEFAULT_LENGTH) -
     """The held-out sets of a command line, `name=path` each; a path is a file, folder or glob, as in a recipe."""
     sets = []
     for text in texts:
-        name, is_there, path = text.partition("=")
-        if not (name and is_there and path):
+        name, _, path = text.partition("=")
+        if not name or not path:
             raise DataError(
                 f"`--text {text}`: expected name=path, for example --text domain=held_out.jsonl"
             )

@@ -36,33 +36,34 @@ if TYPE_CHECKING:  # slow to import, and optional
 
 FEWEST_QUESTIONS = 30  # per kind: the interval of an accuracy is then about +-17 points
 LONGEST_QUESTION = 160  # characters of a question that are shown, from its end
-LOWER_IS_BETTER = (
-    "perplexity",
-    "bits_per_byte",
-    "loss",
-    "error",
-)  # lm-eval does not always mark these metrics
+# lm-eval does not always mark these metrics.
+LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "loss", "error")
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    report: ScoreReport  # with lm-eval's name of the metric and its filter: `acc,none`
-    by_question: NDArray[np.float64] | None  # None if the metric has no score per question
-    hashes: tuple[str, ...]  # hashes of the questions, in the same order
-    chance: NDArray[np.float64] | None = (
-        None  # probability that a guess is right, by question; None if unknown
-    )
-    texts: tuple[str, ...] = ()  # ends of the questions
+    report: ScoreReport
+    """With lm-eval's name of the metric and its filter: `acc,none`."""
+    by_question: NDArray[np.float64] | None
+    """None if the metric has no score per question."""
+    hashes: tuple[str, ...]
+    """Of the questions, in the same order."""
+    chance: NDArray[np.float64] | None = None
+    """Probability that a guess is right, by question; None if unknown."""
+    texts: tuple[str, ...] = ()
+    """Ends of the questions."""
 
 
 @dataclass(frozen=True)
 class TaskChoice:
-    names: tuple[str, ...]  # tasks, groups or tags of lm-eval or of `folder`; or one function
+    names: tuple[str, ...]
+    """Tasks, groups or tags of lm-eval or of `folder`; or one function."""
     folder: Path | None = None
     allow_code: bool = False
     limit: int | None = None
     num_fewshot: int | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # of a function
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Of a function."""
 
     @property
     def is_function(self) -> bool:
@@ -87,7 +88,11 @@ def task_of_recipe(
         allow_code_execution: run code that the model writes, on this machine, with your rights.
     """
     return TaskChoice(
-        (name,), None if folder is None else Path(folder), allow_code_execution, limit, num_fewshot
+        names=(name,),
+        folder=None if folder is None else Path(folder),
+        allow_code=allow_code_execution,
+        limit=limit,
+        num_fewshot=num_fewshot,
     )
 
 
@@ -107,13 +112,14 @@ def domain_questions(tasks: Sequence[Component]) -> int:
 
 def tasks_of_recipe(tasks: Sequence[Component]) -> list[TaskChoice]:
     """The tasks in `evaluation.tasks`, already checked by `check_tasks`."""
-    chosen = [(task.name, task.options) for task in tasks if task.name != DOMAIN_TEST]
-    functions = [
-        TaskChoice((name,), options=options) for name, options in chosen if is_function(name)
-    ]
-    return [
-        task_of_recipe(name, **options) for name, options in chosen if not is_function(name)
-    ] + functions
+    of_lm_eval = []
+    functions = []
+    for task in tasks:
+        if is_function(task.name):
+            functions.append(TaskChoice((task.name,), options=task.options))
+        elif task.name != DOMAIN_TEST:
+            of_lm_eval.append(task_of_recipe(task.name, **task.options))
+    return of_lm_eval + functions
 
 
 def task_choices(
@@ -124,49 +130,55 @@ def task_choices(
     num_fewshot: int | None,
 ) -> list[TaskChoice]:
     """The tasks of the command line: those of lm-eval together, and each function with the options that are set."""
+    choices = []
     of_lm_eval = tuple(name for name in names if not is_function(name))
-    options = {
-        key: value
-        for key, value in {"limit": limit, "num_fewshot": num_fewshot}.items()
-        if value is not None
-    }
-    choices = [TaskChoice((name,), options=options) for name in names if is_function(name)]
-    return [TaskChoice(of_lm_eval, folder, allow_code, limit, num_fewshot)] * bool(
-        of_lm_eval
-    ) + choices
+    if of_lm_eval:
+        choices.append(TaskChoice(of_lm_eval, folder, allow_code, limit, num_fewshot))
+    options = {}
+    if limit is not None:
+        options["limit"] = limit
+    if num_fewshot is not None:
+        options["num_fewshot"] = num_fewshot
+    return choices + [TaskChoice((name,), options=options) for name in names if is_function(name)]
 
 
 def check_tasks(tasks: Sequence[Component]) -> Iterator[CptError]:
     """Yield the errors in `evaluation.tasks`, found by loading the data of each task."""
-    for number, task in enumerate(tasks):
-        key = f"evaluation.tasks[{number}]"
+    for index, task in enumerate(tasks):
+        key = f"evaluation.tasks[{index}]"
         try:
-            if task.name == DOMAIN_TEST:
-                check_options(domain_test_of_recipe, task.options, key)
-                continue
-            function = (
-                find("evaluation", task.name, {}) if is_function(task.name) else task_of_recipe
-            )
-            check_options(function, task.options, key)
-            if function is task_of_recipe:
-                allowed_tasks(task_of_recipe(task.name, **task.options))
+            check_task(task, key)
         except CptError as problem:
-            yield type(problem)(str(problem) if key in str(problem) else f"`{key}`: {problem}")
+            text = str(problem)
+            if key not in text:
+                text = f"`{key}`: {text}"
+            yield type(problem)(text)
+
+
+def check_task(task: Component, key: str) -> None:
+    if task.name == DOMAIN_TEST:
+        check_options(domain_test_of_recipe, task.options, key)
+    elif is_function(task.name):
+        check_options(find("evaluation", task.name, {}), task.options, key)
+    else:
+        check_options(task_of_recipe, task.options, key)
+        allowed_tasks(task_of_recipe(task.name, **task.options))
 
 
 def allowed_tasks(choice: TaskChoice) -> "tuple[TaskManager, dict[str, Any]]":
     """Like `load_tasks`; raises RecipeError if a task executes code without permission."""
-    manager, loaded = load_tasks(choice.names, choice.folder)
+    manager, tasks = load_tasks(choice.names, choice.folder)
+    if choice.allow_code:
+        return manager, tasks
     # lm-eval sets this flag only on tasks that execute code.
-    if not choice.allow_code and (
-        unsafe := [name for name, task in loaded.items() if getattr(task, "UNSAFE_CODE", False)]
-    ):
+    unsafe = [name for name, task in tasks.items() if getattr(task, "UNSAFE_CODE", False)]
+    if unsafe:
         raise RecipeError(
             f"{', '.join(unsafe)} executes code written by the model, on this machine and with your rights. Allow"
             " it with --allow-code (in a recipe `allow_code_execution: true`), best inside a container, or remove the"
             " task."
         )
-    return manager, loaded
+    return manager, tasks
 
 
 def run_tasks(
@@ -189,66 +201,75 @@ def run_tasks(
     wrapped = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
     for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
         setattr(wrapped, kind, partial(answer_together, getattr(wrapped, kind)))
-    options: dict[str, Any] = {
-        "task_manager": manager,
-        "limit": choice.limit,
-        "num_fewshot": choice.num_fewshot,
-    }
-    options |= {"log_samples": True, "confirm_run_unsafe_code": choice.allow_code}
-    found: Any = simple_evaluate(wrapped, tasks=list(choice.names), **options)
-    if found is None:  # lm-eval returns results to a machine's first process
+    evaluated: Any = simple_evaluate(
+        wrapped,
+        tasks=list(choice.names),
+        task_manager=manager,
+        limit=choice.limit,
+        num_fewshot=choice.num_fewshot,
+        log_samples=True,
+        confirm_run_unsafe_code=choice.allow_code,
+    )
+    if evaluated is None:  # lm-eval returns results to a machine's first process
         return []
-    results = found["results"]
-    subtasks = found.get("group_subtasks", {})
-    scores = []
-    asked = [name for name in results if name in choice.names]
-    below = {task for group in asked for task in subtasks.get(group, [])}
-    for name in asked or [
-        name for name in results if name not in below
-    ]:  # a tag expands to its tasks
-        tasks = leaves(name, subtasks)
-        kinds = {task: found["configs"].get(task, {}).get("output_type") for task in tasks}
-        samples = [
-            {**one, "type": kinds[task]} for task in tasks for one in found["samples"].get(task, [])
-        ]
-        for key, value in results[name].items():
-            metric, _, chosen = key.partition(",")
-            if not chosen or metric.endswith("_stderr") or not isinstance(value, int | float):
-                continue
-            of_filter = (sample for sample in samples if sample["filter"] == chosen)
-            own = [sample for sample in of_filter if isinstance(sample.get(metric), int | float)]
-            error = results[name].get(f"{metric}_stderr,{chosen}")
-            is_better_higher = found.get("higher_is_better", {}).get(tasks[0], {}).get(metric)
-            if is_better_higher is None:
-                is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
-            # From lm-eval's standard error, if it reports one.
-            interval = (
-                (value - 1.96 * error, value + 1.96 * error)
-                if isinstance(error, int | float)
-                else None
-            )
-            questions = sum(found["n-samples"][task]["effective"] for task in tasks)
-            report = ScoreReport(
-                name, key, float(value), interval, questions, bool(is_better_higher)
-            )
-            by_question = np.array([float(sample[metric]) for sample in own]) if own else None
-            hashes = tuple(sample["doc_hash"] for sample in own)
-            chance = np.array([chance_of(one) for one in own])
-            texts = tuple(str(sample["arguments"][0][0])[-LONGEST_QUESTION:] for sample in own)
-            scores.append(
-                TaskScore(
-                    report, by_question, hashes, None if np.isnan(chance).any() else chance, texts
-                )
-            )
-    return scores
+    names = [name for name in evaluated["results"] if name in choice.names]
+    if not names:  # a tag expands to its tasks
+        names = list(evaluated["results"])
+    return [score for name in names for score in read_scores(evaluated, name)]
+
+
+def read_scores(evaluated: dict[str, Any], name: str) -> Iterator[TaskScore]:
+    """Yield the score of each metric of a task or group from lm-eval's results."""
+    tasks = leaves(name, evaluated.get("group_subtasks", {}))
+    samples = []
+    for task in tasks:
+        kind = evaluated["configs"].get(task, {}).get("output_type")
+        samples += [{**sample, "type": kind} for sample in evaluated["samples"].get(task, [])]
+    results = evaluated["results"][name]
+    for key, value in results.items():
+        metric, _, filter_name = key.partition(",")
+        if not filter_name or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        interval = None
+        error = results.get(f"{metric}_stderr,{filter_name}")
+        if isinstance(error, int | float):  # lm-eval does not report one for each metric
+            interval = (value - 1.96 * error, value + 1.96 * error)
+        is_better_higher = evaluated.get("higher_is_better", {}).get(tasks[0], {}).get(metric)
+        if is_better_higher is None:
+            is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
+        report = ScoreReport(
+            name=name,
+            metric=key,
+            value=float(value),
+            interval=interval,
+            questions=sum(evaluated["n-samples"][task]["effective"] for task in tasks),
+            higher_is_better=bool(is_better_higher),
+        )
+        of_filter = [sample for sample in samples if sample["filter"] == filter_name]
+        yield score_by_question(report, metric, of_filter)
+
+
+def score_by_question(
+    report: ScoreReport, metric: str, samples: Sequence[Mapping[str, Any]]
+) -> TaskScore:
+    """Add the score of each question from lm-eval's samples that have this metric."""
+    samples = [sample for sample in samples if isinstance(sample.get(metric), int | float)]
+    chance = np.array([chance_of(sample) for sample in samples])
+    return TaskScore(
+        report,
+        by_question=np.array([float(sample[metric]) for sample in samples]) if samples else None,
+        hashes=tuple(sample["doc_hash"] for sample in samples),
+        chance=None if np.isnan(chance).any() else chance,
+        texts=tuple(str(sample["arguments"][0][0])[-LONGEST_QUESTION:] for sample in samples),
+    )
 
 
 def chance_of(sample: Mapping[str, Any]) -> float:
     """The probability that a guess answers a question of lm-eval; NaN if it is unknown."""
-    if (
-        sample["type"] == "multiple_choice"
-    ):  # mutual information also asks for each choice without the question
-        return (2 if "acc_mutual_info" in sample else 1) / len(sample["arguments"])
+    if sample["type"] == "multiple_choice":
+        num_requests = len(sample["arguments"])
+        # Mutual information also asks for each choice without the question.
+        return (2 if "acc_mutual_info" in sample else 1) / num_requests
     if sample["type"] in ("generate_until", "loglikelihood"):
         return 0.0
     return math.nan
@@ -262,13 +283,15 @@ def answer_together(
         return answer(requests, **options)
     rank = dist.get_rank()
     num_processes = dist.get_world_size()
-    owners = [
-        request.doc_id % num_processes for request in requests
-    ]  # the choices of a question stay together
-    mine = [request for owner, request in zip(owners, requests, strict=True) if owner == rank]
-    everyone: list[Any] = [None] * num_processes
-    dist.all_gather_object(everyone, answer(mine, disable_tqdm=rank > 0) if mine else [])
-    answers = list(map(iter, everyone))
+    # The choices of a question stay together.
+    owners = [request.doc_id % num_processes for request in requests]
+    own_requests = [
+        request for request, owner in zip(requests, owners, strict=True) if owner == rank
+    ]
+    own_answers = answer(own_requests, disable_tqdm=rank > 0) if own_requests else []
+    by_process: list[Any] = [None] * num_processes
+    dist.all_gather_object(by_process, own_answers)
+    answers = list(map(iter, by_process))
     return [next(answers[owner]) for owner in owners]
 
 
@@ -282,31 +305,37 @@ def run_function(
     function = find("evaluation", name, {})
     check_options(function, options, name)
     with torch.no_grad():
-        found = function(model, tokenizer, **options)
+        returned = function(model, tokenizer, **options)
     expected = "a finite number for each metric, or a list of one for each question: {'accuracy': [1, 0, 1]}"
-    if not isinstance(found, Mapping) or not found:
-        raise UserCodeError(f"the evaluation `{name}` returned {found!r}: expected {expected}.")
+    if not isinstance(returned, Mapping) or not returned:
+        raise UserCodeError(f"the evaluation `{name}` returned {returned!r}: expected {expected}.")
     scores = []
-    for metric, value in found.items():
+    for metric, figure in returned.items():
         try:
-            values = np.asarray(value, np.float64)
+            values = np.asarray(figure, np.float64)
         except (TypeError, ValueError):
             values = np.empty(0)
         if values.ndim > 1 or not values.size or not np.isfinite(values).all():
             raise UserCodeError(
-                f"the evaluation `{name}` returned {value!r} as `{metric}`: expected {expected}."
+                f"the evaluation `{name}` returned {figure!r} as `{metric}`: expected {expected}."
             )
-        by_question = values if values.ndim else None
-        questions = values.size if values.ndim else 0
+        has_questions = values.ndim == 1
+        num_questions = values.size if has_questions else 0
+        mean = float(values.mean())
         interval = None
-        if questions > 1:
-            reach = NORMAL_QUANTILE * float(values.std(ddof=1)) / math.sqrt(questions)
-            interval = (float(values.mean()) - reach, float(values.mean()) + reach)
-        is_better_higher = not any(word in metric for word in LOWER_IS_BETTER)
+        if num_questions > 1:
+            reach = NORMAL_QUANTILE * float(values.std(ddof=1)) / math.sqrt(num_questions)
+            interval = (mean - reach, mean + reach)
         report = ScoreReport(
-            name, str(metric), float(values.mean()), interval, questions, is_better_higher
+            name=name,
+            metric=str(metric),
+            value=mean,
+            interval=interval,
+            questions=num_questions,
+            higher_is_better=not any(word in metric for word in LOWER_IS_BETTER),
         )
-        scores.append(TaskScore(report, by_question, tuple(map(str, range(questions)))))
+        by_question = values if has_questions else None
+        scores.append(TaskScore(report, by_question, tuple(map(str, range(num_questions)))))
     return scores
 
 
@@ -324,20 +353,18 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
         raise RecipeError(
             f"the task folder `{folder}` does not exist. Set --task-folder to a folder with YAML files of tasks."
         )
-    local = (
-        None if folder is None else TaskManager(include_path=str(folder), include_defaults=False)
-    )
-    if local is not None and set(names) <= set(local.all_tasks):
-        manager = local
-    else:  # index lm-eval's thousands of tasks
-        manager = TaskManager(include_path=None if folder is None else str(folder))
-    known = manager.all_tasks
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise RecipeError(
-            f"lm-eval has no task `{unknown[0]}`.{did_you_mean(unknown[0], known)} To list all {len(known):,}:"
-            " `lm-eval ls tasks`. For tasks in local YAML files: --task-folder FOLDER."
-        )
+    include_path = None if folder is None else str(folder)
+    # Index lm-eval's thousands of tasks only if the folder lacks one of the names.
+    manager = TaskManager(include_path=include_path, include_defaults=folder is None)
+    if folder is not None and not set(names) <= set(manager.all_tasks):
+        manager = TaskManager(include_path=include_path)
+    all_tasks = manager.all_tasks
+    for name in names:
+        if name not in all_tasks:
+            raise RecipeError(
+                f"lm-eval has no task `{name}`.{did_you_mean(name, all_tasks)} To list all {len(all_tasks):,}:"
+                " `lm-eval ls tasks`. For tasks in local YAML files: --task-folder FOLDER."
+            )
     try:
         return manager, dict(manager.load(list(names))["tasks"])
     except (ConnectionError, FileNotFoundError) as problem:
@@ -355,7 +382,7 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
 def leaves(name: str, subtasks: dict[str, list[str]]) -> list[str]:
     """The tasks of a group and of its subgroups; for a task, the task itself."""
     if subtasks.get(name):
-        return [task for below in subtasks[name] for task in leaves(below, subtasks)]
+        return [task for member in subtasks[name] for task in leaves(member, subtasks)]
     return [name]
 
 
@@ -372,25 +399,23 @@ def task_transitions(before: TaskScore, after: TaskScore) -> Transitions | None:
     """None unless both have a score of 0 or 1 for each question."""
     old = before.by_question
     new = after.by_question
-    if (
-        old is None
-        or new is None
-        or before.hashes != after.hashes
-        or not np.isin((old, new), (0, 1)).all()
-    ):
+    if old is None or new is None or before.hashes != after.hashes:
+        return None
+    if not np.isin((old, new), (0, 1)).all():
         return None
     return transitions(old.astype(bool), new.astype(bool), after.chance, after.texts)
 
 
 def task_texts(names: Sequence[str], folder: Path | None = None) -> Iterator[tuple[str, str, str]]:
     """(task, place, text) of each question with its choices or answer, to search training documents for."""
-    for name, task in load_tasks(names, folder)[1].items():
+    _, tasks = load_tasks(names, folder)
+    for name, task in tasks.items():
         for number, document in enumerate(task.eval_docs, 1):
-            has_choices = task.config.doc_to_choice is not None
-            choices = (
-                task.doc_to_choice(document) if has_choices else [task.doc_to_target(document)]
-            )
-            question = task.doc_to_text(document)
+            if task.config.doc_to_choice is not None:
+                answers = task.doc_to_choice(document)
+            else:
+                answers = [task.doc_to_target(document)]
+            parts = [task.doc_to_text(document), *answers]
             # A number is the index of the choice that fills the gap; then the choices contain the text.
-            text = " ".join(str(part) for part in [question, *choices] if not isinstance(part, int))
+            text = " ".join(str(part) for part in parts if not isinstance(part, int))
             yield name, f"{name}: question {number}", text

@@ -3,8 +3,8 @@ page and as a JSON file."""
 
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cpt.evaluation.kinds import domain_weights, general_sets
 from cpt.evaluation.paired import (
     EXAMPLES,
     FEW_TO_EXCLUDE,
+    FEWEST,
     LEVEL,
     NEGLIGIBLE,
     TOO_FEW,
@@ -46,7 +47,6 @@ from cpt.evaluation.sentences import (
     READ,
     REWARD,
     differ,
-    direction,
     disagreement,
     domain_sentence,
     dominated,
@@ -67,6 +67,7 @@ from cpt.runs.folder import (
     SAMPLES,
     VERDICT,
     VERDICT_PAGE,
+    Content,
     read_lines,
     read_object,
 )
@@ -90,7 +91,8 @@ class ExampleSet:
     reward: tuple[float, float] | None = None
     has_reference: bool = False
     """Rewards are relative to the model at the start of the run, so all are equal before the first step."""
-    is_new_head: bool = False  # the reward head was initialised randomly
+    is_new_head: bool = False
+    """The reward head was initialised randomly."""
 
     @property
     def is_against_chance(self) -> bool:
@@ -98,20 +100,20 @@ class ExampleSet:
         return self.has_reference or self.is_new_head
 
     @property
-    def has_had_it(self) -> bool:
-        """Whether a head with random weights ordered the pairs as well: they are too easy to tell."""
-        return (
-            self.is_new_head
-            and self.accuracy is not None
-            and self.accuracy[0] >= max(CHANCE + NEGLIGIBLE, self.accuracy[1])
-        )
+    def is_too_easy(self) -> bool:
+        """Whether a head with random weights ordered the pairs as well."""
+        if self.accuracy is None or not self.is_new_head:
+            return False
+        before, after = self.accuracy
+        return before >= max(CHANCE + NEGLIGIBLE, after)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The confidence interval of the accuracy after the run."""
         if self.accuracy is None:
             return None
-        return accuracy_interval(np.arange(self.examples) < round(self.accuracy[1] * self.examples))
+        num_correct = round(self.accuracy[1] * self.examples)
+        return accuracy_interval(np.arange(self.examples) < num_correct)
 
     @property
     def worked(self) -> bool | None:
@@ -119,7 +121,7 @@ class ExampleSet:
         if self.interval is None or not self.is_against_chance or self.examples < TOO_FEW:
             return None
         low, high = self.interval
-        if self.has_had_it:
+        if self.is_too_easy:
             return None
         if low > CHANCE:
             return True
@@ -129,72 +131,90 @@ class ExampleSet:
 
     def sentence(self) -> str:
         if self.accuracy is not None and self.interval is not None:
-            low, high = self.interval
-            spread = f"{100 * LEVEL:.0f} % interval {100 * low:.0f} to {100 * high:.0f} %"
-            share = f"{100 * self.accuracy[1]:.0f} % of {self.examples:,} held-out pairs ({spread})"
-            if not self.is_against_chance:
-                before = f"before the run in {100 * self.accuracy[0]:.0f} %"
-                return f"In {share} the better answer is the likelier one; {before}."
-            outcome = {
-                True: "It worked",
-                False: "It did not work",
-                None: "Whether it worked is unknown",
-            }[self.worked]
-            outcome = "It did harm" if self.worked is False and high < CHANCE else outcome
-            than = "half would be chance"
-            if self.examples < TOO_FEW:
-                than += f"; {self.examples} pairs are too few"
-            if self.has_had_it:
-                than = f"with random weights it was {100 * self.accuracy[0]:.0f} %, so these pairs are too easy"
-            return f"{outcome}: in {share} the better answer has the higher reward; {than}."
-        margin = "the margin of wanted over unwanted answers"
-        others = {"the mean reward": self.reward, margin: self.margin, "the loss": self.loss}
-        changes = [
-            f"{what} went from {one[0]:.3f} to {one[1]:.3f}"
-            for what, one in others.items()
-            if one is not None
-        ]
-        found = " and ".join(changes) or "nothing was measured"
-        return f"On {self.examples:,} held-out examples {found}, without a confidence interval."
+            return self.sentence_on_pairs(self.accuracy, self.interval)
+        metrics = {
+            "the mean reward": self.reward,
+            "the margin of wanted over unwanted answers": self.margin,
+            "the loss": self.loss,
+        }
+        changes = []
+        for name, both in metrics.items():
+            if both is not None:
+                before, after = both
+                changes.append(f"{name} went from {before:.3f} to {after:.3f}")
+        measured = " and ".join(changes) or "nothing was measured"
+        return f"On {self.examples:,} held-out examples {measured}, without a confidence interval."
+
+    def sentence_on_pairs(
+        self, accuracy: tuple[float, float], interval: tuple[float, float]
+    ) -> str:
+        before, after = accuracy
+        low, high = interval
+        share = (
+            f"{100 * after:.0f} % of {self.examples:,} held-out pairs"
+            f" ({100 * LEVEL:.0f} % interval {100 * low:.0f} to {100 * high:.0f} %)"
+        )
+        if not self.is_against_chance:
+            was = f"before the run in {100 * before:.0f} %"
+            return f"In {share} the better answer is the likelier one; {was}."
+        if self.worked is None:
+            outcome = "Whether it worked is unknown"
+        elif self.worked:
+            outcome = "It worked"
+        elif high < CHANCE:
+            outcome = "It did harm"
+        else:
+            outcome = "It did not work"
+        remark = "half would be chance"
+        if self.is_too_easy:
+            remark = f"with random weights it was {100 * before:.0f} %, so these pairs are too easy"
+        elif self.examples < TOO_FEW:
+            remark += f"; {self.examples} pairs are too few"
+        return f"{outcome}: in {share} the better answer has the higher reward; {remark}."
 
 
 def read_example_sets(metrics: Path) -> list[ExampleSet]:
     """The sets with metrics before the first step and later; the last evaluation counts."""
-    evaluated = {}
-    for log in read_evaluations(metrics):
-        if any(key.endswith(COUNT) for key in log):
-            evaluated[log["step"]] = log
-    if 0 not in evaluated or len(evaluated) < 2:
+    evaluations = {}
+    for line in read_evaluations(metrics):
+        if any(key.endswith(COUNT) for key in line):
+            evaluations[line["step"]] = line
+    if 0 not in evaluations or len(evaluations) < 2:
         return []
-    before = evaluated[0]
-    after = evaluated[max(evaluated)]
+    before = evaluations[0]
+    after = evaluations[max(evaluations)]
+    return [
+        example_set(key.removeprefix(EVALUATED).removesuffix(COUNT), before, after)
+        for key in before
+        if key.endswith(COUNT) and key in after
+    ]
 
-    def both(name: str, *suffixes: str) -> tuple[float, float] | None:
-        keys = [f"{EVALUATED}{name}_{suffix}" for suffix in suffixes]
-        return next(
-            ((before[key], after[key]) for key in keys if key in before and key in after), None
-        )
 
-    sets = []
-    for key in before:
-        if not key.endswith(COUNT) or key not in after:
-            continue
-        name = key.removeprefix(EVALUATED).removesuffix(COUNT)
-        rewards = both(name, "rewards/chosen")
-        likelihoods = both(name, "logps/chosen")
-        is_close = rewards and likelihoods and abs(rewards[0]) <= NOISE * abs(likelihoods[0])
-        found = ExampleSet(
-            name,
-            int(after[f"{EVALUATED}{name}{COUNT}"]),
-            loss=both(name, "loss"),
-            accuracy=both(name, "rewards/accuracies", "accuracy"),
-            margin=both(name, "rewards/margins", "margin"),
-            reward=both(name, "reward"),
-            has_reference=bool(is_close),
-            is_new_head=both(name, NEW_HEAD) is not None,
-        )
-        sets.append(found)
-    return sets
+def example_set(name: str, before: Content, after: Content) -> ExampleSet:
+    """A set from the lines of its first and its last evaluation."""
+
+    def both(*suffixes: str) -> tuple[float, float] | None:
+        for suffix in suffixes:
+            key = f"{EVALUATED}{name}_{suffix}"
+            if key in before and key in after:
+                return before[key], after[key]
+        return None
+
+    rewards = both("rewards/chosen")
+    likelihoods = both("logps/chosen")
+    has_reference = False
+    if rewards and likelihoods:
+        has_reference = abs(rewards[0]) <= NOISE * abs(likelihoods[0])
+    return ExampleSet(
+        name=name,
+        examples=int(after[f"{EVALUATED}{name}{COUNT}"]),
+        loss=both("loss"),
+        accuracy=both("rewards/accuracies", "accuracy"),
+        margin=both("rewards/margins", "margin"),
+        reward=both("reward"),
+        has_reference=has_reference,
+        is_new_head=both(NEW_HEAD) is not None,
+    )
 
 
 MUCH_SKIPPED = 0.1  # share of steps above which the headline reports it
@@ -204,9 +224,9 @@ SAMPLES_SHOWN = 3
 LONGEST_SAMPLE = 200  # characters
 
 
-def gives_scores(examples: Sequence[ExampleSet]) -> bool:
+def gives_scores(sets: Sequence[ExampleSet]) -> bool:
     """Whether the model outputs scores instead of text."""
-    return bool(examples) and all(one.is_new_head for one in examples)
+    return bool(sets) and all(examples.is_new_head for examples in sets)
 
 
 @dataclass(frozen=True)
@@ -220,10 +240,11 @@ class WorseDocument:
 class SetVerdict:
     name: str
     is_general: bool
-    before: float
+    before: float  # bits per byte
     after: float
     documents: int | None = None
-    difference: Difference | None = None  # None, without an interval, if documents cannot be paired
+    difference: Difference | None = None
+    """None, without an interval, if documents cannot be paired."""
     worst: list[WorseDocument] = field(default_factory=list)
 
     @property
@@ -256,42 +277,45 @@ class Verdict:
     base: str | None
     tokens: int
     sets: list[SetVerdict]
-    domain: Difference | None  # bits per byte over all domain sets
-    general: Difference | None  # bits per byte over all general sets
+    domain: Difference | None
+    """Bits per byte over all domain sets."""
+    general: Difference | None
+    """Bits per byte over all general sets."""
     sources: list[SourceFacts]
-    stopped: str | None = None  # why the run ended before its budget
-    skipped_steps: tuple[int, int] = (0, 0)  # steps that the loss guard skipped, and all steps
+    stopped: str | None = None
+    """Why the run ended before its budget."""
+    skipped_steps: tuple[int, int] = (0, 0)
+    """Steps that the loss guard skipped, and all steps."""
     domain_test: list[ScoreReport] = field(default_factory=list)
     tasks: list[ScoreReport] = field(default_factory=list)
     contamination: Contamination | None = None
     retention: list[Point] = field(default_factory=list)
-    samples: list[dict[str, str]] = field(
-        default_factory=list
-    )  # prompt, and its continuations before and after
+    samples: list[dict[str, str]] = field(default_factory=list)
+    """Each prompt, and its continuations before and after."""
     not_run: list[NotRun] = field(default_factory=list)
     serve: str | None = None
-    is_complete: bool = False  # False while it only has the results measured during the run
-    examples: list[ExampleSet] = field(
-        default_factory=list
-    )  # held-out pairs, rated answers and prompts
-    fallbacks: list[str] = field(
-        default_factory=list
-    )  # values that this machine forced, each with its reason
-    learning_rate: float | None = None  # its peak
-    left_out: list[str] = field(
-        default_factory=list
-    )  # very long documents that were not evaluated, a sentence each set
-
-    gain: list[Gain] = field(default_factory=list)  # of the domain sets that improved
-    are_documents: bool = True  # what was trained on; False: conversations or pairs
+    is_complete: bool = False
+    """False while it only has the results measured during the run."""
+    examples: list[ExampleSet] = field(default_factory=list)
+    """Held-out pairs, rated answers and prompts."""
+    fallbacks: list[str] = field(default_factory=list)
+    """Values that this machine forced, each with its reason."""
+    learning_rate: float | None = None
+    """Its peak."""
+    left_out: list[str] = field(default_factory=list)
+    """Very long documents that were not evaluated, a sentence for each set."""
+    gain: list[Gain] = field(default_factory=list)
+    """Of the domain sets that improved."""
+    are_documents: bool = True
+    """What was trained on; False: conversations or pairs."""
 
     def differences(self, *, is_general: bool) -> dict[str, Difference]:
         """Of the sets of a kind, by name."""
-        return {
-            one.name: one.difference
-            for one in self.sets
-            if one.is_general == is_general and one.difference
-        }
+        differences = {}
+        for of_set in self.sets:
+            if of_set.is_general == is_general and of_set.difference:
+                differences[of_set.name] = of_set.difference
+        return differences
 
     @property
     def worked(self) -> bool | None:
@@ -318,13 +342,13 @@ class Verdict:
     def findings(self) -> list[str]:
         """A sentence on what was learned and one on what was forgotten; more if sets of a kind differ."""
         if self.examples:
-            sentences = [one.sentence() for one in self.examples]
+            sentences = [examples.sentence() for examples in self.examples]
             if not gives_scores(self.examples):
                 cost = [
                     *self.of_kind(general_sentence, self.domain, "held-out domain text"),
                     *self.of_kind(general_sentence, self.general, "held-out general text"),
                 ]
-                sentences += cost or self.not_measured("text")
+                sentences += cost or self.forgetting_not_measured("text")
         elif self.domain is None:
             sentences = ["Whether it worked is unknown: no domain documents were compared."]
         else:
@@ -332,7 +356,7 @@ class Verdict:
             sentences = [
                 *self.of_kind(domain_sentence, self.domain, "domain text"),
                 *self.doubts(),
-                *(forgetting or self.not_measured()),
+                *(forgetting or self.forgetting_not_measured("general text")),
             ]
         skipped, steps = self.skipped_steps
         if skipped and skipped >= MUCH_SKIPPED * steps:
@@ -348,24 +372,25 @@ class Verdict:
             f"But most of the gain on {', '.join(names)} is in phrases that training documents also have."
         ]
 
-    def not_measured(self, what: str = "general text") -> list[str]:
+    def forgetting_not_measured(self, kind: str) -> list[str]:
         """A model from new weights has nothing to forget."""
         if self.base:
-            return [f"Forgetting was not measured: no {what} was held out."]
+            return [f"Forgetting was not measured: no {kind} was held out."]
         return []
 
     def of_kind(
-        self, sentence: Callable[[Difference, str], str], together: Difference | None, what: str
+        self, sentence: Callable[[Difference, str], str], together: Difference | None, kind: str
     ) -> list[str]:
         """One sentence on all sets of a kind; one on each if they differ."""
         if together is None:
             return []
-        sets = self.differences(is_general=together is self.general)
-        found = {what: together}
-        if differ(list(sets.values()), together):
-            found = {f"`{name}`": one for name, one in sets.items()}
-        sentences = [(sentence(one, name), disagreement(one)) for name, one in found.items()]
-        return [text for pair in sentences for text in pair if text]
+        differences = self.differences(is_general=together is self.general)
+        if not differ(list(differences.values()), together):
+            return list(filter(None, [sentence(together, kind), disagreement(together)]))
+        sentences = []
+        for name, difference in differences.items():
+            sentences += [sentence(difference, f"`{name}`"), disagreement(difference)]
+        return list(filter(None, sentences))
 
     def next_step(self) -> str:
         """What to do next: the row of the table in docs/tutorials/your_documents.md, with the paths of this run."""
@@ -373,42 +398,44 @@ class Verdict:
         return self.remedy().replace("RUN --against BASE", f"{self.model}{against}")
 
     def remedy(self) -> str:
+        """`next_step` before the paths of the run are filled in."""
         general = self.general
-        of_general = self.differences(is_general=True)
-        worst = max(of_general.values(), key=lambda one: direction(one.outcome()), default=None)
-        if worst is not None and worst.outcome() == "worse":
-            general = worst
-        if not self.examples:
-            domain = list(self.differences(is_general=False).values())
-            outcomes = [one.outcome() for one in domain]
-            return next_step(
-                self.domain,
-                general,
-                outcomes,
-                can_forget=self.base is not None,
-                has_copies=self.has_copies,
-                are_documents=self.are_documents,
-            )
-        if gives_scores(self.examples) and self.worked:
+        for difference in self.differences(is_general=True).values():
+            if difference.outcome() == "worse":
+                general = difference
+                break
+        if self.examples:
+            return self.remedy_on_examples(general)
+        domain = self.differences(is_general=False)
+        return next_step(
+            self.domain,
+            general,
+            [difference.outcome() for difference in domain.values()],
+            can_forget=self.base is not None,
+            has_copies=self.has_copies,
+            are_documents=self.are_documents,
+        )
+
+    def remedy_on_examples(self, general: Difference | None) -> str:
+        is_reward_model = gives_scores(self.examples)
+        if is_reward_model and self.worked:
             return REWARD
-        texts = [] if gives_scores(self.examples) else [self.domain, general]
-        if any(one is not None and one.outcome() == "worse" for one in texts):
+        texts = [] if is_reward_model else [self.domain, general]
+        if any(text is not None and text.outcome() == "worse" for text in texts):
             return FORGOT_OF_EXAMPLES
         if self.worked:
-            if any(texts):
-                return ASK
-            return MEASURE
-        rewards = [one.reward for one in self.examples if one.reward is not None]
+            return ASK if any(texts) else MEASURE
+        rewards = [examples.reward for examples in self.examples if examples.reward is not None]
         if rewards and all(after <= before for before, after in rewards):
             return NO_REWARD
         if self.worked is False:
-            is_below = any(one.interval and one.interval[1] < CHANCE for one in self.examples)
-            if is_below:
+            intervals = [examples.interval for examples in self.examples if examples.interval]
+            if any(high < CHANCE for _, high in intervals):
                 return EXCHANGED
             return NOT_LEARNED
-        if any(pairs.has_had_it for pairs in self.examples):
+        if any(examples.is_too_easy for examples in self.examples):
             return HARDER_PAIRS
-        if any(one.is_against_chance and one.interval for one in self.examples):
+        if any(examples.is_against_chance and examples.interval for examples in self.examples):
             return HOLD_OUT_PAIRS
         return READ
 
@@ -450,8 +477,8 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         content = {**asdict(self), "headline": self.headline(), "worked": self.worked}
         content["next"] = self.next_step()
-        for entry, one in zip(content["sets"], self.sets, strict=True):
-            entry["outcome"] = one.outcome
+        for entry, of_set in zip(content["sets"], self.sets, strict=True):
+            entry["outcome"] = of_set.outcome
         return content
 
 
@@ -472,17 +499,17 @@ def verdict_of_run(
     course = course_of(evaluations)
     examples = read_example_sets(folder / METRICS)
     inputs = read_object(folder / INPUTS)
-    kept = general_sets(recipe.model_dump(mode="json", by_alias=True), inputs)
-    sets, domain, general = compare_sets(folder, course, recipe, kept)
+    general_names = general_sets(recipe.model_dump(mode="json", by_alias=True), inputs)
+    sets, domain, general = compare_sets(folder, course, recipe, general_names)
     missing = not_measured(folder, recipe, sets, examples, evaluation)
     if contamination is None:
         why = "training documents were not searched: cpt contamination RECIPE"
         missing["contamination"] = why
     # `domain test of code` in `not_run` is more specific than `domain test`.
     unmentioned = []
-    for what, why in missing.items():
-        if not any(entry.what.startswith(what) for entry in not_run):
-            unmentioned.append(NotRun(what, why))
+    for measurement, why in missing.items():
+        if not any(entry.what.startswith(measurement) for entry in not_run):
+            unmentioned.append(NotRun(measurement, why))
     return Verdict(
         run=folder.name,
         model=str(run.export_folder),
@@ -524,35 +551,59 @@ def read_fallbacks(folder: Path) -> list[str]:
 
 
 def compare_sets(
-    folder: Path, course: Sequence[Point], recipe: Recipe, kept: Collection[str]
+    folder: Path, course: Sequence[Point], recipe: Recipe, general: Collection[str]
 ) -> tuple[list[SetVerdict], Difference | None, Difference | None]:
-    """Compare each set that was evaluated before the first step and after the last, and all domain sets and all
-    general sets (`kept`) together, if documents can be paired."""
+    """Compare each set that was evaluated before the first step and after the last; and all domain sets together, and
+    all general ones (`general`), if documents can be paired."""
     if not course or course[0].step != 0:
         return [], None, None
-    both = losses_of_ends(folder)
+    losses = losses_of_ends(folder)
+    after = course[-1].bits_per_byte
     sets = []
-    for name, was in course[0].bits_per_byte.items():
-        if name not in course[-1].bits_per_byte:
+    for name, before in course[0].bits_per_byte.items():
+        if name not in after:
             continue
-        documents = len(both[name][0].hashes) if name in both else None
-        now = course[-1].bits_per_byte[name]
-        difference = None
-        worst = list[WorseDocument]()
-        if documents is not None and documents > 1:
-            old, new = both[name]
-            difference = bits_per_byte_difference([old], [new])
-            worst = worst_documents(old, new)
-            was = difference.before
-            now = difference.after
-        sets.append(SetVerdict(name, name in kept, was, now, documents, difference, worst))
-    together = []
-    for is_general in (False, True):
-        names = [one.name for one in sets if one.is_general == is_general and one.difference]
-        weights = None if is_general else domain_weights(recipe, names)
-        earlier, later = ([both[name][side] for name in names] for side in (0, 1))
-        together.append(bits_per_byte_difference(earlier, later, weights) if names else None)
-    return sets, together[0], together[1]
+        of_set = SetVerdict(name, name in general, before, after[name])
+        if name in losses:
+            of_set = with_losses(of_set, *losses[name])
+        sets.append(of_set)
+    paired = [of_set for of_set in sets if of_set.difference]
+    general_names = [of_set.name for of_set in paired if of_set.is_general]
+    domain_names = [of_set.name for of_set in paired if not of_set.is_general]
+    weights = domain_weights(recipe, domain_names)
+    return (
+        sets,
+        difference_together(domain_names, losses, weights),
+        difference_together(general_names, losses),
+    )
+
+
+def with_losses(of_set: SetVerdict, before: DocumentLosses, after: DocumentLosses) -> SetVerdict:
+    """Add the difference, if it has an interval."""
+    num_documents = len(before.hashes)
+    if num_documents < FEWEST:
+        return replace(of_set, documents=num_documents)
+    difference = bits_per_byte_difference([before], [after])
+    return replace(
+        of_set,
+        before=difference.before,
+        after=difference.after,
+        documents=num_documents,
+        difference=difference,
+        worst=worst_documents(before, after),
+    )
+
+
+def difference_together(
+    names: Sequence[str],
+    losses: Mapping[str, tuple[DocumentLosses, DocumentLosses]],
+    weights: Sequence[float] | None = None,
+) -> Difference | None:
+    if not names:
+        return None
+    before = [losses[name][0] for name in names]
+    after = [losses[name][1] for name in names]
+    return bits_per_byte_difference(before, after, weights)
 
 
 def losses_of_ends(folder: Path) -> dict[str, tuple[DocumentLosses, DocumentLosses]]:
@@ -572,14 +623,11 @@ def losses_of_ends(folder: Path) -> dict[str, tuple[DocumentLosses, DocumentLoss
 def worst_documents(before: DocumentLosses, after: DocumentLosses) -> list[WorseDocument]:
     """Up to `EXAMPLES` documents whose bits per byte rose most."""
     changes = (after.nats - before.nats) / math.log(2) / before.num_bytes
-    worst = [
-        int(number)
-        for number in np.argsort(-changes, kind="stable")[:EXAMPLES]
-        if changes[number] > 0
-    ]
-    return [
-        WorseDocument(f"{before.hashes[number]:016x}", float(changes[number])) for number in worst
-    ]
+    worst = []
+    for number in np.argsort(-changes, kind="stable")[:EXAMPLES]:
+        if changes[number] > 0:
+            worst.append(WorseDocument(f"{before.hashes[number]:016x}", float(changes[number])))
+    return worst
 
 
 def not_measured(
@@ -603,16 +651,18 @@ def not_measured(
         missing["held-out text"] = (
             "nothing was held out: set `evaluation.held_out_share` or `evaluation.perplexity`"
         )
-    elif not any(one.is_general for one in sets):
+    elif not any(of_set.is_general for of_set in sets):
         missing["forgetting"] = (
             "no set of general text was held out. A public one: `evaluation.retain: general`"
         )
-    known = {one.name for one in sets} | {one.name for one in examples}
-    if sets and (added := {reported_name(one) for one in recipe.evaluation.perplexity} - known):
-        missing[f"change of {', '.join(sorted(added))}"] = (
+    added_names = {reported_name(source) for source in recipe.evaluation.perplexity}
+    added_names -= {of_set.name for of_set in sets}
+    added_names -= {of_set.name for of_set in examples}
+    if sets and added_names:
+        missing[f"change of {', '.join(sorted(added_names))}"] = (
             f"added during the run: no result before it. {evaluate}"
         )
-    unpaired = ", ".join(one.name for one in sets if one.difference is None)
+    unpaired = ", ".join(of_set.name for of_set in sets if of_set.difference is None)
     if unpaired:
         missing[f"intervals of {unpaired}"] = (
             f"losses per document are missing, or there is one document. {evaluate}"
@@ -626,18 +676,16 @@ def not_measured(
     return missing
 
 
-def source_facts(inputs: dict[str, Any]) -> list[SourceFacts]:
+def source_facts(inputs: Content) -> list[SourceFacts]:
     sources = []
     for name, facts in inputs.get("data", {}).get("sources", {}).items():
-        decontaminated = sum(
-            count for reason, count in facts["dropped"].items() if reason.startswith(REASON)
-        )
+        dropped = facts["dropped"].items()
         source = SourceFacts(
             name=name,
             documents=facts["documents"],
             share=facts["share"],
             licence=facts["licence"],
-            decontaminated=decontaminated,
+            decontaminated=sum(count for reason, count in dropped if reason.startswith(REASON)),
             account=facts.get("account", ""),
         )
         sources.append(source)
@@ -675,8 +723,8 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
 
 def verdict_page(verdict: Verdict) -> str:
     environment = Environment(trim_blocks=True, lstrip_blocks=True)
-    filters: dict[str, Any] = {"cell": lambda text: text.replace("|", "\\|")}
-    environment.filters |= filters | {"sample": sample, "signed": signed}
+    environment.filters["cell"] = lambda text: text.replace("|", "\\|")
+    environment.filters |= {"sample": sample, "signed": signed}
     template = environment.from_string(
         Path(__file__).with_name("verdict.md.jinja").read_text(encoding="utf-8")
     )
@@ -713,7 +761,7 @@ def spread_evenly(points: Sequence[Point], count: int) -> list[Point]:
     last = len(points) - 1
     if last <= 1:
         return []
-    numbers = {round(place * last / (count - 1)) for place in range(count)}
+    numbers = {round(index * last / (count - 1)) for index in range(count)}
     return [points[number] for number in sorted(numbers)]
 
 
@@ -730,6 +778,8 @@ def contamination_text(verdict: Verdict) -> str:
 def sample(text: str) -> str:
     """The start of a text as inline code, with arrows for line breaks."""
     line = text[:LONGEST_SAMPLE].replace("`", "'").replace("\n", " ↵ ")
-    if line.strip(" ↵"):
-        return f"`{line}{'...' if len(text) > LONGEST_SAMPLE else ''}`"
-    return "(nothing)"
+    if not line.strip(" ↵"):
+        return "(nothing)"
+    if len(text) > LONGEST_SAMPLE:
+        line += "..."
+    return f"`{line}`"

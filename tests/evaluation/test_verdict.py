@@ -384,6 +384,18 @@ def test_domain_sets_that_differ_did_not_work_where_none_of_them_did(run):
     assert mixed.worked is False
 
 
+def test_a_general_set_that_became_worse_decides_the_next_step_wherever_it_is_listed(run):
+    verdict = verdict_of_run(run())
+    general = verdict.sets[1]
+    negligible = Difference(2.0, 2.0002, 0.0002, 0.0001, 0.0003, 40, 0.002)
+    worse = Difference(2.0, 2.2, 0.2, 0.19, 0.21, 40, 0.002)
+    sets = [replace(general, name="web", difference=negligible)]
+    sets.append(replace(general, name="code", difference=worse))
+    for ordered in (sets, sets[::-1]):
+        listed = replace(verdict, sets=[verdict.sets[0], *ordered], general=negligible)
+        assert "replay more general text" in listed.next_step()
+
+
 def facts(dropped, **more):
     return {"documents": 11, "share": 0.25, "licence": None, "dropped": dropped, **more}
 
