@@ -197,6 +197,8 @@ def row(name: str, run: LabelledRun) -> str:
 
 def row_of(name: str, sections: dict[str, Any], folder: Path) -> str:
     """The table's row of a run."""
+    if "deepspeed" in sections["training"]:  # once, instead of in each child
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - imports torch's compiler
     (made,) = in_children(
         [lambda: row(name, run_labelled(sections, folder, in_group=name == "DDP"))], folder
     )
