@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpt.data.readers.columns import form_of_source, source_with_form, with_form
+from cpt.data.readers.columns import (
+    FORMS,
+    form_of,
+    form_of_source,
+    source_with_form,
+    template_columns,
+    with_form,
+)
 from cpt.data.readers.documents import BadRow, BadValue, Piece
 from cpt.data.readers.example import (
     CONTROL,
@@ -22,7 +29,7 @@ from cpt.data.readers.example import (
     transcript,
 )
 from cpt.data.readers.sources import read_piece
-from cpt.errors import RecipeError
+from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Data, Evaluation, HeldOut, Source
 
 ASKED, ANSWERED = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
@@ -113,6 +120,15 @@ def test_tool_calls_and_thoughts_of_messages_are_kept_in_their_order():
         ([{"role": "a", "content": "", "name": f"a{PART}"}], "control character"),
         ([{"role": "a", "content": "", "score": float("nan")}], "wrong value"),
         ([{"role": "user", "content": f"a{MARK}b"}], "control character"),
+        ([], "not a chat"),
+        ("Hi.", "not a chat"),
+        ([{"value": "Hi."}], "not a chat"),
+        ([{"from": "function_call", "value": "f()"}], "not a chat"),
+        ([{"from": "function_call", "value": '{"arguments": {}}'}], "not a chat"),
+        ([{"from": "function_call", "value": ["f"]}], "not a chat"),
+        ([{"role": "user", "content": [{"type": "image", "text": "a"}]}], "not a chat"),
+        ([{"role": "user", "content": [{"type": "text", "text": 3}]}], "not a chat"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}], "not a chat"),
     ],
 )
 def test_messages_that_are_no_chat_have_a_reason(messages, reason):
@@ -131,6 +147,12 @@ def test_messages_that_are_no_chat_have_a_reason(messages, reason):
         ({"prompt": "a", "completion": "b", "label": None}, "unpaired", "no value"),
         ({"prompt": f"a{PART}"}, "prompt", "control character"),
         ({"messages": [ANSWERED], "tools": "{"}, "conversation", "wrong value"),
+        ({"messages": "[{'role': 3}]"}, "conversation", "not a chat"),
+        ({"messages": '["role", 3]'}, "conversation", "not a chat"),
+        ({"messages": "a chat"}, "conversation", "not a chat"),
+        ({"messages": '["Hi."]'}, "conversation", "not a chat"),
+        ({"text": f"{MARK}a"}, "conversation", "control character"),
+        ({"prompt": "a", "answer": {1, 2}}, "prompt", "wrong value"),
     ],
 )
 def test_a_row_that_is_no_example_has_a_reason(row, form, reason):
@@ -237,6 +259,88 @@ def test_a_parquet_file_gives_examples_of_any_form(tmp_path):
     assert example_of(read(path, "prompt")[0].text).columns["day"] == "2024-07-26"
     (bad,) = read(path, "preference", chat={"chosen": "good", "rejected": "rejected"})
     assert isinstance(bad, BadRow) and "`good`" in bad.detail
+
+
+def test_parts_of_a_message_are_one_text_and_what_a_transform_changed_is_kept():
+    parts = [{"type": "text", "text": "a"}, {"text": "b"}, {"type": "text", "text": "c"}]
+    (found,) = messages_of(transcript([{"role": "user", "content": parts}], ""))
+    assert found == {"role": "user", "content": "abc"}
+    changed = messages_of(f"{MARK}user {{not JSON\nq\n{MARK}assistant\na")
+    assert changed == [{"role": "user {not JSON", "content": "q"}, ANSWERED]
+    both = {"from": "human", "value": "v", "content": "c", "role": "user"}
+    (found,) = messages_of(transcript([both], ""))
+    assert found == {"role": "user", "content": "c", "from": "human", "value": "v"}
+
+
+def test_a_text_among_conversations_is_one_document():
+    assert written({"text": "a"}, "conversation") == "a"
+    assert written({"body": "a", "messages": [ASKED]}, "conversation", text_column="body") == "a"
+    row = {"text": "x", "messages": [ASKED]}
+    assert written(row, "conversation", template="<{text}>") == "<x>"
+    chat = {"prompt": "asked", "completion": "b"}
+    assert example({"asked": [ASKED], "b": [ANSWERED]}, "conversation", chat).prompt == [ASKED]
+    assert example({"asked": [ASKED], "n": 3}, "prompt", "asked").prompt == [ASKED]
+
+
+def test_conversations_that_contain_the_prompt_are_compared_whole():
+    chosen, rejected = [ASKED, ANSWERED], [ASKED, {"role": "assistant", "content": "b"}]
+    row = {"prompt": "q", "chosen": chosen, "rejected": rejected}
+    found = example(row, "preference")
+    assert (found.prompt, found.chosen, found.rejected) == (None, chosen, rejected)
+    answers = {"chosen": chosen[1:], "rejected": rejected[1:]}
+    with pytest.raises(BadValue):
+        example({"prompt": "q", **answers}, "preference")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(None, "null"), (True, "wrong type"), (["a"], "wrong type"), (3, None)]
+)
+def test_a_template_takes_strings_and_numbers(value, reason):
+    source = Source(path="a.jsonl", template="{title}: {n}")
+    row = {"title": "a", "n": value}
+    if reason is None:
+        assert text_of(row, source) == "a: 3"
+        return
+    with pytest.raises(BadValue) as bad:
+        text_of(row, source)
+    assert bad.value.reason == reason and bad.value.detail.startswith("`n` is ")
+
+
+@pytest.mark.parametrize("chat", [{"prompt": "q", "system": "s"}, {"prompt": "q", "history": "h"}])
+def test_only_messages_follow_a_system_prompt_or_earlier_turns(chat):
+    with pytest.raises(BadValue) as bad:
+        example({"q": "a text", "s": "s", "h": [["x", "y"]]}, "prompt", chat)
+    assert bad.value.reason == "texts and messages" and "`q` must be a list" in bad.value.detail
+
+
+@pytest.mark.parametrize(
+    "template", ["{a", "}", "no column", "{}", "{0}", "{a[0]}", "{a!r}", "{a:>5}"]
+)
+def test_a_template_names_columns_and_nothing_else(template):
+    with pytest.raises(RecipeError, match="the template"):
+        template_columns(template)
+
+
+def test_a_template_names_each_column_once_in_its_order():
+    assert template_columns("{b} {{x}} {a} {b}") == ("b", "a")
+
+
+def test_columns_of_a_stage_name_one_form():
+    forms = {columns: form_of(columns) for columns in (*FORMS, ("input_ids", "labels"))}
+    assert forms == {**FORMS, ("input_ids", "labels"): "document"}
+    for columns, named in ((("text", "label"), "text, label"), ((), "none")):
+        with pytest.raises(RecipeError, match=f"COLUMNS are {named}, expected those of: "):
+            form_of(columns)
+
+
+@pytest.mark.parametrize("form", ["preference", "unpaired", "prompt", "conversation", "document"])
+def test_plain_text_files_are_refused_where_a_row_is_an_example(form, tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    if form in ("conversation", "document"):
+        assert [item.text for item in read(tmp_path / "a.txt", form)] == ["a"]
+        return
+    with pytest.raises(DataError, match=rf"`k.path`: {tmp_path}/a.txt has .txt files"):
+        read(tmp_path / "a.txt", form)
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,55 @@ def test_parts_are_what_split_gives_wherever_the_buffer_ends(parts, buffer, bom)
     assert all(content[at:].removeprefix(b"\xef\xbb\xbf").startswith(part) for at, part in found)
 
 
+def test_a_part_that_is_too_long_is_a_bad_row_and_is_not_held(tmp_path, read, monkeypatch):
+    monkeypatch.setattr(formats, "LONGEST_LINE", 50)
+    monkeypatch.setattr(formats, "BUFFER", 20)
+    (tmp_path / "a.txt").write_bytes(b"one\n\n" + b"x" * 90 + b"\n\ncaf\xe9\n\nlast")
+    one, long, bad, last = read(tmp_path / "a.txt", text_documents="\n\n")
+    assert (one.text, last.text) == ("one", "last")
+    assert (long.reason, long.byte, long.content) == ("too long", 5, None)
+    assert (bad.reason, bad.byte, bad.content) == ("invalid UTF-8", 97 + 3, b"caf\xe9")
+    parts = list(formats.split(io.BytesIO(b"a--" + b"x" * 90 + b"--b"), b"--"))
+    assert [(at, part) for at, part in parts] == [(0, b"a"), (3, formats.TOO_LONG), (95, b"b")]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "byte", "is_lost"),
+    [(b"caf\xe9", "invalid UTF-8", 3, False), (b"x" * 51, "too long", 0, True)],
+)
+def test_a_text_file_that_is_no_document_is_one_bad_row(
+    tmp_path, bad, monkeypatch, content, reason, byte, is_lost
+):
+    monkeypatch.setattr(formats, "LONGEST_LINE", 50)
+    (tmp_path / "a.txt").write_bytes(content)
+    found = bad(tmp_path / "a.txt", text_documents="file")
+    expected = (reason, byte, is_lost, len(content))
+    assert (found.reason, found.byte, found.loses_file, found.num_bytes) == expected
+
+
+def test_json_lines_in_disguise_are_known_by_their_first_line_however_long(
+    tmp_path, texts, bad, monkeypatch
+):
+    monkeypatch.setattr(formats, "BUFFER", 20)
+    long = "x" * 90
+    (tmp_path / "a.json").write_text(f'{{"text": "{long}"}}\n{{"text": "b"}}\n')
+    assert texts(tmp_path / "a.json") == [long, "b"]
+    (tmp_path / "b.json").write_text('{"text": "one", x}')
+    found = bad(tmp_path / "b.json")
+    assert (found.where, found.reason, found.loses_file) == (
+        f"{tmp_path}/b.json",
+        "not valid JSON",
+        True,
+    )
+
+
+def test_nan_and_infinity_are_read_where_the_rest_is_json():
+    assert formats.loads(b'{"a": [Infinity, -Infinity]}') == {"a": [float("inf"), -float("inf")]}
+    for raw in (b'{"a": NaN, x}', b"{x}"):
+        with pytest.raises(formats.orjson.JSONDecodeError):
+            formats.loads(raw)
+
+
 # CSV
 
 
@@ -189,6 +238,32 @@ def test_parquet_of_any_string_type_is_read(tmp_path, texts):
 def test_a_bad_parquet_row_has_its_number(tmp_path, bad, column, where, detail):
     found = bad(write(tmp_path / "a.parquet", column))
     assert found.where == f"{tmp_path}/a.parquet{where}" and detail in found.detail
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_text_of_a_table_that_is_not_utf8_is_one_bad_row(tmp_path, read, kind):
+    binary = pa.array([b"one", b"caf\xe9", b"three", None], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), 4, binary.buffers())
+    if kind == "parquet":
+        path = write(tmp_path / "a.parquet", texts)
+    else:
+        path = tmp_path / "a.arrow"
+        table = pa.table({"text": texts})
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    one, bad, three, null = read(path)
+    assert (one.text, three.text, null.reason) == ("one", "three", "null")
+    assert (bad.where, bad.reason, bad.content) == (f"{path}: row 2", "invalid UTF-8", b"caf\xe9")
+
+
+def test_an_arrow_file_without_the_column_loses_all_of_its_rows(tmp_path, bad):
+    table = pa.table({"body": ["a", "b", "c", "d", "e"]})
+    path = tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    found = bad(path)
+    assert (found.where, found.reason) == (str(path), "missing column")
+    assert (found.num_rows, found.loses_file) == (5, True)
 
 
 def test_a_damaged_row_group_loses_its_rows_and_counts_them(tmp_path, read):

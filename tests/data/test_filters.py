@@ -1,5 +1,6 @@
 import inspect
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from tiny import write_documents
 
 from cpt.data.readers import filters
+from cpt.data.readers.documents import Document, Origin
 from cpt.data.readers.filters import build_components, reason_to_drop
 from cpt.errors import RecipeError, UserCodeError
 from cpt.files import key_of
@@ -198,6 +200,79 @@ def test_only_the_languages_asked_for_are_kept():
         is None
     )
     assert filters.language(german, keep=["en"]) == "language is de"
+
+
+@pytest.mark.parametrize(
+    ("check", "options", "named"),
+    [
+        (filters.pattern, {}, "`drop` or `require`"),
+        (filters.pattern, {"drop": "(a"}, r"`\(a` is not a regular expression"),
+        (filters.pattern, {"require": "[a"}, r"`\[a` is not a regular expression"),
+        (filters.keep_share, {"share": 0}, "at most 1, got 0"),
+        (filters.keep_share, {"share": 1.01}, "at most 1, got 1.01"),
+        (filters.language, {"keep": ["de", "xx"]}, "unknown language `xx`.* Known: ace, af, am"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_a_mistake_in_the_recipe(check, options, named):
+    with pytest.raises(RecipeError, match=named):
+        check(view("a text"), **options)
+
+
+def test_words_are_counted_only_if_they_matter():
+    assert filters.length(view("a b c"), max_words=3) is None
+    assert filters.length(view("a b c d"), max_words=3) == "more than 3 words"
+    assert filters.length(view("a b"), min_words=3, max_words=5) == "fewer than 3 words"
+
+
+# What parts return
+
+
+def sifted(text, *, transforms=(), checks=()):
+    document = Document(text, Origin("a.jsonl", "item"), 3)
+    return list(filters.sift(document, "the source", transforms, checks))
+
+
+def halves(document, *, drops=False):
+    words = document["text"].split()
+    return [] if drops else [{**document, "text": word} for word in words]
+
+
+def test_transforms_may_return_several_documents_or_none_and_filters_see_each():
+    def check(document):
+        return f"{document['source']}, {document['where']}" if document["text"] == "b" else None
+
+    found = sifted("a b c", transforms=[halves, halves], checks=[check])
+    assert found == [("a", None), ("b", "the source, a.jsonl: item 3"), ("c", None)]
+    reason = "the transform halves returned an empty list"
+    assert sifted("a b", transforms=[partial(halves, drops=True), halves]) == [("a b", reason)]
+    assert sifted(" \n") == sifted(" \n", checks=[check]) == [(" \n", "empty")]
+    assert sifted("a") == [("a", None)]
+
+
+@pytest.mark.parametrize(
+    "returned", ["a text", None, 3, {"text": "a"}, [{"text": "a"}], {"text": 3}]
+)
+def test_a_transform_that_returns_no_document_is_named(returned):
+    def change(document):
+        return {**document, **returned} if returned == {"text": 3} else returned
+
+    with pytest.raises(RecipeError, match="the transform change returned .* the document, changed"):
+        sifted("a", transforms=[partial(change)])
+
+
+@pytest.mark.parametrize("returned", [True, "", ["reason"], 0])
+def test_a_filter_that_returns_no_reason_is_named(returned):
+    def check(document):
+        return returned
+
+    with pytest.raises(RecipeError, match="the filter check returned .* or None to keep"):
+        sifted("a", checks=[partial(check)])
+
+
+def test_a_view_of_a_document_is_a_mapping():
+    seen = filters.View(Document("a", Origin("a.jsonl", "item"), 5), "s")
+    assert len(seen) == 3
+    assert dict(seen) == {"text": "a", "source": "s", "where": "a.jsonl: item 5"}
 
 
 # Names of stored tokens

@@ -56,6 +56,126 @@ def test_data_files_of_a_card_choose_the_files(tmp_path):
     assert passed_over(tmp_path)["not in the dataset's data files"] == 1
 
 
+CONFIGS = """configs:
+- {config_name: small, data_files: s/*.jsonl}
+- {config_name: large, data_dir: l, DEFAULT}
+- {config_name: both, data_files: [s/*.jsonl, "./l/one.jsonl"]}
+- {config_name: splits, data_files: {train: [s/*.jsonl], dev: l/two.jsonl}}
+- {config_name: listed, data_files: [{path: s/*.jsonl}, {split: dev, path: [l/*.jsonl]}]}
+- not a config
+"""
+
+
+@pytest.fixture
+def subsets(tmp_path):
+    """`subsets("large")`: a folder whose card has subsets, of which this is the default."""
+
+    def write(default=None):
+        for name in ("s/one", "s/two", "l/one", "l/two", "l/three"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
+        (tmp_path / "l/notes.csv").write_text("text\nnotes\n")
+        card = CONFIGS.replace(", DEFAULT", ", default: true" if default == "large" else "")
+        if default == "default":
+            card += "- {config_name: default, data_files: l/two.jsonl}\n"
+        (tmp_path / "README.md").write_text(f"\ufeff---\n{card}---\n# A dataset\n")
+        return tmp_path
+
+    return write
+
+
+SMALL, LARGE = ["s/one", "s/two"], ["l/one", "l/three", "l/two"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"subset": "small"}, SMALL),
+        ({"subset": "large"}, LARGE),  # the most common format
+        ({"subset": "both"}, ["l/one", *SMALL]),
+        ({"subset": "splits"}, SMALL),
+        ({"subset": "splits", "split": "dev"}, ["l/two"]),
+        ({"subset": "listed"}, SMALL),
+        ({"subset": "listed", "split": "dev"}, LARGE),
+        ({}, LARGE),
+    ],
+    ids=str,
+)
+def test_a_subset_of_a_card_chooses_the_files(subsets, options, expected):
+    assert texts_in(subsets("large"), **options) == expected
+
+
+def test_the_default_of_a_card_is_read_where_no_subset_is_named(subsets):
+    assert texts_in(subsets("default")) == ["l/two"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, r"README.md has the subsets small, large, both, splits, listed. Set `k.subset`"),
+        ({"subset": "huge"}, r"has the subsets small, large"),
+        ({"subset": "small", "split": "dev"}, r"no split `dev`. It has: `train`. Set `k.split`"),
+    ],
+)
+def test_a_subset_or_split_that_a_card_lacks_is_refused(subsets, options, named):
+    with pytest.raises(DataError, match=named):
+        texts_in(subsets(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"split": "test"}, "no split `test`.*`k.split`"),
+        ({"subset": "x"}, "no subset `x`.*subset`"),
+    ],
+)
+def test_a_folder_of_text_has_no_splits_or_subsets(tmp_path, options, named):
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(DataError, match=named):
+        texts_in(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    "card",
+    ["no front matter", "---\nlicense: [\n---\n", "---\ntitle: a page\n---\n", "---\n- a\n---\n"],
+)
+def test_a_readme_that_is_no_card_says_nothing_of_the_files(tmp_path, card):
+    (tmp_path / "README.md").write_text(card)
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "b.csv").write_text("text\nb\n")
+    assert sorted(texts_in(tmp_path)) == ["a", "b"], "not only the most common format"
+
+
+def test_a_download_without_a_card_is_read_as_the_hub_does(tmp_path):
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / "b.csv").write_text("text\nb\n")
+    for name in "ac":
+        (tmp_path / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
+    assert texts_in(tmp_path) == ["a", "c"]
+    with pytest.raises(DataError, match=r"no split `test`. It has: `train`"):
+        texts_in(tmp_path, split="test")
+    for name in ("a.jsonl", "c.jsonl", "b.csv"):
+        (tmp_path / name).unlink()
+    (tmp_path / "LICENSE.txt").write_text("MIT")
+    with pytest.raises(DataError, match="no split `train`"):
+        texts_in(tmp_path)
+
+
+def test_a_saved_dataset_that_lacks_a_file_is_refused_and_files_of_others_are_not_its_record(
+    tmp_path,
+):
+    Dataset.from_dict({"text": ["a"]}).save_to_disk(tmp_path / "saved")
+    (tmp_path / "saved/data-00000-of-00001.arrow").unlink()
+    with pytest.raises(DataError, match=r"saved/data-00000-of-00001.arrow, one of the 1 files"):
+        texts_in(tmp_path)
+    for name, content in (("state.json", "[1]"), ("dataset_dict.json", '{"splits": "train"}')):
+        other = tmp_path / f"of another program {name}"
+        other.mkdir()
+        (other / name).write_text(content)
+        (other / "a.txt").write_text("a")
+        assert texts_in(other) == ["a"]
+
+
 @pytest.mark.parametrize("names", [["train", "valid"], ["train.jsonl", "dev.jsonl"]])
 def test_names_of_splits_choose_without_a_card(tmp_path, names):
     for name in names:
@@ -147,6 +267,21 @@ def test_linked_folders_are_read_once(tmp_path):
     os.symlink(corpus, corpus / "loop")
     (corpus / "b.txt").write_text("b")
     assert sorted(texts_in(corpus)) == ["a", "b"]
+
+
+def test_a_file_with_several_names_is_read_once(tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "b.txt").write_text("b")
+    (tmp_path / "outside.txt").write_text("outside")
+    for name, target in (
+        ("a", corpus / "b"),
+        ("c", tmp_path / "outside"),
+        ("d", tmp_path / "outside"),
+    ):
+        os.symlink(f"{target}.txt", corpus / f"{name}.txt")
+    assert texts_in(corpus) == ["b", "outside"]
+    assert passed_over(corpus) == {"links to a file that is read": 2}
 
 
 def test_a_broken_link_is_an_error_with_its_remedy(tmp_path):

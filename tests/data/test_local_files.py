@@ -9,8 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpt.data.readers.documents import Document
-from cpt.data.readers.sources import can_be_cut, files_of, kind_of, pieces_of, read_piece, states_of
-from cpt.errors import DataError, RecipeError
+from cpt.data.readers.sources import (
+    can_be_cut,
+    cannot_read,
+    files_of,
+    jobs_of,
+    kind_of,
+    pieces_of,
+    read_piece,
+    states_of,
+)
+from cpt.errors import DataError, RecipeError, ResourceError
 from cpt.recipe.schema import Source
 
 
@@ -89,6 +98,115 @@ def test_a_source_of_the_users_that_gives_nothing_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RecipeError, match=key):
         read(path, options=options)
+
+
+ROWS_OF_A_FUNCTION = """
+def dump():
+    yield "a text"
+    yield {"text": "of a row", "n": 3}
+    yield 5
+    yield "a NUL \\0"
+    yield {"body": "x"}
+    yield "a lone \\ud800"
+
+def stops():
+    from cpt.errors import DataError
+    yield "a text"
+    raise DataError("the store is gone")
+"""
+
+
+def test_rows_of_a_function_are_texts_or_rows_and_others_are_bad(tmp_path, monkeypatch, read):
+    (tmp_path / "my_lab_rows.py").write_text(ROWS_OF_A_FUNCTION)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [
+        item.text if isinstance(item, Document) else (item.reason, item.where, item.content)
+        for item in read("my_lab_rows:dump")
+    ]
+    where = "my_lab_rows:dump: item"
+    assert found == [
+        "a text",
+        "of a row",
+        ("wrong type", f"{where} 3", b"5"),
+        ("NUL byte", f"{where} 4", b"a NUL \0"),
+        ("missing column", f"{where} 5", b'{"body": "x"}'),
+        ("lone surrogate", f"{where} 6", b"a lone \xed\xa0\x80"),
+    ]
+    with pytest.raises(DataError, match="^the store is gone"):
+        read("my_lab_rows:stops")
+
+
+def test_small_files_share_a_job_and_a_limit_makes_one_of_all(folder):
+    def jobs(**options):
+        source = Source(path=str(folder), **options)
+        return [[os.path.basename(piece.path) for piece in job] for job in jobs_of(source, "k", 9)]
+
+    # of 4, 5, 9, 13 and 7 bytes
+    assert jobs() == [["a.md", "b.txt"], ["c.txt"], ["d.jsonl"], ["d.jsonl"], ["sub.txt"]]
+    assert jobs(max_documents=3) == [["a.md", "b.txt", "c.txt", "d.jsonl", "d.jsonl", "sub.txt"]]
+
+
+def test_a_file_that_is_not_what_its_name_says_is_one_bad_row(tmp_path, bad):
+    (tmp_path / "a.jsonl").write_bytes(b"PK\x03\x04" + bytes(100))
+    (tmp_path / "b.txt").write_text("<!DOCTYPE html>\n<html><body>Sign in</body></html>")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    (tmp_path / "c.txt").write_text(pointer)
+    for name, text_documents in (("a.jsonl", "file"), ("c.txt", "file"), ("c.txt", "line")):
+        found = bad(tmp_path / name, text_documents=text_documents)
+        assert found.loses_file and found.where == str(tmp_path / name)
+        assert found.reason == {"a": "wrong suffix", "c": "pointer of Git LFS"}[name[0]]
+
+
+def test_a_file_that_the_system_does_not_read_is_an_error_with_its_reason(tmp_path, monkeypatch):
+    problem = PermissionError(13, "Permission denied", str(tmp_path / "a.txt"))
+    error = cannot_read("a.txt", problem, "k")
+    assert type(error) is DataError
+    assert str(error) == "a.txt: cannot be read (Permission denied). Set `k.path`."
+    assert "(odd)" in str(cannot_read("a.txt", ValueError("odd\nmore"), "k"))
+    hub = cannot_read(f"hf://datasets/a/b@{'0' * 40}/c.txt", OSError(28, "No space"), "k")
+    assert type(hub) is ResourceError and "HF_HOME" in str(hub)
+
+    def refuse(path):
+        raise problem
+
+    monkeypatch.setattr("cpt.data.readers.sources.matches_of", refuse)
+    with pytest.raises(DataError, match=f"{tmp_path}/a.txt: cannot be read .Permission denied"):
+        files_of(Source(path=str(tmp_path / "[a].txt")), "k")
+
+
+@pytest.mark.parametrize("path", ["memory://nowhere/a.jsonl", "memory://nowhere/*.jsonl"])
+def test_a_url_without_files_is_refused(path):
+    with pytest.raises(DataError, match=r"no such file. Set `k.path`"):
+        files_of(Source(path=path), "k")
+
+
+def test_hidden_files_behind_a_url_are_no_documents():
+    memory = fsspec.filesystem("memory")
+    for name in ("a.txt", ".b.txt", ".c/d.txt", "e/f.txt"):
+        memory.pipe(f"/hidden/{name}", b"text")
+    names = [file.name for file in files_of(Source(path="memory://hidden"), "k")]
+    assert names == ["memory:///hidden/a.txt", "memory:///hidden/e/f.txt"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "named"),
+    [
+        (
+            ImportError("Install s3fs to access S3"),
+            ResourceError,
+            "Install s3fs to access S3. Inst",
+        ),
+        (OSError(5, "Input/output error"), DataError, "cannot be read .Input/output error"),
+        (ValueError("Protocol not known: x"), DataError, "cannot be read .Protocol not known: x"),
+    ],
+)
+def test_a_file_system_that_cannot_be_opened_is_named(monkeypatch, problem, kind, named):
+    def fail(path):
+        raise problem
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", fail)
+    with pytest.raises(kind, match=f"^s3://bucket/a.jsonl: {named}.*`k.path`"):
+        files_of(Source(path="s3://bucket/a.jsonl"), "k")
 
 
 # Pieces of files

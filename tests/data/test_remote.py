@@ -1,12 +1,17 @@
+import io
 import json
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import aiohttp
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cpt.data.readers import opening
+from cpt.data.readers.opening import RemoteFile, persistently
 from cpt.data.readers.sources import files_of, pieces_of, read_piece, states_of
 from cpt.recipe.schema import Source
 
@@ -102,3 +107,72 @@ def test_a_folder_behind_http_is_listed_with_sizes(server):
     before = states_of(Source(path=server.url + "/"), "k")
     server.files["a.jsonl"] = lines(5).upper()
     assert states_of(Source(path=server.url + "/"), "k")[0] != before[0]
+
+
+def answer(status):
+    """What aiohttp raises for an answer with this status."""
+    return aiohttp.ClientResponseError(None, (), status=status, message=f"answer {status}")
+
+
+def caused_by(cause):
+    problem = OSError("of fsspec")
+    problem.__cause__ = cause
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("problems", "waits", "outcome"),
+    [
+        ([], [], "done"),
+        (
+            [answer(503), caused_by(answer(429)), aiohttp.ClientConnectionError()],
+            [0.5, 1, 2],
+            "done",
+        ),
+        ([answer(408), answer(425), answer(500)], [0.5, 1, 2], "done"),
+        ([answer(404)], [], FileNotFoundError(2, "no such file")),
+        ([caused_by(answer(410))], [], FileNotFoundError(2, "no such file")),
+        ([answer(403)], [], OSError("403 answer 403")),
+        ([answer(499)], [], OSError("499 answer 499")),
+        ([answer(500)] * 5, [0.5, 1, 2, 4], OSError("5 requests failed: 500 answer 500")),
+        ([TimeoutError()] * 5, [0.5, 1, 2, 4], OSError("5 requests failed: TimeoutError")),
+        ([OSError("reset")] * 4, [0.5, 1, 2, 4], "done"),
+    ],
+)
+def test_a_busy_server_is_asked_again_after_longer_and_longer_waits(
+    monkeypatch, problems, waits, outcome
+):
+    waited, left = [], list(problems)
+    monkeypatch.setattr(opening.time, "sleep", waited.append)
+
+    def request():
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    try:
+        found = persistently(request)
+    except OSError as problem:
+        found = problem
+    assert waited == waits and left == []
+    assert (type(found), str(found)) == (type(outcome), str(outcome))
+
+
+def test_a_stream_without_seeking_is_held_in_memory_and_errors_of_the_hub_are_oserrors():
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/stream/a.bin", b"0123456789")
+
+    class Stream(io.BytesIO):
+        def seek(self, *_):
+            raise ValueError("Cannot seek streaming HTTP file")
+
+    file = RemoteFile("memory://stream/a.bin")
+    file._file = Stream()
+    assert file.seek(-4, io.SEEK_END) == 6 and file.read(3) == b"678" and file.tell() == 9
+
+    httpx = type("ConnectError", (Exception,), {"__module__": "httpx"})
+    for problem, said in ((httpx("no route"), "no route"), (httpx(), "ConnectError")):
+        with pytest.raises(OSError, match=f"^{said}$"):
+            file.use(lambda _, problem=problem: (_ for _ in ()).throw(problem))
+    with pytest.raises(KeyError):
+        file.use(lambda _: {}["a"])

@@ -1,20 +1,35 @@
 """Gradients in half precision, autocast, FSDP2 and shared rows."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from one_process_group import alone_in_a_group
-from tiny import TINY_LLAMA
+from tiny import TINY, TINY_LLAMA
 from tiny_trainers import metrics, trainer_of
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainerCallback
+from torch.nn.parallel import DistributedDataParallel
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    Trainer,
+    TrainerCallback,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.training_args import ParallelMode
 
+from cpt.errors import RecipeError
+from cpt.models.attention import PartOfRows
 from cpt.optim.gradients import gradient_norm
-from cpt.training.engine import Engine
+from cpt.training import engine as engine_file
+from cpt.training.averaging import AverageInBackward
+from cpt.training.engine import Engine, SharedRows
 from cpt.training.trainer import CPTTrainer
 
 
@@ -171,3 +186,281 @@ def test_half_precision_does_not_round_the_number_of_labels(monkeypatch):
         )
         assert model(torch.ones(1, 2), torch.tensor(449.0))[1] == 448, "FSDP casts floats"
         assert model(torch.ones(1, 2), labels)[1] == 449
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("no", None)]
+)
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_fsdp2_is_set_up_on_a_cpu_too_and_reduces_in_fp32(
+    precision, dtype, is_enabled, monkeypatch
+):
+    PartialState()
+    monkeypatch.setitem(PartialState._shared_state, "distributed_type", DistributedType.MULTI_CPU)
+    of_accelerate = SimpleNamespace(mixed_precision_policy="accelerate's")
+    state = SimpleNamespace(fsdp_plugin=of_accelerate, distributed_type=DistributedType.MULTI_CPU)
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(state=state, mixed_precision=precision),
+        args=SimpleNamespace(fsdp_plugin_args={"fsdp_version": 2, "reshard_after_forward": False}),
+        is_fsdp_enabled=is_enabled,
+    )
+    Engine(trainer).set_up_fsdp()
+    plugin = state.fsdp_plugin
+    assert trainer.is_fsdp_enabled is True
+    if is_enabled:
+        assert plugin is of_accelerate and state.distributed_type == DistributedType.MULTI_CPU
+    else:
+        assert (plugin.fsdp_version, plugin.reshard_after_forward) == (2, False)
+        assert state.distributed_type == PartialState().distributed_type == DistributedType.FSDP
+    if dtype is None:
+        assert plugin.mixed_precision_policy in ("accelerate's", None)
+    else:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        assert plugin.mixed_precision_policy == policy
+
+
+def test_without_fsdp_nothing_is_set_up():
+    trainer = SimpleNamespace(
+        accelerator=SimpleNamespace(mixed_precision="bf16"),
+        args=SimpleNamespace(fsdp_plugin_args=None),
+        is_fsdp_enabled=False,
+    )
+    Engine(trainer).set_up_fsdp()
+    assert not trainer.is_fsdp_enabled
+
+
+def test_sharding_keeps_the_weights_that_preparing_loses():
+    layer = nn.Linear(2, 5)
+    layer.register_buffer("saved", torch.arange(3.0))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+
+    def prepare(checkpoint):
+        fully_shard(layer)
+        for value in layer.parameters():
+            nn.init.zeros_(value)  # accelerate's have unused memory
+        layer.saved = torch.zeros(3)
+        return f"prepared from {checkpoint}"
+
+    with alone_in_a_group():
+        found = Engine(SimpleNamespace(model=layer)).shard(prepare, "a checkpoint")
+        assert found == "prepared from a checkpoint" and isinstance(layer.weight, DTensor)
+        assert torch.equal(layer.weight.full_tensor(), before["weight"])
+        assert torch.equal(layer.bias.full_tensor(), before["bias"])
+        assert torch.equal(layer.saved, before["saved"])
+
+
+# --- DeepSpeed -------------------------------------------------------------------------------------------------------
+
+
+def engine_under(config=None, *, fsdp=False):
+    """The engine of a trainer with this DeepSpeed profile, or without DeepSpeed."""
+    inside = SimpleNamespace(optimizer="the optimizer")
+    plugin = SimpleNamespace(deepspeed_config=config)
+    trainer = SimpleNamespace(
+        is_deepspeed_enabled=config is not None,
+        is_fsdp_enabled=fsdp,
+        accelerator=SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=plugin)),
+        optimizer=SimpleNamespace(optimizer=inside),
+        model_wrapped=SimpleNamespace(global_steps=5, _running_engine_step=False),
+    )
+    return Engine(trainer)
+
+
+@pytest.mark.parametrize(
+    ("zero", "sharding", "offloads", "at_any_time"),
+    [
+        ({}, "zero-0", False, False),
+        ({"stage": 1, "zenflow": {}}, "zero-1", False, True),
+        ({"stage": 2, "offload_optimizer": None}, "zero-2", False, None),
+        ({"stage": 2, "offload_optimizer": {"device": "none"}}, "zero-2", False, False),
+        ({"stage": 3, "offload_optimizer": {"device": "cpu"}}, "zero-3", True, False),
+        (
+            {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True}},
+            "zero-3",
+            True,
+            True,
+        ),
+    ],
+)
+def test_what_a_deepspeed_profile_says_of_the_engine(zero, sharding, offloads, at_any_time):
+    engine = engine_under({"zero_optimization": zero, "bf16": {}})
+    assert (engine.zero_section, engine.sharding) == (zero, sharding)
+    assert engine.zero_section is not zero and engine.offloads_optimizer is offloads
+    assert engine.optimizer == "the optimizer"
+    if at_any_time is not None:
+        assert engine.updates_at_any_time is at_any_time
+        engine.begin_step()
+        assert engine.has_begun_update is at_any_time
+
+
+@pytest.mark.parametrize(("fsdp", "sharding"), [(True, "fsdp"), (False, "plain")])
+def test_an_engine_without_deepspeed(fsdp, sharding):
+    engine = engine_under(fsdp=fsdp)
+    engine.begin_step()
+    assert (engine.zero_section, engine.sharding, engine.updates_before) == (None, sharding, None)
+    assert not engine.offloads_optimizer and not engine.updates_at_any_time
+    assert not engine.has_begun_update and engine.optimizer.optimizer == "the optimizer"
+    assert engine_under({}).zero_section == {} and engine_under({}).sharding == "zero-0"
+
+
+@pytest.mark.parametrize("change", [{"global_steps": 6}, {"_running_engine_step": True}, {}])
+def test_an_update_has_begun_once_deepspeed_counts_or_runs_it(change):
+    engine = engine_under({"zero_optimization": {"stage": 2}})
+    engine.begin_step()
+    assert not engine.has_begun_update
+    vars(engine.trainer.model_wrapped).update(change)
+    assert engine.has_begun_update is bool(change)
+
+
+def test_a_converted_checkpoint_is_loaded_by_deepspeed():
+    engine = engine_under(config := {"zero_optimization": {"stage": 2}})
+    engine.load_universal()
+    assert config == {
+        "zero_optimization": {"stage": 2},
+        "checkpoint": {"load_universal": True},
+    }
+
+
+# --- rows that several processes share -------------------------------------------------------------------------------
+
+
+def sharing(parts, *, process=0, attention="varlen", **arguments):
+    """A trainer whose rows are shared by this many processes."""
+    config = AutoConfig.for_model("llama", **{**TINY["llama"], "num_key_value_heads": 4})
+    config._attn_implementation = attention
+    handler = SimpleNamespace(sp_attn_implementation="sdpa")
+    parallelism = None if parts is None else SimpleNamespace(sp_size=parts, sp_handler=handler)
+    given = {"parallelism_config": parallelism, "process_index": process, **arguments}
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(**given),
+        model=SimpleNamespace(config=config),
+        model_accepts_loss_kwargs=False,
+    )
+    return SharedRows(trainer)
+
+
+@pytest.mark.parametrize(
+    ("parts", "process", "number"),
+    [(None, 1, None), (1, 1, None), (3, 0, 0), (3, 2, 2), (3, 4, 1), (5, 13, 3)],
+)
+def test_a_process_has_its_part_of_the_rows_of_its_group(parts, process, number):
+    rows = sharing(parts, process=process)
+    assert rows.parts == (parts or 1)
+    assert rows.part == (None if number is None else PartOfRows(number, parts))
+
+
+@pytest.mark.parametrize(("parts", "chosen"), [(2, "varlen"), (1, "sdpa")])
+def test_accelerate_gets_the_attention_of_the_model_where_rows_are_shared(parts, chosen):
+    rows = sharing(parts)
+    rows.choose_attention()
+    assert rows.trainer.args.parallelism_config.sp_handler.sp_attn_implementation == chosen
+
+
+@pytest.mark.parametrize(("parts", "attention"), [(2, "sdpa"), (3, "varlen")])
+def test_an_attention_or_heads_that_cannot_be_shared_are_refused(parts, attention):
+    with pytest.raises(RecipeError, match="sp_size"):
+        sharing(parts, attention=attention).choose_attention()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("head_dim", [8, None])
+def test_the_engine_averages_as_if_no_rows_were_shared_and_attention_gets_whole_rows(
+    head_dim, monkeypatch
+):
+    from deepspeed.runtime.sequence_parallel import ulysses_sp
+
+    own, made = AttentionInterface()["sdpa"], []
+
+    class Exchange:
+        def __init__(self, **options):
+            made.append(options)
+
+        def __call__(self, module, query, *others, **options):
+            return query, others, options
+
+    monkeypatch.setattr(ulysses_sp, "UlyssesSPAttentionHF", Exchange)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", "accelerate's")
+    rows = sharing(2, attention="sdpa", per_device_train_batch_size=3)
+    vars(rows.trainer.model.config)["head_dim"] = head_dim
+    optimizer = SimpleNamespace(sequence_parallel_size=2)
+    engine = SimpleNamespace(
+        optimizer=optimizer, seq_parallel_group="the group", checkpoint_mp_rank=1, other=2
+    )
+    assert rows.take_engine("the loader", engine) == "the loader"
+    assert vars(engine) == {
+        "optimizer": optimizer,
+        "seq_parallel_group": "the group",
+        "checkpoint_mp_rank": 0,
+        "other": 2,
+    }
+    assert optimizer.sequence_parallel_size == 1
+    assert rows.trainer.model_accepts_loss_kwargs is True
+    assert made == [
+        {
+            "attn": own,
+            "batch_size": 3,
+            "attn_head_count": 4,
+            "attn_head_size": 8,
+            "kv_head_count": 4,
+            "num_hidden_layers": 2,
+            "process_group": "the group",
+            "seq_length_is_variable": True,
+            "disable_in_eval": True,
+        }
+    ]
+    query, attention = torch.ones(2, 3), ALL_ATTENTION_FUNCTIONS["sdpa"]
+    module, options = nn.Module(), {"scaling": 0.5, "position_ids": "of whole rows"}
+    same_query, others, training = attention(module.train(), query, "k", "v", **options)
+    assert same_query is query and others == ("k", "v")
+    assert training.pop("position_ids").tolist() == [[0]] and training == {"scaling": 0.5}
+    assert attention(module.eval(), query, "k", "v", **options) == (query, ("k", "v"), options)
+
+
+def test_the_mean_over_processes_of_shared_losses_is_that_of_the_whole_step():
+    labels = [torch.tensor([[3, -100, 5]]), torch.tensor([[-100, -100, 7]])]
+    rows = sharing(2, world_size=6)
+    assert rows.count_labels([{"shift_labels": one} for one in labels]) == 3
+    assert sharing(2).count_labels([]) == 0
+
+    def model(values, num_items_in_batch):
+        return SimpleNamespace(loss=values.sum() / num_items_in_batch)
+
+    loss, outputs = rows.compute_loss(model, {"values": torch.tensor([4.0, 5.0])}, 3)
+    assert (loss.item(), outputs.loss.item()) == (18.0, 3.0)
+
+
+# --- gradients in fp32 over several processes ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("may_lack", [True, False, None])
+def test_gradients_in_fp32_are_averaged_in_the_last_backward_pass_of_a_step(may_lack):
+    layers = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5))
+    layers[0].bias.requires_grad_(False)
+    trained = [layers[1].bias, layers[0].weight, layers[1].weight]
+    accelerator = SimpleNamespace(sync_gradients=False)
+    trainer = SimpleNamespace(
+        optimizer=SimpleNamespace(param_groups=[{"params": trained[:1]}, {"params": trained[1:]}]),
+        accelerator=accelerator,
+        args=SimpleNamespace(ddp_find_unused_parameters=may_lack),
+    )
+    gradients = engine_file.Gradients(trainer)
+    with alone_in_a_group():
+        model = DistributedDataParallel(layers)
+        assert isinstance(gradients.averaging(model), nullcontext), "by DDP, in half precision"
+        assert model.require_backward_grad_sync is True
+        gradients.are_fp32 = True
+        assert isinstance(gradients.averaging(layers), nullcontext), "one process"
+        assert isinstance(gradients.averaging(model), nullcontext), "not the last micro-batch"
+        assert model.require_backward_grad_sync is False and gradients.average is None
+        accelerator.sync_gradients = True
+        with gradients.averaging(model):
+            average = gradients.average
+            assert isinstance(average, AverageInBackward) and average.is_active
+            model(torch.ones(7, 2)).sum().backward()
+        assert average.num_sent == len(average.buckets) == 1
+        assert average.may_lack is bool(may_lack)
+        in_order = [layers[0].weight, layers[1].weight, layers[1].bias]
+        assert [id(weight) for weight in average.weights] == list(map(id, in_order))
+        with gradients.averaging(model):
+            assert gradients.average is average
+            model(torch.ones(7, 2)).sum().backward()
