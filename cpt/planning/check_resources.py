@@ -22,7 +22,7 @@ from cpt.planning.model_sizes import ModelSizes
 from cpt.planning.speed import assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Node, place_of
+from cpt.recipe.tree import Node, position_of
 from cpt.training.engine_profiles import Profile
 
 MISTAKES = 2
@@ -76,8 +76,8 @@ def placed(message: str, root: Node | None) -> str:
     location = tuple(
         int(step) if step.isdigit() else step for step in re.findall(r"\w+", key.group())
     )
-    place = place_of(root, location)
-    return message if message.startswith(f"{place.file}:") else f"{place}: {message}"
+    position = position_of(root, location)
+    return message if message.startswith(f"{position.file}:") else f"{position}: {message}"
 
 
 @dataclass(frozen=True)

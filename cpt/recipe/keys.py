@@ -1,4 +1,4 @@
-"""Find the place of a key: the keys of the schema, and the places for keys of Hugging Face and other tools."""
+"""Find the location of a key: the keys of the schema, and those for keys of Hugging Face and other tools."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -150,7 +150,9 @@ OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts, Lightning, acc
     "training.dataloader_num_workers": "num_workers",
     "training.dataloader_prefetch_factor": "io_queue_size prefetch_factor prefetch",
 }
-PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED_OF_TRL | MOVED
+RECIPE_KEYS = (
+    {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED_OF_TRL | MOVED
+)
 """Another program's key -> its key in a recipe; `model.type` is only `type` in the section `model`."""
 NOT_NEEDED = by_word(
     {
@@ -216,11 +218,11 @@ NOTES = by_word(
 
 
 def key_of_others(name: str, above: Location) -> str | None:
-    """The entry of `PLACES` for a key in a section, if there is one."""
+    """The entry of `RECIPE_KEYS` for a key in a section, if there is one."""
     in_section = dotted((*above, name))
-    if in_section in PLACES:
+    if in_section in RECIPE_KEYS:
         return in_section
-    if name in PLACES:
+    if name in RECIPE_KEYS:
         return name
     return None
 
@@ -228,7 +230,7 @@ def key_of_others(name: str, above: Location) -> str | None:
 def format_new_key(key: str) -> str:
     """`optimizer.learning_rate`, with the note on converting the value."""
     note = f" ({NOTES[key]})" if key in NOTES else ""
-    return f"`{dotted(PLACES[key])}`{note}"
+    return f"`{dotted(RECIPE_KEYS[key])}`{note}"
 
 
 AUTO = "auto"

@@ -36,7 +36,7 @@ from cpt.recipe.tree import (
     Location,
     Mistakes,
     Node,
-    Place,
+    Position,
     UnreadableError,
     compose,
     dotted,
@@ -66,7 +66,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = (), *, lora: bool =
         RecipeError: all mistakes, one per line, as `file:line: what is wrong`.
         ResourceError: the keys of the installed transformers or peft cannot be read.
     """
-    return load_with_places(path, overrides, lora=lora)[0]
+    return load_with_tree(path, overrides, lora=lora)[0]
 
 
 def saved_recipe(run: Path) -> Recipe:
@@ -83,10 +83,10 @@ def parse_saved(path: Path, modified_ns: int, num_bytes: int) -> Recipe:
     return load_recipe(path)
 
 
-def load_with_places(
+def load_with_tree(
     path: str | Path, overrides: Sequence[str] = (), *, lora: bool = False
 ) -> tuple[Recipe, Node]:
-    """Return the recipe, and its tree: `tree.place_of(root, ("data", "sources", 0))` is its file and line."""
+    """Return the recipe, and its tree: `tree.position_of(root, ("data", "sources", 0))` is its file and line."""
     path = Path(path)
     mistakes = Mistakes()
     root = read_or_raise(path, mistakes)
@@ -112,7 +112,7 @@ def load_with_places(
     if lora and model is not None and isinstance(model.value, dict):
         options = model.value.get("lora")
         if options is None or options.value is None:
-            model.value["lora"] = Node({}, Place("on the command line: `--lora`", 0))
+            model.value["lora"] = Node({}, Position("on the command line: `--lora`", 0))
     leave_out_former_keys(root, path)
     return check_tree(root, mistakes), root
 
@@ -256,18 +256,18 @@ def add_retain_presets(root: Node, mistakes: Mistakes) -> None:
     evaluation = root.value["evaluation"].value
     for word in [word for word in RETAIN_PRESETS if word in retain.value and word not in known]:
         for key, added in read_yaml(RETAIN_FILES / f"{word}.yaml", mistakes).value.items():
-            before = evaluation.get(key, Node([], retain.place))
+            before = evaluation.get(key, Node([], retain.position))
             if isinstance(before.value, list):  # otherwise a mistake, which is reported later
                 names = [
                     one.get("name") for one in map(plain, before.value) if isinstance(one, dict)
                 ]
                 new = [one for one in added.value if one.value["name"].value not in names]
                 evaluation[key] = Node(
-                    [*before.value, *new], before.place, before.own_file, before.broken
+                    [*before.value, *new], before.position, before.own_file, before.broken
                 )
             if key == "tasks" and retain.value.pop(word).value is not None:
                 text = "must be null: tasks are evaluated after the run, so a score cannot stop it"
-                mistakes.add(retain.place, f"`evaluation.retain.{word}`: {text}")
+                mistakes.add(retain.position, f"`evaluation.retain.{word}`: {text}")
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -296,41 +296,41 @@ def resolve_references(
             entries |= (
                 one.value
                 if isinstance(one.value, dict)
-                else {str(plain(one)): Node(None, one.place)}
+                else {str(plain(one)): Node(None, one.position)}
             )
-        return Node(entries, node.place, node.own_file)
+        return Node(entries, node.position, node.own_file)
     if isinstance(value, list) and item_in(annotation) is not None:
         items = [resolve_references(item, item_in(annotation), mistakes, trail) for item in value]
-        return Node(items, node.place, node.own_file, node.broken)
+        return Node(items, node.position, node.own_file, node.broken)
     if not (section or is_free_mapping(annotation)) or not isinstance(value, str | dict):
         return node
     if isinstance(value, str):
         if value in LORA_PRESETS and annotation == Model.model_fields["lora"].annotation:
-            return Node({"preset": Node(value, node.place)}, node.place, node.own_file)
+            return Node({"preset": Node(value, node.position)}, node.position, node.own_file)
         if value.endswith((".yaml", ".yml")):
             base = read_base(node, annotation, mistakes, trail)
-            return Node(base.value, node.place, own_file=True, broken=base.broken)
+            return Node(base.value, node.position, own_file=True, broken=base.broken)
         if section is not None and issubclass(section, Component):
-            return Node({"name": Node(value, node.place)}, node.place, node.own_file)
+            return Node({"name": Node(value, node.position)}, node.position, node.own_file)
         mistakes.add(
-            node.place,
+            node.position,
             f'expected keys and values or the path of a .yaml file, got the text "{value}"',
         )
-        return Node({}, node.place, own_file=True, broken=True)
+        return Node({}, node.position, own_file=True, broken=True)
     entries = {
         key: resolve_references(child, child_annotation(annotation, key), mistakes, trail)
         for key, child in value.items()
         if key != "base"
     }
-    over = Node(entries, node.place, node.own_file, node.broken)
+    over = Node(entries, node.position, node.own_file, node.broken)
     if "base" not in value:
         return over
     written = value["base"]
     if not isinstance(written.value, str) or not written.value.endswith((".yaml", ".yml")):
-        mistakes.add(written.place, "`base` must be the path of a .yaml file")
-        return Node(entries, node.place, own_file=True, broken=True)
+        mistakes.add(written.position, "`base` must be the path of a .yaml file")
+        return Node(entries, node.position, own_file=True, broken=True)
     whole = merged(over, read_base(written, annotation, mistakes, trail))
-    return Node(whole.value, node.place, own_file=True, broken=whole.broken)
+    return Node(whole.value, node.position, own_file=True, broken=whole.broken)
 
 
 def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[Path, ...]) -> Node:
@@ -340,13 +340,13 @@ def read_base(written: Node, annotation: Any, mistakes: Mistakes, trail: tuple[P
         circle = " -> ".join(
             shown_path(file) for file in (*trail[trail.index(path.resolve()) :], path.resolve())
         )
-        mistakes.add(written.place, f"circular reference: {circle}")
+        mistakes.add(written.position, f"circular reference: {circle}")
     elif path is not None:
         with suppress(UnreadableError):
             return resolve_references(
                 read_yaml(path, mistakes), annotation, mistakes, (*trail, path.resolve())
             )
-    return Node({}, written.place, broken=True)
+    return Node({}, written.position, broken=True)
 
 
 # Keys of paths, also in the options of filters, tasks and Hugging Face's sections.
@@ -378,41 +378,41 @@ def expand_paths(node: Node, mistakes: Mistakes, key: str = "") -> None:
         try:
             node.value = expanded(node.value)
         except ValueError as problem:
-            mistakes.add(node.place, f"`{key}`: {problem}")
+            mistakes.add(node.position, f"`{key}`: {problem}")
 
 
 def find_file(written: Node, mistakes: Mistakes) -> Path | None:
     """Find the file that a path in a recipe names: in the folder of the recipe, in the current folder, or among the
     recipes that come with cpt. If there is no such file, add a mistake and return None."""
-    beside = Path(written.place.file).parent if written.place.line else Path()
+    beside = Path(written.position.file).parent if written.position.line else Path()
     folders = [beside, Path(), REPOSITORY / "recipes", REPOSITORY]
     try:
         asked = Path(expanded(written.value))
     except ValueError as problem:
-        mistakes.add(written.place, str(problem))
+        mistakes.add(written.position, str(problem))
         return None
     for folder in folders:
         if (folder / asked).is_file():
             return Path(os.path.normpath(folder / asked))
     looked = dict.fromkeys(str(folder.resolve()) for folder in folders)
     where = "" if asked.is_absolute() else f" (searched: {', '.join(looked)})"
-    mistakes.add(written.place, f"no such file: {written.value}{where}")
+    mistakes.add(written.position, f"no such file: {written.value}{where}")
     return None
 
 
 def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) -> Node:
     """Apply the overrides to the tree; later ones win."""
     for override in overrides:
-        place = Place(f"on the command line: `{override}`", 0)
+        position = Position(f"on the command line: `{override}`", 0)
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
-            mistakes.add(place, "expected `key.path=value`")
+            mistakes.add(position, "expected `key.path=value`")
             continue
         with suppress(UnreadableError):
-            value = compose(text, place, mistakes) or Node(None, place)
+            value = compose(text, position, mistakes) or Node(None, position)
             problem = set_value(root, steps_of(key.strip()), value)
             if problem:
-                mistakes.add(place, problem)
+                mistakes.add(position, problem)
             root = resolve_references(root, Recipe, mistakes, trail=())
     return root
 
@@ -440,7 +440,7 @@ def set_value(root: Node, steps: Location, value: Node) -> str | None:
         if is_last:
             here.value[str(step)] = value
         else:
-            here = here.value.setdefault(str(step), Node({}, value.place))
+            here = here.value.setdefault(str(step), Node({}, value.position))
     return None
 
 

@@ -18,7 +18,7 @@ from cpt.recipe.keys import (
     AUTO,
     DEFAULT_MICRO_BATCH,
     MICRO_BATCH,
-    PLACES,
+    RECIPE_KEYS,
     format_new_key,
     key_of_others,
 )
@@ -48,7 +48,7 @@ from cpt.recipe.schema import (
     Source,
     Tokenizer,
 )
-from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, place_of, steps_of
+from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, position_of, steps_of
 
 PARTS_OF_EXAMPLES = (
     *("messages", "prompt", "completion", "user", "assistant"),
@@ -81,10 +81,10 @@ def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> 
             location = (
                 steps_of(found.location) if isinstance(found.location, str) else found.location
             )
-            here = place_of(root, location)
+            here = position_of(root, location)
             other = node_at(root, steps_of(found.other)) if found.other else None
             where = (
-                f" (`{found.other}`: {other.place.seen_from(here)})" if other is not None else ""
+                f" (`{found.other}`: {other.position.seen_from(here)})" if other is not None else ""
             )
             mistakes.add(here, f"`{dotted(location)}`: {found.text}{where}")
 
@@ -598,7 +598,7 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
             if ":" in section.name or known is None:
                 continue
             written = f"{key}.{option}"
-            place = PLACES[known]
+            place = RECIPE_KEYS[known]
             if place[0] == key and place != (key, option):
                 yield Violation(written, f"write it as {format_new_key(known)}", dotted(place))
 

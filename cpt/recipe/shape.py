@@ -37,7 +37,7 @@ from cpt.recipe.training_keys import (
     NESTED,
     NO_EFFECT,
     NO_EFFECT_OF_VALUE,
-    place_of_key,
+    recipe_key_of,
     why_refused,
 )
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, nodes_along, plain
@@ -73,7 +73,7 @@ def check_shape(
     for location, text in sentences(problems, plain_recipe):
         written = nodes_along(root, location)
         if not any(node.broken for node in written):
-            mistakes.add(written[-1].place, text)
+            mistakes.add(written[-1].position, text)
     return None, {str(problem["loc"][0]) for problem in problems}
 
 
@@ -120,14 +120,14 @@ def read_option(node: Node, location: Location, annotation: Any, mistakes: Mista
     except ValidationError as found:
         for problem in found.errors(include_url=False):
             mistakes.add(
-                node.place, f"`{dotted((*location, *problem['loc']))}`: {wrong_value(problem)}"
+                node.position, f"`{dotted((*location, *problem['loc']))}`: {wrong_value(problem)}"
             )
         return
     if isinstance(node.value, str):
         node.value = value
     if isinstance(value, float) and not math.isfinite(value):
         mistakes.add(
-            node.place, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}"
+            node.position, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}"
         )
 
 
@@ -334,9 +334,9 @@ def refuse_key(key: str, node: Node, stage: str, root: Node, mistakes: Mistakes)
         ]
         return any(refused)
     if key in NESTED and isinstance(node.value, str):
-        mistakes.add(node.place, f"`training.{key}`: write the file's keys here, not its name")
+        mistakes.add(node.position, f"`training.{key}`: write the file's keys here, not its name")
         return True
-    place = place_of_key(key, stage)
+    place = recipe_key_of(key, stage)
     value = plain(node)
     if place is not None:
         problem: str | None = explain_moved_key(key, place, node, root)
@@ -346,7 +346,7 @@ def refuse_key(key: str, node: Node, stage: str, root: Node, mistakes: Mistakes)
         reason = NO_EFFECT_OF_VALUE.get((key, value))
         problem = reason and f"`training.{key}: {value}` would have no effect: {reason}"
     if problem is not None:
-        mistakes.add(node.place, problem)
+        mistakes.add(node.position, problem)
     return problem is not None
 
 
@@ -355,21 +355,21 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
     method = method_of({key: node.value for key, node in lora.value.items() if key == "method"})
     if method not in PEFT_METHODS:
         mistakes.add(
-            lora.value["method"].place, f"`model.lora.method`: {one_of(PEFT_METHODS, method)}"
+            lora.value["method"].position, f"`model.lora.method`: {one_of(PEFT_METHODS, method)}"
         )
         return
     for key, node in lora.value.items():
         if key in LORA_IS_SET:
-            mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
+            mistakes.add(node.position, f"`model.lora.{key}` is set by cpt: remove it")
         elif key in LORA_CHOICES:
             if node.value not in LORA_CHOICES[key]:
                 mistakes.add(
-                    node.place,
+                    node.position,
                     f"`model.lora.{key}`: {one_of(map(in_yaml, LORA_CHOICES[key]), node.value)}",
                 )
             elif method not in ((LORA,) if key == "preset" else TAKES_QUANTIZED):
                 mistakes.add(
-                    node.place,
+                    node.position,
                     f"`model.lora.{key}` is not for `method: {method}`: remove one of them",
                 )
         elif key != "method":
@@ -383,7 +383,7 @@ def explain_moved_key(key: str, place: Location, node: Node, root: Node) -> str:
     if ours is None or is_named_by_run or place[0] == "training":
         return f"`training.{key}` does not belong here: write {format_new_key(key)}"
     name = dotted(place)
-    there = ours.place.seen_from(node.place)
+    there = ours.position.seen_from(node.position)
     return f"`training.{key}` and `{name}` ({there}) set the same thing. Keep `{name}`"
 
 
@@ -395,7 +395,7 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
     if name not in keys:
         usable = keys.keys() - {*MOVED, *NO_EFFECT, *LORA_IS_SET}
         text = f"`{dotted(location)}` is not a key of {config.partition(':')[2]}."
-        mistakes.add(node.place, text + suggestion(name, sorted(usable), location[:-1]))
+        mistakes.add(node.position, text + suggestion(name, sorted(usable), location[:-1]))
         return
     key = keys[name]
     problem = None
@@ -410,6 +410,6 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
     elif name in BOUNDS and type(value) in (int, float):
         read_option(node, location, BOUNDS[name], mistakes)
     if problem:
-        mistakes.add(node.place, f"`{dotted(location)}`: {problem}")
+        mistakes.add(node.position, f"`{dotted(location)}`: {problem}")
     elif isinstance(value, float) and float not in key.kinds and int in key.kinds:
         node.value = int(value)

@@ -17,7 +17,7 @@ Location = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class Position:
     """File and line of a value. Line 0: on the command line."""
 
     file: str
@@ -28,7 +28,7 @@ class Place:
             return f"{self.file}:{self.line}"
         return self.file
 
-    def seen_from(self, here: "Place") -> str:
+    def seen_from(self, here: "Position") -> str:
         if self.line and self.file == here.file:
             return f"line {self.line}"
         return str(self)
@@ -36,11 +36,11 @@ class Place:
 
 @dataclass
 class Node:
-    """A value with its place; for a value with a key, the place of the key."""
+    """A value with its position; for a value with a key, the position of the key."""
 
     value: Any
     """None, bool, int, float, str, a list of nodes, or a dict of nodes."""
-    place: Place
+    position: Position
     own_file: bool = False
     """The section names its own base file, so it inherits nothing from an outer base."""
     broken: bool = False
@@ -55,22 +55,22 @@ class Mistakes:
     """Collects the mistakes in a recipe, to report them together."""
 
     def __init__(self) -> None:
-        self.found: set[tuple[Place, str]] = set()
+        self.entries: set[tuple[Position, str]] = set()
 
-    def add(self, place: Place, text: str) -> None:
-        self.found.add((place, text))
+    def add(self, position: Position, text: str) -> None:
+        self.entries.add((position, text))
 
-    def unreadable(self, place: Place, text: str) -> UnreadableError:
+    def unreadable(self, position: Position, text: str) -> UnreadableError:
         """Add a mistake that makes the whole file unreadable, and return the error to raise."""
-        self.add(place, text)
+        self.add(position, text)
         return UnreadableError()
 
     def raise_if_any(self) -> None:
         """Raise one RecipeError with a line `file:line: what is wrong` for each mistake; those of the command line
         come last."""
-        if self.found:
-            in_order = sorted(self.found, key=lambda mistake: (mistake[0].line == 0, *mistake))
-            raise RecipeError("\n".join(f"{place}: {text}" for place, text in in_order))
+        if self.entries:
+            in_order = sorted(self.entries, key=lambda mistake: (mistake[0].line == 0, *mistake))
+            raise RecipeError("\n".join(f"{position}: {text}" for position, text in in_order))
 
 
 def plain(node: Node) -> Any:
@@ -111,9 +111,9 @@ def node_at(root: Node, location: Location) -> Node | None:
     return None
 
 
-def place_of(root: Node, location: Location) -> Place:
-    """The place of the deepest part of `location` that was written."""
-    return nodes_along(root, location)[-1].place
+def position_of(root: Node, location: Location) -> Position:
+    """The position of the deepest part of `location` that was written."""
+    return nodes_along(root, location)[-1].position
 
 
 def merged(over: Node, base: Node) -> Node:
@@ -123,7 +123,7 @@ def merged(over: Node, base: Node) -> Node:
     together = dict(base.value)
     for key, child in over.value.items():
         together[key] = merged(child, base.value[key]) if key in base.value else child
-    return Node(together, over.place, broken=over.broken or base.broken)
+    return Node(together, over.position, broken=over.broken or base.broken)
 
 
 def dotted(location: Iterable[str | int]) -> str:
@@ -195,7 +195,7 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
         reason = f"cannot be read: {problem.strerror}"
     else:
         return read_text(data, shown, mistakes)
-    raise mistakes.unreadable(Place(shown, 1), reason)
+    raise mistakes.unreadable(Position(shown, 1), reason)
 
 
 def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
@@ -214,13 +214,13 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         text = f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8."
-        raise mistakes.unreadable(Place(shown, line), text) from None
-    root = compose(text, Place(shown, 1), mistakes)
+        raise mistakes.unreadable(Position(shown, line), text) from None
+    root = compose(text, Position(shown, 1), mistakes)
     if root is None or root.value is None:
-        raise mistakes.unreadable(Place(shown, 1), "the file is empty")
+        raise mistakes.unreadable(Position(shown, 1), "the file is empty")
     if not isinstance(root.value, dict):
         raise mistakes.unreadable(
-            root.place, "expected `key: value` lines, got a list or a single value"
+            root.position, "expected `key: value` lines, got a list or a single value"
         )
     return root
 
@@ -256,11 +256,11 @@ def shown_path(path: Path) -> str:
     return str(path)
 
 
-def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
+def compose(text: str, start: Position, mistakes: Mistakes) -> Node | None:
     """Return the tree of the only document; None for empty text.
 
     Args:
-        start: place of the text; line 0 on the command line.
+        start: position of the text; line 0 on the command line.
     """
     builder = TreeBuilder(start, mistakes)
     try:
@@ -269,12 +269,14 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         for event in events:  # the composer below is recursive: 100,000 brackets crash it
             if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
                 text_of_tag = f"the tag `{tag}` is not allowed: a recipe has plain values only"
-                mistakes.add(builder.place(event.start_mark.line), text_of_tag)
+                mistakes.add(builder.position(event.start_mark.line), text_of_tag)
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
                 event, yaml.CollectionEndEvent
             )
             if depth > MAX_DEPTH:
-                raise mistakes.unreadable(builder.place(event.start_mark.line), "nested too deeply")
+                raise mistakes.unreadable(
+                    builder.position(event.start_mark.line), "nested too deeply"
+                )
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
         # Unclosed brackets and quotes are reported where they were opened.
@@ -286,14 +288,14 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
         reason = ", ".join(part for part in (problem.context, problem.problem) if part)
         if "\t" in lines[line]:
             reason = f"there is a tab in this line; indent with spaces ({reason})"
-        raise mistakes.unreadable(builder.place(line), f"not YAML: {reason}") from None
+        raise mistakes.unreadable(builder.position(line), f"not YAML: {reason}") from None
     except yaml.reader.ReaderError as problem:  # its position counts neither lines nor characters
         line = NOT_TEXT.split(text, maxsplit=1)[0].count("\n")
-        raise mistakes.unreadable(builder.place(line), f"not YAML: {problem.reason}") from None
+        raise mistakes.unreadable(builder.position(line), f"not YAML: {problem.reason}") from None
     if len(documents) > 1:
         line = documents[1].start_mark.line
         raise mistakes.unreadable(
-            builder.place(line), "a second document begins (`---`): one file is one recipe"
+            builder.position(line), "a second document begins (`---`): one file is one recipe"
         )
     if documents:
         return builder.node(documents[0])
@@ -303,46 +305,48 @@ def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
 class TreeBuilder:
     """Converts PyYAML's nodes to `Node`, and adds mistakes for YAML features that recipes do not support."""
 
-    def __init__(self, start: Place, mistakes: Mistakes) -> None:
+    def __init__(self, start: Position, mistakes: Mistakes) -> None:
         self.start = start
         self.mistakes = mistakes
         self.num_nodes = 0
 
     def node(self, found: yaml.Node, depth: int = 0) -> Node:
         """Convert one node recursively; each alias gets a copy."""
-        place = self.place(found.start_mark.line)
+        position = self.position(found.start_mark.line)
         self.num_nodes += 1
         if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
             reason = "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe"
-            raise self.mistakes.unreadable(place, reason)
+            raise self.mistakes.unreadable(position, reason)
         if isinstance(found, yaml.MappingNode):
-            return Node(self.mapping(found, depth), place)
+            return Node(self.mapping(found, depth), position)
         if isinstance(found, yaml.SequenceNode):
-            return Node([self.node(item, depth + 1) for item in found.value], place)
+            return Node([self.node(item, depth + 1) for item in found.value], position)
         if getattr(found, "style", None):  # quoted
-            return Node(found.value, place)
+            return Node(found.value, position)
         try:
-            return Node(resolve_scalar(found.value), place)
+            return Node(resolve_scalar(found.value), position)
         except ValueError as problem:
-            self.mistakes.add(place, str(problem))
-            return Node(found.value, place)
+            self.mistakes.add(position, str(problem))
+            return Node(found.value, position)
 
     def mapping(self, found: yaml.MappingNode, depth: int) -> dict[str, Node]:
-        """Return the entries, each with the place of its key; keys are always text."""
+        """Return the entries, each with the position of its key; keys are always text."""
         entries: dict[str, Node] = {}
         for key, value in found.value:
-            place = self.place(key.start_mark.line)
+            position = self.position(key.start_mark.line)
             node = self.node(value, depth + 1)
             if not isinstance(key, yaml.ScalarNode):
-                self.mistakes.add(place, "a key must be a single word")
+                self.mistakes.add(position, "a key must be a single word")
             elif key.value == "<<" and not key.style:
-                self.mistakes.add(place, "`<<` is not supported: name a base file with `base:`")
+                self.mistakes.add(position, "`<<` is not supported: name a base file with `base:`")
             elif key.value in entries:
-                first = entries[key.value].place.line
-                self.mistakes.add(place, f"`{key.value}` is written twice, first in line {first}")
+                first = entries[key.value].position.line
+                self.mistakes.add(
+                    position, f"`{key.value}` is written twice, first in line {first}"
+                )
             else:
-                entries[key.value] = Node(node.value, place)
+                entries[key.value] = Node(node.value, position)
         return entries
 
-    def place(self, line: int) -> Place:
-        return Place(self.start.file, self.start.line and self.start.line + line)
+    def position(self, line: int) -> Position:
+        return Position(self.start.file, self.start.line and self.start.line + line)
