@@ -118,8 +118,8 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
         recipe.stage in TEXT_STAGES or metric.startswith("eval_") and not sets
     ):
         raise RecipeError(
-            f"{space.position}: `search.metric`: no run of this recipe logs `{metric}`.{did_you_mean(metric, known)} It"
-            f" logs: {', '.join(known)}. Held-out sets: `evaluation.held_out_share` or `evaluation.perplexity`."
+            f"{space.position}: `search.metric`: no run of this recipe logs `{metric}`.{did_you_mean(metric, known)}"
+            f" It logs: {', '.join(known)}. Held-out sets: `evaluation.held_out_share` or `evaluation.perplexity`."
         )
 
 

@@ -17,7 +17,7 @@ from cpt.plugins import did_you_mean, find
 from cpt.recipe.keys import annotation_at, without_none
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Component, Recipe, Section
-from cpt.recipe.tree import Mistakes, Node, Position, position_of, plain, read_or_raise, steps_of
+from cpt.recipe.tree import Mistakes, Node, Position, plain, position_of, read_or_raise, steps_of
 from cpt.recipe.values import Positive, in_words, in_yaml, whole_number
 
 SEARCH = "search"
