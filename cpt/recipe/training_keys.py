@@ -54,7 +54,8 @@ def accepted_keys(section: Mapping[str, Any], stage: str, above: str = "") -> di
         key = f"{above}{name}"
         if key in NESTED and isinstance(value, Mapping):
             below = accepted_keys(value, stage, f"{key}.")
-            accepted |= {name: below} if below else {}
+            if below:
+                accepted[name] = below
         elif not is_refused(key, value, stage):
             accepted[name] = value
     return accepted
@@ -62,8 +63,9 @@ def accepted_keys(section: Mapping[str, Any], stage: str, above: str = "") -> di
 
 def recipe_key_of(key: str, stage: str) -> Location | None:
     """Return the recipe's key for it, if there is one."""
-    is_built_in = stage in STAGE_CONFIGS
-    return MOVED.get(key) or (MOVED_OF_TRL.get(key) if is_built_in else None)
+    if key not in MOVED and stage in STAGE_CONFIGS:
+        return MOVED_OF_TRL.get(key)
+    return MOVED.get(key)
 
 
 def why_no_effect(key: str, stage: str) -> str | None:
@@ -75,7 +77,10 @@ def why_no_effect(key: str, stage: str) -> str | None:
 
 def by_word(table: Mapping[str, str]) -> dict[str, str]:
     """`{"lr": "optimizer.learning_rate"}` from `{"optimizer.learning_rate": "learning_rate lr"}`."""
-    return {word: meaning for meaning, words in table.items() for word in words.split()}
+    meanings: dict[str, str] = {}
+    for meaning, listed in table.items():
+        meanings |= dict.fromkeys(listed.split(), meaning)
+    return meanings
 
 
 def recipe_keys(table: Mapping[str, str]) -> dict[str, Location]:
@@ -275,9 +280,11 @@ NO_EFFECT_OF_TRL = by_word(
 
 
 def of_stages(stages: str, table: Mapping[str, str]) -> dict[tuple[str, str], str]:
-    return {
-        (stage, key): reason for stage in stages.split() for key, reason in by_word(table).items()
-    }
+    reasons: dict[tuple[str, str], str] = {}
+    for stage in stages.split():
+        for key, reason in by_word(table).items():
+            reasons[stage, key] = reason
+    return reasons
 
 
 WITHOUT_TRL = "pretrain cpt sft distill distill_text"
