@@ -341,14 +341,14 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     audience = "its owner only" if private else "EVERYBODY"
     yield f"Upload to {name}, visible to {audience}: {len(files)} files, {size:,.1f} MB; see README.md."
     card = (folder / CARD).read_text(encoding="utf-8")
-    _, label, after_label = card.partition("Licence of the base:")
-    base_licence = after_label.partition("\n")[0].strip()
-    if label:
-        yield f"Licence of the base: {base_licence}"
+    label = "Licence of the base:"
+    base_lines = [line for line in card.splitlines() if label in line][:1]
+    for line in base_lines:
+        yield f"{label} {line.partition(label)[2].strip()}"
     data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
     yield f"Data:\n{data}"
-    is_unstated = not label or UNKNOWN_LICENCE in base_licence or UNKNOWN_LICENCE in data
-    if is_unstated and not private:
+    is_unstated = any(UNKNOWN_LICENCE in text for text in (*base_lines, data))
+    if not private and (is_unstated or not base_lines):
         yield (
             "warning: some licences are not stated. Make sure that you may publish the model"
             " (data.sources[].licence, the base's own card)."
