@@ -85,7 +85,7 @@ def train(
         trust_checkpoint: trust the pickles of a checkpoint without a manifest from cpt.
         check: choose a value for each `auto`, refuse mistakes before they cost anything, and record the plan, as
             `cpt train` does. From Python, `resolve_recipe` chooses the values.
-        places: the recipe's tree (of `load_with_places`), for the lines of mistakes.
+        places: the recipe's tree (of `load_with_tree`), for the lines of mistakes.
         ready: called with the trainer when all is built, before its first step.
 
     Raises:

@@ -7,7 +7,7 @@ import typer
 
 from cpt.command_line import Overrides, RecipePath
 from cpt.formatting import open_console, while_working
-from cpt.recipe.load import load_with_places
+from cpt.recipe.load import load_with_tree
 
 
 def command(
@@ -32,7 +32,7 @@ def command(
 
     Example: cpt check recipe.yaml data.sequence_length=2048
     """
-    loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    loaded, root = load_with_tree(recipe, overrides or (), lora=lora)
     if quick:
         typer.echo(
             f"{recipe}: keys, values and rules are fine. Not checked: files, model, packages, options."

@@ -20,7 +20,7 @@ from cpt.launch.supervise import command_of_attempt, refuse_launcher
 from cpt.planning.gate import print_report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
-from cpt.recipe.load import changes_between, load_with_places, saved_recipe
+from cpt.recipe.load import changes_between, load_with_tree, saved_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Mistakes, Node, plain, read_or_raise
 from cpt.runs.folder import RECIPE
@@ -183,16 +183,16 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     written = root.value
     for key in written.keys() - set(KEYS):
         hint = f"{did_you_mean(key, KEYS)} Keys: {', '.join(KEYS)}"
-        mistakes.add(written[key].place, f"`{key}` is not a key of a pipeline.{hint}")
+        mistakes.add(written[key].position, f"`{key}` is not a key of a pipeline.{hint}")
     if "name" not in written or not isinstance(written["name"].value, str):
-        mistakes.add(root.place, "`name` is missing: the pipeline's name")
+        mistakes.add(root.position, "`name` is missing: the pipeline's name")
     if (
         "steps" not in written
         or not isinstance(written["steps"].value, list)
         or not written["steps"].value
     ):
         example = "`steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
-        mistakes.add(root.place, f"`steps` is missing: a list of recipes, {example}")
+        mistakes.add(root.position, f"`steps` is missing: a list of recipes, {example}")
         mistakes.raise_if_any()
     steps, problems = [], []
     for number, node in enumerate(written["steps"].value, start=1):
@@ -207,7 +207,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         file = path.parent / Path(keys.pop("recipe")).expanduser()
         changes = (*as_overrides(keys), *overrides)
         try:
-            steps.append(Step(number, file, changes, *load_with_places(file, changes)))
+            steps.append(Step(number, file, changes, *load_with_tree(file, changes)))
         except RecipeError as problem:
             problems.append(f"step {number} ({file}):\n{problem}")
     mistakes.raise_if_any()

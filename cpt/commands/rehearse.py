@@ -44,7 +44,7 @@ from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_o
 from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
 from cpt.process import Child
-from cpt.recipe.load import dump_recipe, load_with_places
+from cpt.recipe.load import dump_recipe, load_with_tree
 from cpt.recipe.schema import Checkpoints, Component, Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.folder import read_objects
@@ -350,7 +350,7 @@ def command(
     Example: cpt rehearse recipe.yaml --processes 2
     """
     refuse_launcher("rehearse", sets_processes=processes > 1, launcher=launcher)
-    loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    loaded, root = load_with_tree(recipe, overrides or (), lora=lora)
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not loaded.training.get("use_cpu"))
     for number in (signal.SIGTERM, signal.SIGHUP):

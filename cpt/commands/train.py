@@ -27,7 +27,7 @@ from cpt.launch.nodes import compare_nodes
 from cpt.launch.supervise import BY_THE_LAUNCHER, MOST_RESTARTS, supervise_run
 from cpt.planning.check_model import refuse_unreachable_model
 from cpt.planning.check_resources import placed
-from cpt.recipe.load import load_with_places
+from cpt.recipe.load import load_with_tree
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.record import Run
@@ -89,7 +89,7 @@ def command(
         {"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise"
     )
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
-    loaded, root = load_with_places(recipe, overrides or (), lora=lora)
+    loaded, root = load_with_tree(recipe, overrides or (), lora=lora)
     if from_checkpoint is not None and (new or resume != "latest"):
         raise RecipeError(
             "--from-checkpoint names the checkpoint and starts a new run: remove --new and --resume."
@@ -160,7 +160,7 @@ def check_and_train(
     recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any
 ) -> Path:
     """Check the recipe, replace each `auto` by a value, record both recipes and the plan, and train (`options` are
-    those of `cpt.train.train`). A CptError lists all mistakes, with the lines from `root` (of `load_with_places`)."""
+    those of `cpt.train.train`). A CptError lists all mistakes, with the lines from `root` (of `load_with_tree`)."""
     join_processes(recipe.training)
     compare_nodes(recipe)
     refuse_unreachable_model(recipe)

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,6 +44,7 @@ from cpt.runs.folder import (
     METRICS,
     RECIPE,
     VERDICT_PAGE,
+    Content,
     get,
     get_dict,
     read_object,
@@ -79,12 +80,16 @@ def export_model(
     """
     trained = trained_logits(trainer, tokenizer)
     unfinished = unfinished_name(folder)
-    adapted = trainer.model if isinstance(trainer.model, PeftModel) else None
+    adapted: PeftModel | None = None
+    weights_folder = unfinished
+    if isinstance(trainer.model, PeftModel):
+        adapted = trainer.model
+        weights_folder = unfinished / ADAPTER
     problem: OSError | SafetensorError | None = None
     try:
         if is_main_process():
             shutil.rmtree(unfinished, ignore_errors=True)
-        trainer.save_model(str(unfinished / ADAPTER if adapted else unfinished))
+        trainer.save_model(str(weights_folder))
     except (OSError, SafetensorError) as failure:
         problem = failure  # raised below: the other processes wait there for the main one
 
@@ -113,9 +118,9 @@ def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) ->
         is_begun: keep the existing content of the hidden folder.
     """
     unfinished = unfinished_name(folder)
+    lock = nullcontext() if of_run else output_folder_locked(folder)  # a run has its own lock
     try:
-        # A run has its own lock.
-        with nullcontext() if of_run else output_folder_locked(folder):
+        with lock:
             if not is_begun:
                 shutil.rmtree(unfinished, ignore_errors=True)
             try:
@@ -124,15 +129,18 @@ def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) ->
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)
     except (OSError, SafetensorError) as failure:
-        if not of_run and (
-            reason_of(failure) != "storage"
-            or isinstance(failure, OSError)
-            and failure.errno is None
-        ):
-            raise  # libraries also raise OSError for unreadable files
+        # Libraries also raise OSError for unreadable files, without a number.
+        is_unnumbered = isinstance(failure, OSError) and failure.errno is None
+        is_of_storage = reason_of(failure) == "storage" and not is_unnumbered
+        if not of_run and not is_of_storage:
+            raise
         remedy = "Free disk space, or choose another folder."
-        if of_run and (newest := published_in(folder.parent)[-1:]):
-            remedy = f"{newest[0].folder} has the trained weights. Free space. {same_command()} then only exports."
+        checkpoints = published_in(folder.parent) if of_run else []
+        if checkpoints:
+            newest = checkpoints[-1].folder
+            remedy = (
+                f"{newest} has the trained weights. Free space. {same_command()} then only exports."
+            )
         raise CheckpointError(
             f"{folder} could not be written: {in_words(failure)}. {remedy}"
         ) from failure
@@ -184,10 +192,12 @@ def finish(folder: Path) -> None:
         leftover.unlink()
     export_native(folder)
     store_tied_head_once(folder)
-    for path in (folder / name for name in CONFIGS if (folder / name).is_file()):
-        config = json.loads(path.read_text())
-        config |= {key: value for key, value in SERVED.items() if key in config}
-        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    for name in CONFIGS:
+        path = folder / name
+        if path.is_file():
+            config = json.loads(path.read_text())
+            config |= {key: value for key, value in SERVED.items() if key in config}
+            path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     write_older_keys(folder)
 
 
@@ -196,28 +206,30 @@ def store_tied_head_once(folder: Path) -> None:
     if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
         return
     tensors = Tensors(folder)
-    copies = set[str]()
-    for head in [name for name in tensors.files if name.endswith(HEADS)]:
-        alike = [
-            name
-            for name, shape in tensors.shapes.items()
-            if name != head and shape == tensors.shapes[head]
-        ]
-        if any(torch.equal(tensors.read(name), tensors.read(head)) for name in alike):
-            copies.add(head)
+    heads = [name for name in tensors.files if name.endswith(HEADS)]
+    copies = {head for head in heads if has_equal_tensor(tensors, head)}
     if not copies:
         return
-    rest = {
-        name: (shape, tensors.dtypes[name])
-        for name, shape in tensors.shapes.items()
-        if name not in copies
-    }
-    old = [*set(tensors.files.values()), *folder.glob("*.safetensors.index.json")]
+    remaining = {}
+    for name, shape in tensors.shapes.items():
+        if name not in copies:
+            remaining[name] = (shape, tensors.dtypes[name])
+    old_files = [*set(tensors.files.values()), *folder.glob("*.safetensors.index.json")]
+    largest = max(file.stat().st_size for file in old_files)
     with TemporaryDirectory(dir=folder.parent) as scratch:
-        write_tensors(Path(scratch), rest, tensors.read, max(file.stat().st_size for file in old))
-        for file in old:
+        write_tensors(Path(scratch), remaining, tensors.read, largest)
+        for file in old_files:
             file.unlink()
         move_files(Path(scratch), folder)
+
+
+def has_equal_tensor(tensors: Tensors, name: str) -> bool:
+    for other, shape in tensors.shapes.items():
+        if other == name or shape != tensors.shapes[name]:
+            continue
+        if torch.equal(tensors.read(other), tensors.read(name)):
+            return True
+    return False
 
 
 def build_base(
@@ -231,7 +243,8 @@ def build_base(
     """Build the model that the adapter was trained on, with its extended vocabulary; for a reward model (`scores`),
     the new head is saved with the adapter."""
     section = model.model_copy(update={"lora": None, "hashes": {}, "dtype": "auto"})
-    base = (scoring_model if scores else build_model)(section, tokenizer, seed=seed, dtype=dtype)
+    build = scoring_model if scores else build_model
+    base = build(section, tokenizer, seed=seed, dtype=dtype)
     assert isinstance(base, PreTrainedModel)
     return base
 
@@ -254,9 +267,8 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
             finish(unfinished)
             end_at_turns(unfinished, tokenizer, recipe)
             carry_extension(recipe.model.path, unfinished, trained=True)
-        print_once(
-            f"The mean of {', '.join(folder.name for folder in folders)} is in {run / AVERAGE}."
-        )
+        names = ", ".join(folder.name for folder in folders)
+        print_once(f"The mean of {names} is in {run / AVERAGE}.")
 
     main_process_decides(write)
 
@@ -292,28 +304,41 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
 
 def open_model(folder: Path) -> Tensors:
     """The tensors of a whole model; CheckpointError if the folder has something else."""
-    what = {
-        "adapter": "is an adapter. Merge it",
-        "zero": "has the parts of a ZeRO checkpoint. Consolidate it",
-    }
     kind = kind_of(folder)
-    if kind in what:
-        raise CheckpointError(f"{folder} {what[kind]} first: cpt export {folder} --output FOLDER")
+    reason = None
+    if kind == "adapter":
+        reason = "is an adapter. Merge it"
+    elif kind == "zero":
+        reason = "has the parts of a ZeRO checkpoint. Consolidate it"
+    if reason is not None:
+        raise CheckpointError(f"{folder} {reason} first: cpt export {folder} --output FOLDER")
     return Tensors(folder)
 
 
-def refuse_other_shapes(one: Tensors, other: Tensors, apart_from: Sequence[str] = ()) -> None:
-    """Raise CheckpointError with the first weight whose name or shape differs: such weights cannot be added."""
-    shapes = [
-        {name: list(shape) for name, shape in tensors.shapes.items()} for tensors in (one, other)
-    ]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        mine, theirs = (known.get(name, "not") for known in shapes)
-        if mine != theirs and (name not in apart_from or "not" in (mine, theirs)):
-            where = f"{name} is {mine} in {one.folder} and {theirs} in {other.folder}"
+def refuse_other_shapes(first: Tensors, second: Tensors, apart_from: Sequence[str] = ()) -> None:
+    """Raise CheckpointError with the first weight whose name or shape differs: such weights cannot be added.
+
+    Args:
+        apart_from: names of weights whose shapes may differ.
+    """
+    for name in sorted(first.shapes.keys() | second.shapes.keys()):
+        first_shape = format_shape(first, name)
+        second_shape = format_shape(second, name)
+        may_differ = name in apart_from and MISSING not in (first_shape, second_shape)
+        if first_shape != second_shape and not may_differ:
             raise CheckpointError(
-                f"{where}: different shapes. Use models of one run, or export both: cpt export."
+                f"{name} is {first_shape} in {first.folder} and {second_shape} in {second.folder}:"
+                " different shapes. Use models of one run, or export both: cpt export."
             )
+
+
+MISSING = "not"  # `head.weight is not in FOLDER`
+
+
+def format_shape(tensors: Tensors, name: str) -> str:
+    if name not in tensors.shapes:
+        return MISSING
+    return str(list(tensors.shapes[name]))
 
 
 def written_dtype(tensors: Tensors, name: str, dtype: torch.dtype | None) -> torch.dtype:
@@ -346,50 +371,43 @@ def write_model_card(
 ) -> None:
     """Write README.md into an exported folder, for the checkpoint of a step or the end of the run. Without a run,
     data, recipe and metrics are unknown."""
-    recipe = None if run is None else saved_recipe(run)
-    environment = {} if run is None else read_object(run / ENVIRONMENT)
-    sources = {} if run is None else get_dict(read_object(run / INPUTS), "data", "sources")
-    course = [] if run is None else read_course(run / METRICS)
-    before = course[0].bits_per_byte if course and course[0].step == 0 else {}
-    after = [point for point in course if step is None or point.step == step][-1:]
-    evaluations: Evaluations = {
-        name: (before.get(name) if point.step else None, value)
-        for point in after
-        for name, value in point.bits_per_byte.items()
-    }
-    base = None if recipe is None else recipe.model.path
-    written = (
-        {}
-        if recipe is None
-        else recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    )
+    recipe: Recipe | None = None
+    environment: Content = {}
+    sources: Content = {}
+    evaluations: Evaluations = {}
     verdict = ""
-    if run is not None and step is None and (run / VERDICT_PAGE).is_file():
-        page = (run / VERDICT_PAGE).read_text(encoding="utf-8").strip()
-        page = re.sub(r"^Next: .*\n\n", "", page, count=1, flags=re.MULTILINE)  # not for its users
-        verdict = re.sub(r"^#+ ", lambda marks: f"##{marks[0]}", page, flags=re.MULTILINE)
-    environment_of_page = Environment(
-        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    )
+    if run is not None:
+        recipe = saved_recipe(run)
+        environment = read_object(run / ENVIRONMENT)
+        sources = get_dict(read_object(run / INPUTS), "data", "sources")
+        evaluations = evaluations_until(run, step)
+        if step is None:
+            verdict = verdict_section(run)
+    base: str | None = None
+    settings: dict[str, Any] = {}
+    if recipe is not None:
+        base = recipe.model.path
+        settings = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    versions = get_dict(environment, "versions")
+    installed = [f"{package} {number}" for package, number in versions.items() if number]
+    unlicensed = [name for name, source in sources.items() if not source.get("licence")]
+    has_final_name = not folder.name.startswith(".") and folder.name != EXPORT
+    jinja = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     template = Path(__file__).with_name("model_card.md.jinja").read_text(encoding="utf-8")
-    page = environment_of_page.from_string(template).render(
+    page = jinja.from_string(template).render(
         header=card_data(name, recipe, evaluations, adapter).to_yaml(),
         name=name,
-        served=name if folder.name.startswith(".") or folder.name == EXPORT else folder.name,
+        served=folder.name if has_final_name else name,
         is_adapter=adapter,
         recipe=recipe,
-        written_recipe=yaml.safe_dump(written, sort_keys=False, allow_unicode=True).strip(),
+        written_recipe=yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).strip(),
         base=base,
         is_new=recipe is not None and (base is None or recipe.model.from_scratch),
         licence=base_licence(base),
         unknown_licence=UNKNOWN_LICENCE,
         sources=sources,
-        unlicensed=", ".join(name for name, source in sources.items() if not source.get("licence")),
-        versions=", ".join(
-            f"{name} {number}"
-            for name, number in get_dict(environment, "versions").items()
-            if number
-        ),
+        unlicensed=", ".join(unlicensed),
+        versions=", ".join(installed),
         commit=get(environment, "git", "commit"),
         step=step,
         evaluations=evaluations,
@@ -398,26 +416,52 @@ def write_model_card(
     write_atomic(folder / "README.md", str(ModelCard(page)), reuse_space=True)
 
 
+def evaluations_until(run: Path, step: int | None) -> Evaluations:
+    """Return the evaluations before the first step and after the given one, by default the last."""
+    course = read_course(run / METRICS)
+    points = [point for point in course if step is None or point.step == step]
+    if not points:
+        return {}
+    point = points[-1]
+    before: dict[str, float] = {}
+    if course[0].step == 0 and point.step:
+        before = course[0].bits_per_byte
+    return {name: (before.get(name), after) for name, after in point.bits_per_byte.items()}
+
+
+def verdict_section(run: Path) -> str:
+    """Return the verdict's page as a section, without what the run's owner may do next."""
+    path = run / VERDICT_PAGE
+    if not path.is_file():
+        return ""
+    page = path.read_text(encoding="utf-8").strip()
+    page = re.sub(r"^Next: .*\n\n", "", page, count=1, flags=re.MULTILINE)
+    return re.sub(r"^#+ ", lambda marks: f"##{marks[0]}", page, flags=re.MULTILINE)
+
+
 def card_data(
     name: str, recipe: Recipe | None, evaluations: Evaluations, adapter: bool
 ) -> ModelCardData:
     """The metadata header for the Hub."""
-    base = None if recipe is None else recipe.model.path
-    paths: Iterable[str | None] = (
-        [] if recipe is None else [base, *(source.path for source in recipe.data.sources)]
-    )
+    base: str | None = None
+    paths: list[str | None] = []
+    tags = ["cpt"]
+    if recipe is not None:
+        base = recipe.model.path
+        paths = [base, *(source.path for source in recipe.data.sources)]
+        tags.append("continued-pretraining" if base else "pretraining")
     on_hub = {path for path in paths if path and HUB_ID.fullmatch(path) and not Path(path).exists()}
-    metric: dict[str, Any] = {"metric_type": "bits_per_byte", "metric_name": "bits per byte"}
-    results = [
-        EvalResult(
+    results: list[EvalResult] = []
+    for held_out_set, (_, after) in evaluations.items():
+        result = EvalResult(
             "text-generation",
-            **metric,
-            dataset_type=name,
-            dataset_name=name,
+            metric_type="bits_per_byte",
+            metric_name="bits per byte",
+            dataset_type=held_out_set,
+            dataset_name=held_out_set,
             metric_value=round(after, 5),
         )
-        for name, (_, after) in evaluations.items()
-    ]
+        results.append(result)
     return ModelCardData(
         model_name=name,
         library_name="peft" if adapter else "transformers",
@@ -425,18 +469,17 @@ def card_data(
         base_model=base if base in on_hub else None,
         datasets=sorted(on_hub - {base}) or None,
         license=base_licence(base),
-        tags=[
-            "cpt",
-            *([] if recipe is None else ["continued-pretraining" if base else "pretraining"]),
-        ],
+        tags=tags,
         eval_results=results or None,
     )
 
 
 def base_licence(base: str | None) -> str | None:
     """The licence in the card of the base's weights, which also applies to models trained from them."""
-    card = Path(base).expanduser() / "README.md" if base is not None and is_local(base) else None
-    if card is None or not card.is_file():
+    if base is None or not is_local(base):
+        return None
+    card = Path(base).expanduser() / "README.md"
+    if not card.is_file():
         return None
     try:
         licence = ModelCard.load(card, ignore_metadata_errors=True).data.license

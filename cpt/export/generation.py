@@ -16,10 +16,12 @@ def end_at_turns(folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recip
 
     A base's config ends at its documents' EOS only; a server would write the user's next turn too.
     """
+    if recipe is None:
+        return
     path = folder / FILE
-    content = json.loads(path.read_text()) if path.is_file() else {}
-    known = content.get("eos_token_id")
-    ends = known if recipe is None else ends_of_answers(known, tokenizer, recipe)
-    if ends != known:
-        content["eos_token_id"] = ends
-        path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    eos_token_id = config.get("eos_token_id")
+    ends = ends_of_answers(eos_token_id, tokenizer, recipe)
+    if ends != eos_token_id:
+        config["eos_token_id"] = ends
+        path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

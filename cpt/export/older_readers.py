@@ -40,39 +40,38 @@ def without_leaked(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    written = without_leaked(config)
+    older = without_leaked(config)
     model_type = config.get("model_type", "")
     if model_type == "qwen3_moe":
-        written["num_experts"] = config["num_local_experts"]
+        older["num_experts"] = config["num_local_experts"]
     for name in ("layer_types", "layers_block_type"):
         if model_type in WITH_MAMBA and config.get(name):
-            written[name] = [LAYER_KINDS.get(kind, kind) for kind in config[name]]
+            older[name] = [LAYER_KINDS.get(kind, kind) for kind in config[name]]
     rope = config.get("rope_parameters")
     if not rope:
-        return written
-    theta, partial = ROTARY_NAMES.get(model_type, ("rope_theta", "partial_rotary_factor"))
+        return older
     if "full_attention" in rope:  # one set of parameters for each kind of layer
         if "sliding_attention" in rope:
-            written["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
+            older["rope_local_base_freq"] = rope["sliding_attention"].get("rope_theta")
         rope = rope["full_attention"]
-    written[theta] = rope.get("rope_theta")
-    if "partial_rotary_factor" in rope:
-        written[partial] = rope["partial_rotary_factor"]
-    apart = ("rope_theta", "partial_rotary_factor")
-    scaling = {name: value for name, value in rope.items() if name not in apart}
+    scaling = dict(rope)
+    theta_name, partial_name = ROTARY_NAMES.get(model_type, ("rope_theta", "partial_rotary_factor"))
+    older[theta_name] = scaling.pop("rope_theta", None)
+    if "partial_rotary_factor" in scaling:
+        older[partial_name] = scaling.pop("partial_rotary_factor")
     is_scaled = scaling.get("rope_type", "default") != "default"
-    written["rope_scaling"] = scaling if is_scaled else None
-    return written
+    older["rope_scaling"] = scaling if is_scaled else None
+    return older
 
 
 def with_older_tokenizer_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Name the generic class of both versions, which does what `tokenizer.json` says. In transformers 4, Llama's and
     Gemma's classes add a BOS, and the generic ones of transformers 5 are unknown."""
-    written = without_leaked(config)
+    older = without_leaked(config)
     if "auto_map" in config:  # it brings its own class
-        return written
-    written["tokenizer_class"] = "PreTrainedTokenizerFast"
-    written.setdefault("model_input_names", ["input_ids", "attention_mask"])
-    if isinstance(written.get("extra_special_tokens"), list):
-        written["additional_special_tokens"] = written.pop("extra_special_tokens")
-    return written
+        return older
+    older["tokenizer_class"] = "PreTrainedTokenizerFast"
+    older.setdefault("model_input_names", ["input_ids", "attention_mask"])
+    if isinstance(older.get("extra_special_tokens"), list):
+        older["additional_special_tokens"] = older.pop("extra_special_tokens")
+    return older

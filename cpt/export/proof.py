@@ -95,16 +95,24 @@ def logits_of(model: nn.Module, ids: list[int]) -> torch.Tensor:
 
 
 def difference(
-    one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype, tolerance: float | None = None
+    expected: torch.Tensor,  # [T, V]
+    logits: torch.Tensor,  # [T, V], or with a vocabulary of another size
+    dtype: torch.dtype,
+    tolerance: float | None = None,
 ) -> LogitDifference:
     """The difference of two models' logits; for a padded vocabulary, over the tokens that both have. The allowed
     difference follows from the dtype of the arithmetic, or is `tolerance`, a share of the largest logit."""
-    columns = min(one.shape[-1], other.shape[-1])
-    one = one[:, :columns]
-    other = other[:, :columns]
-    largest_logit = one.abs().max().item()
-    allowed = (TOLERANCES[dtype] if tolerance is None else tolerance) * largest_logit
-    return LogitDifference((one - other).abs().max().item(), largest_logit, allowed)
+    num_tokens = min(expected.shape[-1], logits.shape[-1])
+    expected = expected[:, :num_tokens]
+    logits = logits[:, :num_tokens]
+    largest_logit = expected.abs().max().item()
+    if tolerance is None:
+        tolerance = TOLERANCES[dtype]
+    return LogitDifference(
+        largest=(expected - logits).abs().max().item(),
+        largest_logit=largest_logit,
+        allowed=tolerance * largest_logit,
+    )
 
 
 def reload_and_compare(
@@ -119,13 +127,20 @@ def reload_and_compare(
 ) -> str:
     """The line for the report; CheckpointError if the export has different logits when another process loads it."""
     logits = logits_in_another_process(folder, text, dtype, base=base, device=device)
-    found = difference(expected, logits, dtype, tolerance)
-    what, library = ("The export", "transformers") if base is None else ("The adapter", "peft")
-    if not found.is_allowed:
+    logit_difference = difference(expected, logits, dtype, tolerance)
+    subject = "export"
+    library = "transformers"
+    if base is not None:
+        subject = "adapter"
+        library = "peft"
+    if not logit_difference.is_allowed:
         raise CheckpointError(
-            f"{what.lower()} has different logits if plain {library} loads it: difference {found}."
+            f"the {subject} has different logits if plain {library} loads it: difference {logit_difference}."
         )
-    return f"{what} loaded back by plain {library}, in a process without cpt: largest logit difference {found}."
+    return (
+        f"The {subject} loaded back by plain {library}, in a process without cpt:"
+        f" largest logit difference {logit_difference}."
+    )
 
 
 def logits_in_another_process(
@@ -145,8 +160,6 @@ def logits_in_another_process(
             "folder": str(folder),
             "output": str(output),
             "own_code": brings_its_code(folder),
-        }
-        content |= {
             "text": text.text,
             "ids": text.ids,
             "dtype": name_of(dtype),
@@ -159,24 +172,28 @@ def logits_in_another_process(
             "TRANSFORMERS_VERBOSITY": "error",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         }
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-I", str(RELOAD), str(job)],
             env=os.environ | quiet,
             capture_output=True,
             text=True,
         )
-        if ended.returncode != 0:
-            lines = ended.stderr.strip().splitlines() or ["it exited without a message"]
-            raised = [
-                number
-                for number, line in enumerate(lines)
-                if re.match(r"[\w.]*(Error|Exception)\b", line)
-            ]
-            why = " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())[:400]
+        if process.returncode != 0:
             raise CheckpointError(
-                f"plain transformers, in a process without cpt, cannot load {folder}: {why}"
+                f"plain transformers, in a process without cpt, cannot load {folder}:"
+                f" {last_error_in(process.stderr)}"
             )
         return load_file(output)["logits"]
+
+
+def last_error_in(output: str) -> str:
+    """Return the message of the last exception that a Python process printed, else its last line."""
+    lines = output.strip().splitlines() or ["it exited without a message"]
+    first = len(lines) - 1
+    for number, line in enumerate(lines):
+        if re.match(r"[\w.]*(Error|Exception)\b", line):
+            first = number
+    return " ".join(" ".join(lines[first:]).split())[:400]
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -185,9 +202,11 @@ def name_of(dtype: torch.dtype) -> str:
 
 def brings_its_code(folder: Path) -> bool:
     """Whether the model's code is in the folder: transformers copies the code in use when it saves a model."""
-    named = config_json(folder).get("auto_map", {}) if (folder / "config.json").is_file() else {}
-    files = {str(name).partition(".")[0] for name in named.values()}
-    return bool(files) and all((folder / f"{name}.py").is_file() for name in files)
+    if not (folder / "config.json").is_file():
+        return False
+    classes = config_json(folder).get("auto_map", {}).values()
+    modules = {str(name).partition(".")[0] for name in classes}
+    return bool(modules) and all((folder / f"{module}.py").is_file() for module in modules)
 
 
 def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -196,23 +215,24 @@ def check_vocabulary(rows: int, tokenizer: PreTrainedTokenizerBase) -> str:
     if tokens > rows:
         sizes = f"the tokenizer has {tokens:,} tokens, the model {rows:,} embedding rows"
         raise CheckpointError(f"{sizes}. Copy the training's tokenizer into the folder.")
-    padding = f" ({rows - tokens:,} rows are padding)" if rows > tokens else ""
+    padding = ""
+    if rows > tokens:
+        padding = f" ({rows - tokens:,} rows are padding)"
     return f"Vocabulary: {tokens:,} tokens in {rows:,} embedding rows{padding}."
 
 
 def model_warnings(folder: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Warnings for servers: generation that may not stop, and a missing chat template."""
     path = folder / "generation_config.json"
-    ends = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
     lines = []
-    if path.is_file() and tokenizer.eos_token_id not in (
-        ends if isinstance(ends, list) else [ends]
-    ):
-        end = f"{tokenizer.eos_token_id} ({tokenizer.eos_token})"
-        ended = f"ends at token {ends}, documents at {end}"
-        lines.append(
-            f"warning: generation_config.json {ended}: a server may not stop. Set eos_token_id there."
-        )
+    if path.is_file():
+        ends = json.loads(path.read_text()).get("eos_token_id")
+        end_tokens = ends if isinstance(ends, list) else [ends]
+        if tokenizer.eos_token_id not in end_tokens:
+            lines.append(
+                f"warning: generation_config.json ends at token {ends}, documents at {tokenizer.eos_token_id}"
+                f" ({tokenizer.eos_token}): a server may not stop. Set eos_token_id there."
+            )
     if not tokenizer.chat_template:
         lines.append(
             "No chat template: servers only complete text. SFT on chats or a chat vector adds one."
@@ -227,9 +247,8 @@ CARD = "README.md"
 def write_seal(folder: Path, report: Sequence[str]) -> None:
     """Write the sha256 of every file, and the lines printed while the export was verified."""
     proof = [line for line in report if not line.startswith(("Reading", "Wrote", "Serve"))]
-    write_atomic(
-        folder / SEAL, json.dumps({"files": hashes_of(folder), "proof": proof}, indent=2) + "\n"
-    )
+    content = {"files": hashes_of(folder), "proof": proof}
+    write_atomic(folder / SEAL, json.dumps(content, indent=2) + "\n")
 
 
 def check_seal(folder: Path) -> Path:
@@ -238,22 +257,23 @@ def check_seal(folder: Path) -> Path:
         raise CheckpointError(
             f"{folder} is not a verified export ({SEAL} is missing). Add --output FOLDER."
         )
-    proven = json.loads((folder / SEAL).read_text())["files"]
-    found = hashes_of(folder)
-    edited = {CARD} & found.keys()
-    changed = {
-        name for name, digest in proven.items() if found.get(name) != digest
-    } | found.keys() - proven.keys()
-    if changed - edited:
-        raise CheckpointError(
-            f"{folder} changed since its export: {', '.join(sorted(changed - edited))}. Redo it."
-        )
+    sealed_hashes = json.loads((folder / SEAL).read_text())["files"]
+    hashes = hashes_of(folder)
+    changed = []
+    for name in sorted(sealed_hashes.keys() | hashes.keys()):
+        is_edited_card = name == CARD and CARD in hashes
+        if hashes.get(name) != sealed_hashes.get(name) and not is_edited_card:
+            changed.append(name)
+    if changed:
+        raise CheckpointError(f"{folder} changed since its export: {', '.join(changed)}. Redo it.")
     return folder
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
     """Hashes of all files except the seal."""
-    files = {
-        str(file.relative_to(folder)): file for file in sorted(folder.rglob("*")) if file.is_file()
-    }
-    return sha256_of({name: file for name, file in files.items() if name != SEAL})
+    files: dict[str, Path] = {}
+    for file in sorted(folder.rglob("*")):
+        name = str(file.relative_to(folder))
+        if file.is_file() and name != SEAL:
+            files[name] = file
+    return sha256_of(files)

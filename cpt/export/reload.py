@@ -28,7 +28,9 @@ def main() -> None:
         raise SystemExit(
             f"the exported tokenizer gives different tokens: {ids[:8]} instead of {job['ids'][:8]}"
         )
-    own_code: dict[str, Any] = {"trust_remote_code": True} if job["own_code"] else {}
+    own_code: dict[str, Any] = {}
+    if job["own_code"]:
+        own_code["trust_remote_code"] = True
     options: dict[str, Any] = {
         "dtype": getattr(torch, job["dtype"]),
         "output_loading_info": True,
@@ -44,10 +46,8 @@ def main() -> None:
         model = PeftModel.from_pretrained(base, folder)
     else:
         architectures = AutoConfig.from_pretrained(folder, **own_code).architectures or ()
-        scores = any(
-            name.endswith("ForSequenceClassification") for name in architectures
-        )  # a reward model
-        kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+        is_reward_model = any(name.endswith("ForSequenceClassification") for name in architectures)
+        kind = AutoModelForSequenceClassification if is_reward_model else AutoModelForCausalLM
         model, info = kind.from_pretrained(folder, **options)
     if info["missing_keys"] or info["unexpected_keys"]:
         raise SystemExit(

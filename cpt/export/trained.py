@@ -72,8 +72,8 @@ class Trained:
     def base(self) -> Model:
         """The base of an adapter, from the run or else from peft's config; CheckpointError if unknown."""
         if self.stated_base is not None:
-            known = Model(path=".") if self.recipe is None else self.recipe.model
-            return known.model_copy(update={"path": str(self.stated_base), "revision": None})
+            section = Model(path=".") if self.recipe is None else self.recipe.model
+            return section.model_copy(update={"path": str(self.stated_base), "revision": None})
         if self.recipe is not None:
             return self.recipe.model
         name = json.loads((self.folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
@@ -86,9 +86,9 @@ class Trained:
     @property
     def base_weights(self) -> dict[str, str]:
         """File name -> sha256 of the weights that an adapter was trained on; empty if not recorded."""
-        beside = self.folder / BASE_WEIGHTS
-        if beside.is_file():
-            return dict(json.loads(beside.read_text())["sha256"])
+        recorded = self.folder / BASE_WEIGHTS
+        if recorded.is_file():
+            return dict(json.loads(recorded.read_text())["sha256"])
         if self.run is None:
             return {}
         return get_dict(read_object(self.run / INPUTS), "weights", "sha256")
@@ -99,26 +99,14 @@ def find_trained(path: Path) -> Trained:
     weights are missing or incomplete."""
     path = path.expanduser()
     if not path.is_dir():
-        what = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
+        problem = "is a file" if path.exists() else f"does not exist (looked in {Path.cwd()})"
         raise CheckpointError(
-            f"{path} {what}. Give the folder of a run, a checkpoint, a model or an adapter."
+            f"{path} {problem}. Give the folder of a run, a checkpoint, a model or an adapter."
         )
     folder = path
-    kind = kind_of(path)
-    if kind == "nothing" and (path / RECIPE).is_file():
-        run = Run(path)
-        final = (
-            run.export_folder / ADAPTER
-            if (run.export_folder / ADAPTER).is_dir()
-            else run.export_folder
-        )
-        newest = final if run.is_finished else latest_checkpoint(path)
-        if newest is None:
-            state = run.status().get("state", "not started")
-            why = f"has neither a finished model nor a checkpoint (state: {state}). Continue it: cpt train RECIPE"
-            raise CheckpointError(f"{path} {why}")
-        folder = newest
-        kind = kind_of(newest)
+    if kind_of(path) == "nothing" and (path / RECIPE).is_file():
+        folder = weights_of_run(Run(path))
+    kind = kind_of(folder)
     if kind == "nothing":
         raise CheckpointError(
             f"{folder} has no weights: expected a model, an adapter or a DeepSpeed checkpoint."
@@ -131,25 +119,39 @@ def find_trained(path: Path) -> Trained:
         raise CheckpointError(
             f"{folder} is incomplete: expected one of {', '.join(ADAPTER_WEIGHTS)}."
         )
-    above = next(
-        (parent for parent in (folder.parent, folder.parent.parent) if (parent / RECIPE).is_file()),
-        None,
-    )
-    recipe = None if above is None else saved_recipe(above)
-    if recipe is not None and recipe.model.import_ is not None:
-        import_user_module(recipe.model.import_)  # needed to read the model's config
-    return Trained(folder, kind, above, recipe)
+    for parent in (folder.parent, folder.parent.parent):
+        if (parent / RECIPE).is_file():
+            recipe = saved_recipe(parent)
+            if recipe.model.import_ is not None:
+                import_user_module(recipe.model.import_)  # needed to read the model's config
+            return Trained(folder, kind, parent, recipe)
+    return Trained(folder, kind, None, None)
+
+
+def weights_of_run(run: Run) -> Path:
+    """Return a run's finished model (for LoRA, of its adapter), else of its newest checkpoint."""
+    if run.is_finished:
+        adapter = run.export_folder / ADAPTER
+        if adapter.is_dir():
+            return adapter
+        return run.export_folder
+    checkpoint = latest_checkpoint(run.folder)
+    if checkpoint is None:
+        state = run.status().get("state", "not started")
+        raise CheckpointError(
+            f"{run.folder} has neither a finished model nor a checkpoint (state: {state})."
+            " Continue it: cpt train RECIPE"
+        )
+    return checkpoint
 
 
 def import_own_code(folder: Path, module: str | None) -> None:
     """Import the module of `--import`, or the one in the recipe of the folder's run."""
     if module is None:
-        folders = [
-            one
-            for one in (folder, folder.parent)
-            if (one / RECIPE).is_file() and kind_of(one) == "nothing"
-        ]
-        module = saved_recipe(folders[0]).model.import_ if folders else None
+        for run in (folder, folder.parent):
+            if (run / RECIPE).is_file() and kind_of(run) == "nothing":
+                module = saved_recipe(run).model.import_
+                break
     if module is not None:
         import_user_module(module)
 
@@ -191,8 +193,6 @@ def load_whole(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrain
         "config": None,
         "from_scratch": False,
         "dtype": "auto",
-    }
-    update |= {
         "path": folder,
         "train_only": None,
         "revision": section.revision if section.trust_remote_code else None,
@@ -223,7 +223,7 @@ def saved_config(folder: Path) -> PreTrainedConfig:
 def stored_dtype(folder: Path) -> torch.dtype:
     """The dtype of most numbers in the files."""
     tensors = Tensors(folder)
-    sizes = Counter[torch.dtype]()
+    num_elements = Counter[torch.dtype]()
     for name, dtype in tensors.dtypes.items():
-        sizes[dtype] += torch.Size(tensors.shapes[name]).numel() * dtype.is_floating_point
-    return sizes.most_common(1)[0][0]
+        num_elements[dtype] += torch.Size(tensors.shapes[name]).numel() * dtype.is_floating_point
+    return num_elements.most_common(1)[0][0]

@@ -81,9 +81,13 @@ def check_output(output: Path) -> None:
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise CheckpointError(f"--output {output} is not empty. Choose a new folder, or remove it.")
     nearest = next(parent for parent in output.absolute().parents if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        why = "cannot be written" if nearest.is_dir() else "is a file"
-        raise CheckpointError(f"--output {output}: {nearest} {why}. Choose another folder.")
+    problem = None
+    if not nearest.is_dir():
+        problem = "is a file"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        problem = "cannot be written"
+    if problem is not None:
+        raise CheckpointError(f"--output {output}: {nearest} {problem}. Choose another folder.")
 
 
 def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iterator[str]:
@@ -143,8 +147,8 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         if options.pth:
             notes.append(write_pth(unfinished))
     yield from notes
-    files = f"{len(shards)} safetensors file{'s' if len(shards) > 1 else ''}"
-    yield f"Wrote {output}: {architecture}, {size} in {files}, with README.md."
+    files = "safetensors files" if len(shards) > 1 else "safetensors file"
+    yield f"Wrote {output}: {architecture}, {size} in {len(shards)} {files}, with README.md."
     yield f"Serve it: cpt serve {output}"
 
 
@@ -169,8 +173,9 @@ def write_pth(folder: Path) -> str:
 def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> Iterator[str]:
     """Export only the adapter, with the sha256 of its base, and load it with plain peft."""
     if trained.kind != "adapter":
-        merged = "" if trained.kind == "model" else "Export it merged: "
-        remedy = f"{merged}{'remove' if merged else 'Remove'} --adapter-only."
+        remedy = "Export it merged: remove --adapter-only."
+        if trained.kind == "model":
+            remedy = "Remove --adapter-only."
         raise CheckpointError(f"{trained.folder} has no adapter saved by peft. {remedy}")
     tokenizer = tokenizer_of(trained)
     source = trained.base
@@ -187,12 +192,11 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
                 shutil.copy(trained.folder / name, unfinished / name)
         tokenizer.save_pretrained(unfinished)
         write_older_keys(unfinished)
-        sha256 = trained.base_weights or (
-            hash_weights(source.path, source.revision) if source.path else {}
-        )
-        (unfinished / BASE_WEIGHTS).write_text(
-            json.dumps({"path": source.path, "sha256": sha256}, indent=2) + "\n"
-        )
+        sha256 = trained.base_weights
+        if not sha256 and source.path:
+            sha256 = hash_weights(source.path, source.revision)
+        content = {"path": source.path, "sha256": sha256}
+        (unfinished / BASE_WEIGHTS).write_text(json.dumps(content, indent=2) + "\n")
         write_model_card(unfinished, trained.run, output.name, step=trained.step, adapter=True)
         if is_plain(source.path, base):
             yield reload_and_compare(unfinished, text, expected, torch.float32, base=source.path)
@@ -204,23 +208,21 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
 def load_base(trained: Trained, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """Load the adapter's base in fp32; CheckpointError if its weights changed since the training."""
     base = trained.base
-    recipe = trained.recipe
     if base.path is not None and not base.from_scratch:
         check_base_weights(trained.base_weights, base.path, base.revision, trained.folder)
-    return build_base(
-        base, tokenizer, seed=42 if recipe is None else recipe.seed, dtype=torch.float32
-    )
+    seed = 42 if trained.recipe is None else trained.recipe.seed
+    return build_base(base, tokenizer, seed=seed, dtype=torch.float32)
 
 
 def check_base_weights(
     expected: dict[str, str], base: str, revision: str | None, adapter: Path
 ) -> None:
     """Compare the base's files with those that the adapter was trained on; CheckpointError if they differ."""
-    found = hash_weights(base, revision)
-    if expected and found and sorted(found.values()) != sorted(expected.values()):
-        differ = f"the sha256 of {', '.join(sorted(expected))} differ"
+    hashes = hash_weights(base, revision)
+    if expected and hashes and sorted(hashes.values()) != sorted(expected.values()):
         raise CheckpointError(
-            f"{adapter} was trained on other weights than those in {base}: {differ}. Restore them."
+            f"{adapter} was trained on other weights than those in {base}:"
+            f" the sha256 of {', '.join(sorted(expected))} differ. Restore them."
         )
 
 
@@ -229,12 +231,9 @@ def is_plain(path: str | None, base: PreTrainedModel) -> bool:
     if path is None or type(base).__module__.startswith("cpt."):
         return False
     config = Path(path).expanduser() / "config.json"
-    rows = (
-        json.loads(config.read_text()).get("vocab_size")
-        if config.is_file()
-        else base.config.vocab_size
-    )
-    return bool(rows == base.config.vocab_size)
+    if not config.is_file():
+        return True
+    return bool(json.loads(config.read_text()).get("vocab_size") == base.config.vocab_size)
 
 
 NO_EFFECT = (
@@ -262,24 +261,32 @@ def merge_proven(
     merged = difference(adapted_logits, logits_of(model, text.ids), torch.float32, tolerance)
     after = fingerprints(rounded_to(model, dtype), dtype)
     exported = difference(adapted_logits, logits_of(model, text.ids), dtype, tolerance)
-    changed = sum(before.get(name) != digest for name, digest in after.items())
-    if changed == 0:
-        same = f"in {name_of(dtype)} the merged model equals the base"
-        raise CheckpointError(f"{same}: the adapter is lost in rounding. Use --dtype float32.")
-    for where, found in (("float32", merged), (name_of(dtype), exported)):
-        if not found.is_allowed:
-            differs = f"the merged model in {where} differs from base with adapter"
+    changed = [name for name, digest in after.items() if before.get(name) != digest]
+    if not changed:
+        raise CheckpointError(
+            f"in {name_of(dtype)} the merged model equals the base:"
+            " the adapter is lost in rounding. Use --dtype float32."
+        )
+    for dtype_name, logit_difference in (("float32", merged), (name_of(dtype), exported)):
+        if not logit_difference.is_allowed:
             raise CheckpointError(
-                f"{differs}: largest difference {found}. Use --dtype float32, or --tolerance."
+                f"the merged model in {dtype_name} differs from base with adapter:"
+                f" largest difference {logit_difference}. Use --dtype float32, or --tolerance."
             )
-    return model, MergeProof(effect, merged, exported, len(after), changed)
+    return model, MergeProof(
+        effect=effect,
+        merged=merged,
+        exported=exported,
+        tensors=len(after),
+        changed=len(changed),
+    )
 
 
 def rounded_to(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Round as `from_pretrained(..., dtype=dtype)` does: `model.to(dtype)` would also round rotary frequencies."""
-    in_full = modules_kept_in_fp32(model, dtype)
+    modules_in_fp32 = modules_kept_in_fp32(model, dtype)
     for name, parameter in model.named_parameters():
-        if not any(f".{part}." in f".{name}." for part in in_full):
+        if not any(f".{module}." in f".{name}." for module in modules_in_fp32):
             parameter.data = parameter.data.to(dtype)
     model.config.dtype = dtype
     return model
@@ -315,14 +322,15 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
             f"--push-to-hub needs a token with write access: {TOKENS}. Run: hf auth login"
         )
     try:
-        who = HfApi().whoami()
+        account = HfApi().whoami()
     except broken() as problem:
-        raise what_went_wrong(problem, name) from problem
-    own = [who["name"], *(one["name"] for one in who.get("orgs", []))]
+        raise hub_error(problem, name) from problem
+    organizations = [organization["name"] for organization in account.get("orgs", [])]
+    owners = [account["name"], *organizations]
     owner = name.partition("/")[0]
-    if owner not in own:
+    if owner not in owners:
         raise ResourceError(
-            f"the token of {who['name']} may not write to {owner}, only to: {', '.join(own)}."
+            f"the token of {account['name']} may not write to {owner}, only to: {', '.join(owners)}."
         )
 
 
@@ -330,17 +338,21 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
     """Upload a verified export; after an interruption, the same command sends only missing files."""
     files = [file for file in folder.rglob("*") if file.is_file()]
     size = sum(file.stat().st_size for file in files) / 1e6
-    seen = "its owner only" if private else "EVERYBODY"
-    yield f"Upload to {name}, visible to {seen}: {len(files)} files, {size:,.1f} MB; see README.md."
+    audience = "its owner only" if private else "EVERYBODY"
+    yield f"Upload to {name}, visible to {audience}: {len(files)} files, {size:,.1f} MB; see README.md."
     card = (folder / CARD).read_text(encoding="utf-8")
-    base = next((line for line in card.splitlines() if "Licence of the base:" in line), None)
-    if base is not None:
-        yield f"Licence of the base: {base.partition('Licence of the base:')[2].strip()}"
+    label = "Licence of the base:"
+    base_lines = [line for line in card.splitlines() if label in line][:1]
+    for line in base_lines:
+        yield f"{label} {line.partition(label)[2].strip()}"
     data = card.partition("## Data\n")[2].strip().partition("\n\n")[0]
     yield f"Data:\n{data}"
-    if not private and (base is None or UNKNOWN_LICENCE in base + data):
-        where = "(data.sources[].licence, the base's own card)"
-        yield f"warning: some licences are not stated. Make sure that you may publish the model {where}."
+    is_unstated = any(UNKNOWN_LICENCE in text for text in (*base_lines, data))
+    if not private and (is_unstated or not base_lines):
+        yield (
+            "warning: some licences are not stated. Make sure that you may publish the model"
+            " (data.sources[].licence, the base's own card)."
+        )
     if not (private or sure):
         typer.confirm("Publish it?", abort=True)
     api = HfApi()
@@ -356,11 +368,11 @@ def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]
             repo_id=name, folder_path=folder, commit_message=f"{folder.name}, verified by cpt"
         )
     except failures as problem:
-        raise what_went_wrong(problem.__cause__ or problem, name, folder) from problem
+        raise hub_error(problem.__cause__ or problem, name, folder) from problem
     yield f"Pushed {folder} to {url}, commit {commit.oid[:12]}."
 
 
-def what_went_wrong(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
+def hub_error(problem: BaseException, name: str, folder: Path | None = None) -> ResourceError:
     response = vars(problem).get("response")  # in errors of huggingface_hub and httpx
     status = 0 if response is None else int(response.status_code)
     lines = str(problem).strip().splitlines() or [type(problem).__name__]

@@ -94,57 +94,60 @@ def command(
             f"--launcher {launcher}: use {', '.join(LAUNCHERS)}.{did_you_mean(launcher, LAUNCHERS)}"
         )
     in_slurm = launcher == "slurm"
+    is_alone = nodes == 1 and not in_slurm
+    processes = nodes * gpus_per_node
     options = list(sbatch or ())
     check_options(options, in_slurm, hosts)
     loaded = load_recipe(recipe, overrides or (), lora=lora)
-    micro_batches_per_step(loaded, nodes * gpus_per_node)  # refused before the job waits in a queue
-    work = Path.cwd()
-    alone = nodes == 1 and not in_slurm
-    folder = folder_below(
-        work, output or Path("launch") / f"{loaded.name}-{launcher}-{nodes}x{gpus_per_node}"
-    )
+    micro_batches_per_step(loaded, processes)  # refused before the job waits in a queue
+    if output is None:
+        output = Path("launch") / f"{loaded.name}-{launcher}-{nodes}x{gpus_per_node}"
+    folder = folder_below(Path.cwd(), output)
     if in_slurm and not loaded.training.get("use_cpu"):
         options.insert(0, f"--gpus-per-node={gpus_per_node}")
+    arguments = [shown_path(recipe), *(overrides or ())]
+    if lora:
+        arguments.append("--lora")
+    names = ["node.sh", "environment.sh"]
+    if launcher == "accelerate":
+        names.append("accelerate.yaml")
+    node_command = f"bash {folder}/node.sh"  # starts the processes of one node
+    if in_slurm:
+        names.append("job.sbatch")
+        node = IN_SLURM
+        node_command = f"srun {node_command}"
+        start = f"sbatch {folder}/job.sbatch"
+    elif is_alone:
+        if hosts:
+            raise LaunchError("--hosts needs several nodes: add --nodes N.")
+        node = ALONE
+        start = node_command
+    else:
+        names.append("start.sh")
+        node = ONE_OF_SEVERAL
+        node_command += " NODE_RANK"
+        start = f"bash {folder}/start.sh"
+    alone_command, command = LAUNCHERS[launcher]
     values = {
         "name": loaded.name,
         "folder": str(folder),
         "back": os.path.relpath(".", folder),
-        "recipe": shlex.join(
-            [shown_path(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
-        ),
-        "launcher": LAUNCHERS[launcher][0 if alone else 1],
+        "recipe": shlex.join(arguments),
+        "launcher": alone_command if is_alone else command,
         "nodes": nodes,
         "gpus": gpus_per_node,
-        "processes": nodes * gpus_per_node,
-        "distributed_type": "MULTI_GPU" if nodes * gpus_per_node > 1 else "'NO'",
+        "processes": processes,
+        "distributed_type": "MULTI_GPU" if processes > 1 else "'NO'",
         "venv": shlex.quote(shown_path(venv or Path(sys.prefix))),
-        "start": f"{'srun ' * in_slurm}bash {folder}/node.sh{'' if alone or in_slurm else ' NODE_RANK'}",
+        "start": node_command,
         "sbatch": "\n".join(f"#SBATCH {option}" for option in options),
     }
-    values["node"] = filled(IN_SLURM if in_slurm else ALONE if alone else ONE_OF_SEVERAL, values)
-    names = [
-        "node.sh",
-        "environment.sh",
-        *(["accelerate.yaml"] if launcher == "accelerate" else []),
-    ]
-    if in_slurm:
-        names.append("job.sbatch")
-    elif not alone:
-        names.append("start.sh")
-    elif hosts:
-        raise LaunchError("--hosts needs several nodes: add --nodes N.")
+    values["node"] = filled(node, values)
     files = {name: filled((TEMPLATES / name).read_text(encoding="utf-8"), values) for name in names}
     if "start.sh" in files:
         files["hostfile"] = text_of_hostfile(hosts, nodes, gpus_per_node)
     write_files(folder, files, force=force)
-    start = (
-        f"sbatch {folder}/job.sbatch"
-        if in_slurm
-        else f"bash {folder}/{'node' if alone else 'start'}.sh"
-    )
-    print_once(
-        f"{nodes * gpus_per_node} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:"
-    )
+    print_once(f"{processes} process(es) on {nodes} node(s), with {launcher}. Written to {folder}:")
     print_once(f"{', '.join(files)}. Check and edit them. Then run, in this folder:\n\n    {start}")
 
 
@@ -164,14 +167,15 @@ def check_options(sbatch: Sequence[str], in_slurm: bool, hosts: str | None) -> N
 
 def folder_below(work: Path, folder: Path) -> Path:
     """Return the folder for the files, relative to the work folder; its name must not need quotes in scripts."""
-    whole = Path(os.path.normpath(work / folder))
-    if not whole.is_relative_to(work) or whole == work:
+    absolute = Path(os.path.normpath(work / folder))
+    if not absolute.is_relative_to(work) or absolute == work:
         raise LaunchError(
             f"--output {folder}: expected a folder below this one ({work}), such as launch/NAME"
         )
-    if not PLAIN.fullmatch(str(whole.relative_to(work))):
+    relative = absolute.relative_to(work)
+    if not PLAIN.fullmatch(str(relative)):
         raise LaunchError(f"--output {folder}: use letters, digits, `.`, `_`, `-` and `/` only.")
-    return whole.relative_to(work)
+    return relative
 
 
 def text_of_hostfile(hosts: str | None, nodes: int, slots: int) -> str:
@@ -189,7 +193,7 @@ def text_of_hostfile(hosts: str | None, nodes: int, slots: int) -> str:
 
 def filled(text: str, values: dict[str, object]) -> str:
     """Replace each @NAME@ in the text; braces and dollars belong to bash."""
-    return NAME.sub(lambda found: str(values[found[1].lower()]), text)
+    return NAME.sub(lambda match: str(values[match[1].lower()]), text)
 
 
 def write_files(folder: Path, files: dict[str, str], *, force: bool) -> None:

@@ -47,36 +47,46 @@ def compare_nodes(recipe: Recipe) -> None:
         try:
             output.mkdir(parents=True, exist_ok=True)
             token.write_text(socket.gethostname())
-        except OSError as refused:
-            problem = f"`output_dir` {output} cannot be written: {refused.strerror}"
-    reports = of_each_node(
-        (socket.gethostname(), facts_of_node(recipe), token.name) if is_first else None
-    )
-    names = [host for host, _, _ in reports]
-    # Containers may share a hostname; add the node's number then.
-    hosts = [
-        f"{host} (node {node})" if names.count(host) > 1 else host
-        for node, host in enumerate(names)
-    ]
+        except OSError as error:
+            problem = f"`output_dir` {output} cannot be written: {error.strerror}"
+    report = (socket.gethostname(), facts_of_node(recipe), token.name) if is_first else None
+    reports = of_each_node(report)
+    hosts = distinct_names([host for host, _, _ in reports])
     shared = output / reports[0][2]  # written by the first node
-    problems = of_each_node((problem or look_for(shared, hosts[0]),) if is_first else None)
+    problem_of_node = (problem or look_for(shared, hosts[0]),) if is_first else None
+    problems = of_each_node(problem_of_node)
     if rank() == 0:
         token.unlink(missing_ok=True)
+    errors = []
+    for host, (problem,) in zip(hosts, problems, strict=True):
+        if problem:
+            errors.append(f"{host}: {problem}")
     nodes = {host: facts for host, (_, facts, _) in zip(hosts, reports, strict=True)}
-    errors = [
-        f"{host}: {problem}" for host, (problem,) in zip(hosts, problems, strict=True) if problem
-    ]
     for host in hosts:
-        found = dict(differences(host, nodes))
-        for label in [label for label in found if label.startswith(ONLY_SLOWER)]:
-            print_once(f"warning: {host}: {found.pop(label)}")
-        errors += [f"{host}: {difference}" for difference in list(found.values())[:MOST_REPORTED]]
-        if len(found) > MOST_REPORTED:
-            errors.append(f"{host}: {len(found) - MOST_REPORTED} more differences")
+        serious = []
+        for label, difference in differences(host, nodes):
+            if label.startswith(ONLY_SLOWER):
+                print_once(f"warning: {host}: {difference}")
+            else:
+                serious.append(f"{host}: {difference}")
+        errors += serious[:MOST_REPORTED]
+        if len(serious) > MOST_REPORTED:
+            errors.append(f"{host}: {len(serious) - MOST_REPORTED} more differences")
     if errors:
         remedy = "Start all nodes with the same environment, code, recipe and files, ideally from one shared folder."
         raise LaunchError("\n  ".join(["the nodes of this run differ:", *errors]) + f"\n{remedy}")
     print_once(f"{len(hosts)} nodes agree on versions, code, recipe and files: {', '.join(hosts)}.")
+
+
+def distinct_names(hostnames: list[str]) -> list[str]:
+    """Add the node's number to names that several nodes have: containers may share a hostname."""
+    names = []
+    for node, name in enumerate(hostnames):
+        if hostnames.count(name) > 1:
+            names.append(f"{name} (node {node})")
+        else:
+            names.append(name)
+    return names
 
 
 def of_each_node(value: Value | None) -> list[Value]:
@@ -91,12 +101,13 @@ def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, st
     for label in dict.fromkeys(label for facts in nodes.values() for label in facts):
         values = {name: facts.get(label, "missing") for name, facts in nodes.items()}
         usual = Counter(values.values()).most_common(1)[0][0]
-        if values[host] != usual:
-            others = [name for name, value in values.items() if value == usual]
-            more = f" and {len(others) - 2} more" if len(others) > 2 else ""
-            here = shortened(values[host])
-            there = shortened(usual)
-            yield label, f"{label} is {here}, but {there} on {', '.join(others[:2])}{more}"
+        if values[host] == usual:
+            continue
+        others = [name for name, value in values.items() if value == usual]
+        listed = ", ".join(others[:2])
+        if len(others) > 2:
+            listed += f" and {len(others) - 2} more"
+        yield label, f"{label} is {shortened(values[host])}, but {shortened(usual)} on {listed}"
 
 
 def look_for(token: Path, writer: str) -> str | None:
@@ -113,46 +124,46 @@ def look_for(token: Path, writer: str) -> str | None:
 
 def facts_of_node(recipe: Recipe) -> Facts:
     gpus = find_gpus()
-    dumped = recipe.model_dump(mode="json", by_alias=True)
-    variables = {
-        name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "GLOO_"))
-    }
+    settings = leaves(recipe.model_dump(mode="json", by_alias=True))
+    variables: Facts = {}
+    for name, value in os.environ.items():
+        if name.startswith(("NCCL_", "GLOO_")) and not name.endswith("IFNAME"):
+            variables[name] = value
     return {
         "Python": platform.python_version(),
         **installed_versions(),
         "CUDA of torch": str(torch.version.cuda),
         "the hash of cpt's source files": hash_of_code()[:12],
-        **{f"recipe key `{dotted(key)}`": in_yaml(value) for key, value in leaves(dumped)},
+        **{f"recipe key `{dotted(key)}`": in_yaml(value) for key, value in settings},
         **files_of_recipe(recipe),
         "GPUs": f"{len(gpus)} x {gpus[0].name}" if gpus else "none",
         "GPU driver": gpus[0].driver if gpus else "none",
         "Triton": triton_failure() or "fine",
-        **{name: value for name, value in variables.items() if not name.endswith("IFNAME")},
+        **variables,
     }
 
 
 def files_of_recipe(recipe: Recipe) -> Facts:
     """Describe the recipe's local files: their number, bytes, and a hash of names and sizes."""
-    found: Facts = {}
+    facts: Facts = {}
     for key, source in keyed_sources(*sections_of(recipe)):
         if kind_of(source.path) == "local":
             try:
-                found[f"`{key}.path`"] = described(
-                    [Path(file.name) for file in files_of(source, key)]
-                )
+                files = [Path(file.name) for file in files_of(source, key)]
+                facts[f"`{key}.path`"] = described(files)
             except (CptError, OSError) as problem:
-                found[f"`{key}.path`"] = f"not readable: {problem}"
-    profile = recipe.training.get("deepspeed")
-    paths = {"model.path": recipe.model.path, "tokenizer.path": recipe.tokenizer.path}
-    for key, text in {
-        **paths,
-        "training.deepspeed": profile if isinstance(profile, str) else None,
-    }.items():
-        if text is not None and kind_of(text) == "local":
+                facts[f"`{key}.path`"] = f"not readable: {problem}"
+    paths = {
+        "model.path": recipe.model.path,
+        "tokenizer.path": recipe.tokenizer.path,
+        "training.deepspeed": recipe.training.get("deepspeed"),
+    }
+    for key, text in paths.items():
+        if isinstance(text, str) and kind_of(text) == "local":
             path = Path(text).expanduser()
-            files = [path] if path.is_file() else path.glob("[!.]*")
-            found[f"`{key}`"] = described([file for file in files if file.is_file()])
-    return found
+            candidates = [path] if path.is_file() else path.glob("[!.]*")
+            facts[f"`{key}`"] = described([file for file in candidates if file.is_file()])
+    return facts
 
 
 def described(files: list[Path]) -> str:

@@ -6,7 +6,6 @@ import shlex
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,26 +91,27 @@ def supervise_run(
         )
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not recipe.training.get("use_cpu"))
-    several = launcher is not None and names_several_hosts(launcher)
-    if several and new:
-        raise LaunchError(
-            "--new would start a separate run on each host. Set another name: name=..."
-        )
-    patience = SECONDS_FOR_OTHER_SUPERVISORS if several else 0.0
+    patience = 0.0
+    if launcher is not None and names_several_hosts(launcher):
+        patience = SECONDS_FOR_OTHER_SUPERVISORS
+        if new:
+            raise LaunchError(
+                "--new would start a separate run on each host. Set another name: name=..."
+            )
     run = start_run(recipe, check=check, new=new, patience=patience, trains=False)
     if run.lock is not None:
         run.lock.close()  # the attempts lock it
     if run.folder.name != recipe.name:
         arguments = [*arguments, f"name={run.folder.name}"]
-    words = command_of_attempt(arguments, processes, launcher)
-    decision = Supervisor(run, words, restarts=restarts).supervise()
+    command = command_of_attempt(arguments, processes, launcher)
+    decision = Supervisor(run, command, restarts=restarts).supervise()
     if decision.what == "stop":
         raise Interrupted(decision.why)
     if decision.what == "give up":
-        events = (
-            f" The events are in {run.folder / EVENTS}." if (run.folder / EVENTS).exists() else ""
-        )
-        problem = TrainingError(f"{decision.why.removesuffix('.')}.{events}")
+        text = f"{decision.why.removesuffix('.')}."
+        if (run.folder / EVENTS).exists():
+            text += f" The events are in {run.folder / EVENTS}."
+        problem = TrainingError(text)
         problem.exit_code = decision.code if restarts is None else TrainingError.exit_code
         raise problem
 
@@ -119,42 +119,37 @@ def supervise_run(
 @dataclass
 class Supervisor:
     run: Run
-    words: Sequence[str]  # the command of an attempt
-    restarts: int | None = MOST_RESTARTS  # as in `supervise_run`
+    command: Sequence[str]
+    """The command of an attempt."""
+    restarts: int | None = MOST_RESTARTS
+    """As in `supervise_run`."""
     endings: list[Ended] = field(default_factory=list)
 
     def supervise(self) -> RestartDecision:
-        # signals while no child runs
         folder = self.run.folder
-        between = ReceivedSignals()
+        received = ReceivedSignals()  # while no child runs
         try:
-            with between.noted():
+            with received.noted():
                 while True:
                     ending, number = self.attempt()
                     self.endings.append(ending)
                     decision = next_move(self.endings, restarts=self.restarts)
-                    if decision.what == "again" and not number and not between.first:
+                    if decision.what == "again" and not number and not received.first:
                         text = f"{decision.why}. Restart {len(self.endings)}."
                         record_event(folder, "restart", text, step=ending.step)
-                        # Longer after each failure; immediate if the run requested the restart.
-                        failures = sum(
-                            ended.error != RestartNeeded.__name__ for ended in self.endings
-                        )
-                        seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1))
-                        between.wait(0.0 if ending.error == RestartNeeded.__name__ else seconds)
-                    number = number or between.first
-                    died_of_it = (
+                        received.wait(seconds_before_restart(self.endings))
+                    number = number or received.first
+                    died_of_signal = (
                         self.restarts is None
                         and ending.own_code is None
                         and decision.what == "give up"
                     )
-                    if number and (decision.what == "again" or died_of_it):
+                    if number and (decision.what == "again" or died_of_signal):
                         reason = f"{signal.Signals(number).name}: {decision.why}"
                         return RestartDecision("stop", reason, Interrupted.exit_code)
                     if decision.what == "give up" and self.restarts is not None:
-                        record_event(
-                            folder, "gave_up", f"{decision.why}. Not restarted.", step=ending.step
-                        )
+                        text = f"{decision.why}. Not restarted."
+                        record_event(folder, "gave_up", text, step=ending.step)
                     if decision.what != "again":
                         return decision
         finally:
@@ -164,50 +159,57 @@ class Supervisor:
         """Start the run once; return how it ended, and the forwarded signal or 0."""
         folder = self.run.folder
         remove_heartbeats(folder)
-        known = self.run.status().get("updated")
-        before = len(read_events(folder))
+        last_update = self.run.status().get("updated")
+        num_events = len(read_events(folder))
         # SLURM sends SIGUSR1 to all processes of a step; torchrun would die from it and leave its workers running.
         child = Child(
-            self.words,
+            self.command,
             environment={"CPT_RESTART_COUNT": str(len(self.endings))},
             ignores=signal.SIGUSR1,
         )
         watch = RunWatch(folder)
         hung = None
-        looked_at = 0.0
+        checked_at = 0.0
 
-        def look() -> bool:
-            nonlocal hung, looked_at
-            now = time.monotonic()
-            if now - looked_at >= SECONDS_BETWEEN_LOOKS:
-                looked_at = now
-                hung = watch.hung(now)
+        def is_hung() -> bool:
+            nonlocal hung, checked_at
+            seconds = time.monotonic()
+            if seconds - checked_at >= SECONDS_BETWEEN_LOOKS:
+                checked_at = seconds
+                hung = watch.hung(seconds)
                 if hung is not None:
-                    self.record_hang(hung, watch.gone(now))
+                    self.record_hang(hung, watch.gone(seconds))
             return hung is not None
 
-        code, number = child.wait_for_end(look, lambda number: self.forward(number, child.pid))
+        code, number = child.wait_for_end(is_hung, lambda number: self.forward(number, child.pid))
         gone = [beat for beat in watch.gone(time.monotonic()) if not is_of_this_host(beat)]
         status = self.run.status()
         state = status.get("state", "running")
-        if state == "running" or (status.get("updated") == known and state != "finished"):
+        if state == "running" or (status.get("updated") == last_update and state != "finished"):
             # from an earlier attempt, or the run died before updating it
             status = {}
             state = "running"
         error = status.get("error")
-        own_code = status.get("exit_code")
         message = str(status.get("message", ""))
+        heartbeats = read_heartbeats(folder)
         if gone and not message:  # a library killed the processes: NCCL's watchdog
-            message = without_heartbeat(gone, read_heartbeats(folder))
+            message = without_heartbeat(gone, heartbeats)
         # A rank that ran out of memory may be the only one to record it, since the others wait on their GPUs.
-        for event in read_events(folder)[before:]:
+        for event in read_events(folder)[num_events:]:
             if event["kind"] == "out_of_memory" and event.get("restart"):
                 error = RestartNeeded.__name__
                 message = event["message"]
-        step = max((beat.step for beat in read_heartbeats(folder)), default=0)
-        return Ended(
-            code, state, error, own_code, message, step, hung is not None, time.monotonic()
-        ), number
+        ending = Ended(
+            code=code,
+            state=state,
+            error=error,
+            own_code=status.get("exit_code"),
+            message=message,
+            step=max((beat.step for beat in heartbeats), default=0),
+            hung=hung is not None,
+            at=time.monotonic(),
+        )
+        return ending, number
 
     def forward(self, number: int, launcher: int) -> None:
         """Signal the run's processes, since launchers treat signals differently; before they start, the launcher."""
@@ -215,10 +217,14 @@ class Supervisor:
         for pid in pids:
             send(pid, number)
         if not pids:
-            send(launcher, signal.SIGTERM if number == signal.SIGUSR1 else number)
+            if number == signal.SIGUSR1:  # most launchers have no handler for it
+                number = signal.SIGTERM
+            send(launcher, number)
 
     def record_hang(self, beat: LastHeartbeat, gone: Sequence[LastHeartbeat]) -> None:
-        cause = f" {without_heartbeat(gone, read_heartbeats(self.run.folder))}." if gone else ""
+        cause = ""
+        if gone:
+            cause = f" {without_heartbeat(gone, read_heartbeats(self.run.folder))}."
         record_event(
             self.run.folder,
             "hang",
@@ -231,6 +237,18 @@ class Supervisor:
         time.sleep(SECONDS_FOR_STACKS)
 
 
+def seconds_before_restart(endings: Sequence[Ended]) -> float:
+    """Longer after each failure; 0 if the run requested the restart."""
+    if endings[-1].error == RestartNeeded.__name__:
+        return 0.0
+    failures = failures_in(endings)
+    return min(LONGEST_WAIT, FIRST_WAIT * 2 ** (len(failures) - 1))
+
+
+def failures_in(endings: Sequence[Ended]) -> list[Ended]:
+    return [ending for ending in endings if ending.error != RestartNeeded.__name__]
+
+
 def next_move(endings: Sequence[Ended], *, restarts: int | None) -> RestartDecision:
     """Decide whether to restart, by how all attempts ended; `restarts` as in `supervise_run`."""
     last = endings[-1]
@@ -239,31 +257,36 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> RestartDecis
         return RestartDecision("done")
     if last.error == RestartNeeded.__name__:
         # Progress (a step, a smaller micro-batch, another roll-back) changes the message.
-        repeated = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]].count(
-            last.message
-        )
-        if repeated > MOST_WITHOUT_PROGRESS:
-            why = f"{last.message} It was restarted {MOST_WITHOUT_PROGRESS} times without progress"
-            return RestartDecision("give up", why, RestartNeeded.exit_code)
+        recent_messages = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]]
+        if recent_messages.count(last.message) > MOST_WITHOUT_PROGRESS:
+            reason = (
+                f"{last.message} It was restarted {MOST_WITHOUT_PROGRESS} times without progress"
+            )
+            return RestartDecision("give up", reason, RestartNeeded.exit_code)
         return RestartDecision("again", last.message)
     if last.state == "interrupted":
         return RestartDecision("stop", last.message, Interrupted.exit_code)
     if last.own_code == CptError.exit_code and last.error != LaunchError.__name__:
         return RestartDecision("give up", last.message, CptError.exit_code)
-    how = "hung" if last.hung else f"ended with code {last.code}"
+    event = "hung" if last.hung else f"ended with code {last.code}"
+    reason = f"the run {event} after step {last.step}"
     cause = ": ".join(filter(None, (last.error, last.message)))
-    why = f"the run {how} after step {last.step}" + (f" ({cause})" if cause else "")
-    failures = [ending for ending in endings if ending.error != RestartNeeded.__name__]
-    recent = sum(last.at - ending.at < SECONDS_OF_BUDGET for ending in failures)
+    if cause:
+        reason += f" ({cause})"
+    failures = failures_in(endings)
+    at_same_step = [ending for ending in failures if ending.step == last.step]
+    in_last_hour = [ending for ending in failures if last.at - ending.at < SECONDS_OF_BUDGET]
     if restarts is None:
-        why += ". `cpt train --supervise` restarts a run automatically from its newest checkpoint"
-    elif Counter(ending.step for ending in failures)[last.step] >= SAME_STEP_LIMIT:
-        why += f", like {SAME_STEP_LIMIT - 1} previous attempts, so a restart does not help"
-    elif recent > restarts:
-        why += f", and it was already restarted {restarts} times in an hour (--restarts)"
+        reason += (
+            ". `cpt train --supervise` restarts a run automatically from its newest checkpoint"
+        )
+    elif len(at_same_step) >= SAME_STEP_LIMIT:
+        reason += f", like {SAME_STEP_LIMIT - 1} previous attempts, so a restart does not help"
+    elif len(in_last_hour) > restarts:
+        reason += f", and it was already restarted {restarts} times in an hour (--restarts)"
     else:
-        return RestartDecision("again", why)
-    return RestartDecision("give up", why, last.own_code or 1)
+        return RestartDecision("again", reason)
+    return RestartDecision("give up", reason, last.own_code or 1)
 
 
 def without_heartbeat(gone: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
@@ -286,14 +309,16 @@ class RunWatch:
 
     folder: Path
     beats: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
-    """(rank, pid) -> the last progress count, and when it was first seen."""
+    """(rank, pid) -> the last progress count, and when it was first read, in seconds."""
     pulses: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     """The same for the pulse, which increases while the process exists."""
 
-    def hung(self, now: float) -> LastHeartbeat | None:
-        """Return the process that exceeds its patience most, if any. While processes start or end, one may work while
-        the others wait: the last heartbeat of any counts. Heartbeats are missing on a read-only disk, and after the
-        run has finished, while its verdict is computed."""
+    def hung(self, seconds: float) -> LastHeartbeat | None:
+        """Return the process that exceeds its patience most, if any, at a time of the monotonic clock.
+
+        While processes start or end, one may work while the others wait: the last heartbeat of any counts. Heartbeats
+        are missing on a read-only disk, and after the run has finished, while its verdict is computed.
+        """
         if not os.access(self.folder, os.W_OK):
             self.beats.clear()
             self.pulses.clear()
@@ -301,25 +326,30 @@ class RunWatch:
         heartbeats = read_heartbeats(self.folder)
         for beat in heartbeats:
             for counts, count in ((self.beats, beat.beats), (self.pulses, beat.pulse)):
-                if counts.get((beat.rank, beat.pid), (-1, now))[0] != count:
-                    counts[beat.rank, beat.pid] = (count, now)
-        seen = {beat: self.beats[beat.rank, beat.pid][1] for beat in heartbeats}
-        last = max(seen.values(), default=now)
-        silent = {
-            beat: now - (last if beat.phase in ("starting", "ending") else seen[beat])
-            for beat in heartbeats
-        }
-        own = [beat for beat in heartbeats if is_of_this_host(beat)] or heartbeats
-        late = [beat for beat in own if silent[beat] > patience(beat)]
+                last_count, _ = counts.get((beat.rank, beat.pid), (-1, seconds))
+                if count != last_count:
+                    counts[beat.rank, beat.pid] = (count, seconds)
+        last_progress = {beat: self.beats[beat.rank, beat.pid][1] for beat in heartbeats}
+        last_of_any = max(last_progress.values(), default=seconds)
+        silent_seconds: dict[LastHeartbeat, float] = {}
+        for beat in heartbeats:
+            waits_for_others = beat.phase in ("starting", "ending")
+            since = last_of_any if waits_for_others else last_progress[beat]
+            silent_seconds[beat] = seconds - since
+        watched = [beat for beat in heartbeats if is_of_this_host(beat)] or heartbeats
+        late = [beat for beat in watched if silent_seconds[beat] > patience(beat)]
         if not late or Run(self.folder).status().get("state") == "finished":
             return None
-        return max(late, key=lambda beat: silent[beat])
+        return max(late, key=lambda beat: silent_seconds[beat])
 
-    def gone(self, now: float) -> list[LastHeartbeat]:
+    def gone(self, seconds: float) -> list[LastHeartbeat]:
         """Return the processes whose heartbeat stopped without a recorded end."""
-        running = [beat for beat in read_heartbeats(self.folder) if beat.ended is None]
-        seen = {beat: self.pulses.get((beat.rank, beat.pid), (0, now))[1] for beat in running}
-        return [beat for beat in running if now - seen[beat] > SECONDS_TO_BE_GONE]
+        gone = []
+        for beat in read_heartbeats(self.folder):
+            _, last_pulse = self.pulses.get((beat.rank, beat.pid), (0, seconds))
+            if beat.ended is None and seconds - last_pulse > SECONDS_TO_BE_GONE:
+                gone.append(beat)
+        return gone
 
 
 def command_of_attempt(
@@ -359,7 +389,13 @@ def refuse_launcher(command: str, *, sets_processes: bool, launcher: str | None)
 
 def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:
     gpus = len(find_gpus()) if on_gpus else 0
-    most = gpus or PROCESSES_OF_A_CORE * count_cpu_cores()
+    if gpus:
+        most = gpus
+        hardware = f"{gpus} GPUs"
+    else:
+        most = PROCESSES_OF_A_CORE * count_cpu_cores()
+        hardware = f"{count_cpu_cores()} cores"
     if processes > most:
-        held = f"{gpus} GPUs" if gpus else f"{count_cpu_cores()} cores"
-        raise LaunchError(f"--processes {processes}: this machine has {held}. Use at most {most}.")
+        raise LaunchError(
+            f"--processes {processes}: this machine has {hardware}. Use at most {most}."
+        )

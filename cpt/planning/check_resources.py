@@ -22,7 +22,7 @@ from cpt.planning.model_sizes import ModelSizes
 from cpt.planning.speed import Target, assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.schema import Recipe
-from cpt.recipe.tree import Node, place_of
+from cpt.recipe.tree import Node, position_of
 from cpt.training.engine_profiles import Profile
 
 MISTAKES = 2
@@ -75,9 +75,9 @@ def placed(message: str, root: Node | None) -> str:
     if root is None or key is None:
         return message
     steps = re.findall(r"\w+", key.group())
-    key_path = tuple(int(step) if step.isdigit() else step for step in steps)
-    location = place_of(root, key_path)
-    return message if message.startswith(f"{location.file}:") else f"{location}: {message}"
+    location = tuple(int(step) if step.isdigit() else step for step in steps)
+    position = position_of(root, location)
+    return message if message.startswith(f"{position.file}:") else f"{position}: {message}"
 
 
 @dataclass(frozen=True)

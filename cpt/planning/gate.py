@@ -112,7 +112,7 @@ def refuse_mistakes(
 
     Args:
         deepspeed: the active profile, if it comes from accelerate's config instead of the recipe.
-        root: the recipe's tree (of `load_with_places`), for the lines of mistakes.
+        root: the recipe's tree (of `load_with_tree`), for the lines of mistakes.
 
     Raises:
         CptError: all mistakes together, in their class, or a RecipeError if their classes differ.

@@ -83,8 +83,9 @@ def method_of(lora: Mapping[str, Any]) -> str:
 def keys_of_config(config: str) -> Mapping[str, Key]:
     """The keys of a config class, such as `trl:DPOConfig`, including those of its base classes."""
     module, _, name = config.partition(":")
-    found = find_class(module, name)
-    if found is None or not (keys := keys_of_class(*found)):
+    config_class = find_class(module, name)
+    keys = {} if config_class is None else keys_of_class(*config_class)
+    if not keys:
         raise ResourceError(
             f"cannot find the keys of {name} in the installed `{module.partition('.')[0]}`. Install a version that cpt"
             " supports."
@@ -95,53 +96,69 @@ def keys_of_config(config: str) -> Mapping[str, Key]:
 def keys_of_class(source: ModuleSource, node: ast.ClassDef) -> dict[str, Key]:
     keys: dict[str, Key] = {}
     for base in reversed(node.bases):
-        name = last_name(base.value if isinstance(base, ast.Subscript) else base)
-        above = find_class(source.module, name)
-        if above:
-            keys |= keys_of_class(*above)
+        name = last_name(without_subscript(base))
+        base_class = find_class(source.module, name)
+        if base_class:
+            keys |= keys_of_class(*base_class)
         elif name not in {"object", "ABC", "Generic", "Protocol"}:
             raise ResourceError(
                 f"cannot find `{name}`, the base of {node.name} in {source.path}. Install a version that cpt supports."
             )
     if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
         for statement in node.body:
-            match statement:
-                case ast.AnnAssign(target=ast.Name(id=name)) if key := key_of(
-                    statement, source.module
-                ):
-                    keys[name] = key
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                key = key_of(statement, source.module)
+                if key is not None:
+                    keys[statement.target.id] = key
     return keys
+
+
+def without_subscript(expression: ast.expr) -> ast.expr:
+    """`Generic` of `Generic[T]`."""
+    if isinstance(expression, ast.Subscript):
+        return expression.value
+    return expression
 
 
 def key_of(field: ast.AnnAssign, module: str) -> Key | None:
     """Read the field's annotation, default and metadata; None if the class sets the field itself."""
-    given: dict[Any, ast.expr] = {} if field.value is None else {"default": field.value}
-    if isinstance(field.value, ast.Call) and last_name(field.value.func) == "field":
-        given = {keyword.arg: keyword.value for keyword in field.value.keywords}
-    hint = (
-        field.annotation.value if isinstance(field.annotation, ast.Subscript) else field.annotation
-    )
-    if last_name(hint) == "ClassVar" or literal(given.get("init")) is False:
+    options = options_of_field(field)
+    is_class_variable = last_name(without_subscript(field.annotation)) == "ClassVar"
+    if is_class_variable or literal(options.get("init")) is False:
         return None
-    about = given.get("metadata")
-    metadata = {}
-    if isinstance(about, ast.Dict):
-        metadata = {
-            literal(key): value for key, value in zip(about.keys, about.values, strict=True)
-        }
-    names: set[str] = set()
-    kinds = kinds_in(field.annotation, names)
+    metadata: dict[Any, ast.expr] = {}
+    metadata_literal = options.get("metadata")
+    if isinstance(metadata_literal, ast.Dict):
+        for key, value in zip(metadata_literal.keys, metadata_literal.values, strict=True):
+            metadata[literal(key)] = value
+    class_names: set[str] = set()
+    kinds = kinds_in(field.annotation, class_names)
     # Annotations omit types: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
-    for value in (given.get("default"), metadata.get("const")):
-        kinds |= kinds_of_class(type(literal(value)))
+    for default in (options.get("default"), metadata.get("const")):
+        kinds |= kinds_of_class(type(literal(default)))
     description = literal(metadata.get("help"))
-    description = "" if description is ... else str(description)
-    enums = [enum_values(module, name) for name in sorted(names)]
-    if not all(enums):
-        return Key(ANYTHING, description=description)
-    kinds |= {str} if enums else set()
-    words = tuple(word for enum in enums for word in enum)
-    return Key(frozenset(kinds - {int} if float in kinds else kinds), words, description)
+    if description is ...:
+        description = ""
+    choices: list[str] = []
+    for name in sorted(class_names):
+        values = enum_values(module, name)
+        if not values:  # a class that is not an enum
+            return Key(ANYTHING, description=str(description))
+        choices += values
+    if choices:
+        kinds.add(str)
+    if float in kinds:
+        kinds.discard(int)
+    return Key(frozenset(kinds), tuple(choices), str(description))
+
+
+def options_of_field(field: ast.AnnAssign) -> dict[Any, ast.expr]:
+    """Return the arguments of `dataclasses.field`, or the default alone."""
+    if field.value is None:
+        return {}
+    if isinstance(field.value, ast.Call) and last_name(field.value.func) == "field":
+        return {keyword.arg: keyword.value for keyword in field.value.keywords}
+    return {"default": field.value}
 
 
 def literal(expression: ast.expr | None) -> Any:
@@ -161,22 +178,34 @@ def kinds_in(hint: ast.expr, names: set[str]) -> set[type]:
     if isinstance(hint, ast.BinOp):
         return kinds_in(hint.left, names) | kinds_in(hint.right, names)
     if isinstance(hint, ast.Subscript):
-        parts = hint.slice.elts if isinstance(hint.slice, ast.Tuple) else [hint.slice]
-        match last_name(hint.value):
-            case "Literal":
-                return {kind for part in parts for kind in kinds_of_class(type(literal(part)))}
-            case "Annotated":
-                return kinds_in(parts[0], names)
-            case "Optional" | "Union" as form:
-                none = {NoneType} if form == "Optional" else set()
-                return none.union(*(kinds_in(part, names) for part in parts))
-        return kinds_in(hint.value, names)
-    known = PYTHONS.get(last_name(hint))
-    if known is None:
+        return kinds_in_subscript(hint, names)
+    kind = PYTHONS.get(last_name(hint))
+    if kind is None:
         names.add(last_name(hint))
-    if known is Any:
+    if kind is Any:
         return set(ANYTHING)
-    return kinds_of_class(get_origin(known) or known)
+    return kinds_of_class(get_origin(kind) or kind)
+
+
+def kinds_in_subscript(hint: ast.Subscript, names: set[str]) -> set[type]:
+    parts = [hint.slice]
+    if isinstance(hint.slice, ast.Tuple):
+        parts = hint.slice.elts
+    form = last_name(hint.value)
+    kinds: set[type] = set()
+    if form == "Literal":
+        for part in parts:
+            kinds |= kinds_of_class(type(literal(part)))
+        return kinds
+    if form == "Annotated":
+        return kinds_in(parts[0], names)
+    if form in ("Optional", "Union"):
+        if form == "Optional":
+            kinds.add(NoneType)
+        for part in parts:
+            kinds |= kinds_in(part, names)
+        return kinds
+    return kinds_in(hint.value, names)
 
 
 def kinds_of_class(kind: Any) -> set[type]:
@@ -193,15 +222,19 @@ def kinds_of_class(kind: Any) -> set[type]:
 @lru_cache(maxsize=128)
 def enum_values(module: str, name: str) -> tuple[str, ...]:
     """Return the values of an enum class; empty for any other class."""
-    found = find_class(module, name)
-    if found is None or not any("Enum" in last_name(base) for base in found[1].bases):
+    source_and_class = find_class(module, name)
+    if source_and_class is None:
         return ()
-    values = [node.value for node in found[1].body if isinstance(node, ast.Assign)]
-    return tuple(
-        node.value
-        for node in values
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+    _, enum = source_and_class
+    if not any("Enum" in last_name(base) for base in enum.bases):
+        return ()
+    values: list[str] = []
+    for statement in enum.body:
+        if isinstance(statement, ast.Assign):
+            value = literal(statement.value)
+            if isinstance(value, str):
+                values.append(value)
+    return tuple(values)
 
 
 @lru_cache(maxsize=128)
@@ -215,10 +248,11 @@ def find_class(module: str, name: str) -> tuple[ModuleSource, ast.ClassDef] | No
             return source, node
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if (alias.asname or alias.name) == name and (
-                    found := find_class(imported_module(source, node), alias.name)
-                ):
-                    return found
+                if (alias.asname or alias.name) != name:
+                    continue
+                imported = find_class(imported_module(source, node), alias.name)
+                if imported is not None:
+                    return imported
     return None
 
 
@@ -233,9 +267,9 @@ def last_name(node: ast.expr) -> str:
 
 def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
     """Return the full name of the module in `from ..module import name`."""
-    package = (
-        source.module if source.path.name == "__init__.py" else source.module.rpartition(".")[0]
-    )
+    package = source.module
+    if source.path.name != "__init__.py":
+        package = source.module.rpartition(".")[0]
     return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
 
 
@@ -247,12 +281,15 @@ def parse_module(name: str) -> ModuleSource | None:
     spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
     if spec is None:
         raise ResourceError(f"the package `{top}` is not installed. Install it: pip install {top}")
-    for step in below:  # transformers sets its folder as a Path, which PathFinder skips
-        folders = [str(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    for step in below:
+        if spec is None:
+            return None
+        # transformers sets its folder as a Path, which PathFinder skips.
+        folders = [str(folder) for folder in spec.submodule_search_locations or ()]
         spec = PathFinder.find_spec(step, folders)
-    path = Path((spec and spec.origin) or "")
-    if path.suffix != ".py":
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
+    path = Path(spec.origin)
     try:
         return ModuleSource(name, path, ast.parse(path.read_bytes()))
     except (SyntaxError, OSError) as problem:
@@ -287,19 +324,20 @@ def columns_of_stage(stage: str) -> tuple[str, ...]:
 def columns_in(module: str) -> tuple[str, ...] | None:
     """Return the columns that a module assigns or imports."""
     source = parse_module(module)
-    for node in source.tree.body if source else ():
+    if source is None:
+        return None
+    for node in source.tree.body:
         match node:
             case ast.Assign(
-                targets=[ast.Name(id="COLUMNS")], value=ast.Tuple(elts=words) | ast.List(elts=words)
+                targets=[ast.Name(id="COLUMNS")],
+                value=ast.Tuple(elts=columns) | ast.List(elts=columns),
             ):
-                if all(isinstance(word, ast.Constant) for word in words):
+                if all(isinstance(column, ast.Constant) for column in columns):
                     return tuple(map(str, ast.literal_eval(node.value)))
-            case ast.ImportFrom(names=names) if source is not None:
-                if any(
-                    (alias.name, alias.asname or "COLUMNS") == ("COLUMNS", "COLUMNS")
-                    for alias in names
-                ):
-                    return columns_in(imported_module(source, node))
+            case ast.ImportFrom(names=aliases):
+                for alias in aliases:
+                    if alias.name == "COLUMNS" and alias.asname in (None, "COLUMNS"):
+                        return columns_in(imported_module(source, node))
     return None
 
 

@@ -1,4 +1,4 @@
-"""Find the place of a key: the keys of the schema, and the places for keys of Hugging Face and other tools."""
+"""Find the location of a key: the keys of the schema, and those for keys of Hugging Face and other tools."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -77,10 +77,11 @@ def all_keys(annotation: Any = Recipe, above: Location = ()) -> Iterator[Locatio
     section = section_in(annotation) or section_in(item_in(annotation))
     if section is None:
         return
-    here = above if section_in(annotation) else (*above, 0)
+    if section_in(annotation) is None:  # a list of sections
+        above = (*above, 0)
     for key, field in keys_of(section).items():
-        yield (*here, key)
-        yield from all_keys(field.annotation, (*here, key))
+        yield (*above, key)
+        yield from all_keys(field.annotation, (*above, key))
 
 
 OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts, Lightning, accelerate, nanoGPT
@@ -150,7 +151,9 @@ OF_OTHERS = {  # axolotl, LLaMA-Factory, ms-swift, TRL's scripts, Lightning, acc
     "training.dataloader_num_workers": "num_workers",
     "training.dataloader_prefetch_factor": "io_queue_size prefetch_factor prefetch",
 }
-PLACES = {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED_OF_TRL | MOVED
+RECIPE_KEYS = (
+    {word: steps_of(key) for word, key in by_word(OF_OTHERS).items()} | MOVED_OF_TRL | MOVED
+)
 """Another program's key -> its key in a recipe; `model.type` is only `type` in the section `model`."""
 NOT_NEEDED = by_word(
     {
@@ -216,19 +219,21 @@ NOTES = by_word(
 
 
 def key_of_others(name: str, above: Location) -> str | None:
-    """The entry of `PLACES` for a key in a section, if there is one."""
+    """The entry of `RECIPE_KEYS` for a key in a section, if there is one."""
     in_section = dotted((*above, name))
-    if in_section in PLACES:
+    if in_section in RECIPE_KEYS:
         return in_section
-    if name in PLACES:
+    if name in RECIPE_KEYS:
         return name
     return None
 
 
 def format_new_key(key: str) -> str:
     """`optimizer.learning_rate`, with the note on converting the value."""
-    note = f" ({NOTES[key]})" if key in NOTES else ""
-    return f"`{dotted(PLACES[key])}`{note}"
+    recipe_key = f"`{dotted(RECIPE_KEYS[key])}`"
+    if key in NOTES:
+        return f"{recipe_key} ({NOTES[key]})"
+    return recipe_key
 
 
 AUTO = "auto"
@@ -276,7 +281,9 @@ def micro_batches_per_step(recipe: Recipe, processes: int) -> int:
     training = recipe.training
     global_batch = recipe.budget.global_batch_tokens
     rows = training.get(MICRO_BATCH, DEFAULT_MICRO_BATCH)
-    rows = 1 if rows == AUTO else int(rows)
+    if rows == AUTO:
+        rows = 1
+    rows = int(rows)
     groups = groups_of_rows(training, processes)
     if global_batch is None:
         steps = training.get(ACCUMULATION, 1)
@@ -288,17 +295,19 @@ def micro_batches_per_step(recipe: Recipe, processes: int) -> int:
     steps, rest = divmod(global_batch, tokens_at_once)
     if not rest:
         return steps
-    who = "processes"
+    unit = "processes"
     if groups < processes:
-        who = f"groups of {processes // groups} processes"
-    nearest = [n * tokens_at_once for n in (steps, steps + 1) if n]
-    remedies = [f"Write {' or '.join(map(str, nearest))}"]
+        unit = f"groups of {processes // groups} processes"
+    nearest = [str((steps + 1) * tokens_at_once)]
+    if steps:
+        nearest.insert(0, str(steps * tokens_at_once))
+    remedies = [f"Write {' or '.join(nearest)}"]
     if global_batch % (groups * length) == 0:
         fewer_rows = math.gcd(rows, global_batch // (groups * length))
         remedies.append(f"set `training.{MICRO_BATCH}: {fewer_rows}`")
     if global_batch % (rows * length) == 0:
-        remedies.append(f"use a number of {who} that divides {global_batch // (rows * length)}")
+        remedies.append(f"use a number of {unit} that divides {global_batch // (rows * length)}")
     raise RecipeError(
-        f"`budget.global_batch_tokens` is {global_batch:,}, not a multiple of {groups} {who} x {MICRO_BATCH} {rows} x"
+        f"`budget.global_batch_tokens` is {global_batch:,}, not a multiple of {groups} {unit} x {MICRO_BATCH} {rows} x"
         f" sequence_length {length:,}: {tokens_at_once:,} tokens. {', or '.join(remedies)}."
     )

@@ -104,8 +104,10 @@ def unfinished_run(path: str) -> str | None:
         state = "not started"
     if state == "finished" and (folder / EXPORT / "config.json").is_file():
         return None
-    how = "has lost its model" if state == "finished" else f"has not finished (its state: {state})"
+    problem = f"has not finished (its state: {state})"
+    if state == "finished":
+        problem = "has lost its model"
     return (
-        f"{path} is a run that {how}. Finish it: cpt train {Path(path) / RECIPE}; or use one of its checkpoints:"
+        f"{path} is a run that {problem}. Finish it: cpt train {Path(path) / RECIPE}; or use one of its checkpoints:"
         f" {path}/checkpoint-N."
     )

@@ -18,7 +18,7 @@ from cpt.recipe.keys import (
     AUTO,
     DEFAULT_MICRO_BATCH,
     MICRO_BATCH,
-    PLACES,
+    RECIPE_KEYS,
     format_new_key,
     key_of_others,
 )
@@ -42,17 +42,27 @@ from cpt.recipe.schema import (
     Evaluation,
     Model,
     Optimizer,
+    Phase,
     Reward,
     Safety,
     Schedule,
     Source,
     Tokenizer,
 )
-from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, place_of, steps_of
+from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, position_of, steps_of
 
 PARTS_OF_EXAMPLES = (
-    *("messages", "prompt", "completion", "user", "assistant"),
-    *("chosen", "rejected", "label", "tools", "system", "history"),
+    "messages",
+    "prompt",
+    "completion",
+    "user",
+    "assistant",
+    "chosen",
+    "rejected",
+    "label",
+    "tools",
+    "system",
+    "history",
 )
 """The parts for which `chat` of a source may name a column."""
 
@@ -74,27 +84,32 @@ Violations = Iterator[Violation]
 def check_rules(sections: Mapping[str, Any], root: Node, mistakes: Mistakes) -> None:
     """Run every rule whose sections are all valid; `sections`: key -> valid section."""
     for rule in RULES:
-        needed = inspect.signature(rule).parameters
-        if not all(name in sections for name in needed):
-            continue
-        for found in rule(*(sections[name] for name in needed)):
-            location = (
-                steps_of(found.location) if isinstance(found.location, str) else found.location
-            )
-            here = place_of(root, location)
-            other = node_at(root, steps_of(found.other)) if found.other else None
-            where = (
-                f" (`{found.other}`: {other.place.seen_from(here)})" if other is not None else ""
-            )
-            mistakes.add(here, f"`{dotted(location)}`: {found.text}{where}")
+        parameters = inspect.signature(rule).parameters
+        if all(name in sections for name in parameters):
+            for violation in rule(*(sections[name] for name in parameters)):
+                report(violation, root, mistakes)
+
+
+def report(violation: Violation, root: Node, mistakes: Mistakes) -> None:
+    """Add the violation to the mistakes, with the line of the other key if that was written."""
+    location = violation.location
+    if isinstance(location, str):
+        location = steps_of(location)
+    position = position_of(root, location)
+    text = f"`{dotted(location)}`: {violation.text}"
+    if violation.other is not None:
+        other = node_at(root, steps_of(violation.other))
+        if other is not None:
+            text += f" (`{violation.other}`: {other.position.seen_from(position)})"
+    mistakes.add(position, text)
 
 
 def not_both(location: str, other: str) -> Violation:
     return Violation(location, f"set either this or `{other}`", other)
 
 
-def no_effect(location: str, why: str, other: str | None = None) -> Violation:
-    return Violation(location, f"has no effect{why}", other)
+def no_effect(location: str, reason: str, other: str | None = None) -> Violation:
+    return Violation(location, f"has no effect{reason}", other)
 
 
 def check_budget(budget: Budget) -> Violations:
@@ -110,13 +125,15 @@ def check_budget(budget: Budget) -> Violations:
 def check_global_batch(budget: Budget, data: Data, training: dict[str, Any]) -> Violations:
     """A step must be a whole number of micro-batches, at least on one GPU."""
     rows = training.get(MICRO_BATCH) or DEFAULT_MICRO_BATCH
-    rows = 1 if rows == AUTO else rows
-    wanted = budget.global_batch_tokens
-    if wanted is None or not isinstance(rows, int) or rows <= 0:
+    if rows == AUTO:
+        rows = 1
+    global_batch = budget.global_batch_tokens
+    if global_batch is None or not isinstance(rows, int) or rows <= 0:
         return
-    tokens = rows * data.sequence_length
-    if wanted % tokens:
-        text = f"must be a multiple of a micro-batch of {tokens:,} tokens, such as {-(-wanted // tokens) * tokens}"
+    micro_batch_tokens = rows * data.sequence_length
+    if global_batch % micro_batch_tokens:
+        multiple = (global_batch // micro_batch_tokens + 1) * micro_batch_tokens
+        text = f"must be a multiple of a micro-batch of {micro_batch_tokens:,} tokens, such as {multiple}"
         yield Violation("budget.global_batch_tokens", text, "data.sequence_length")
 
 
@@ -138,37 +155,36 @@ def check_phase_ends(budget: Budget, data: Data) -> Violations:
 
     The end of a phase at a learning rate follows from the schedule, if the budget is in tokens.
     """
-    begins = 0
-    lowest = 1.0
+    first_token = 0
+    lowest_rate = 1.0
     for index, phase in enumerate(data.phases):
-        here = f"data.phases[{index}]"
-        until = f"{here}.until"
-        rate = f"{here}.until_learning_rate"
-        if index and budget.tokens is not None and begins >= budget.tokens:
-            yield Violation(
-                here, f"never begins: the previous phase ends at {begins:,} tokens", "budget.tokens"
-            )
-        if (
-            phase.until is None
-            and phase.until_learning_rate is None
-            and index < len(data.phases) - 1
-        ):
+        location = f"data.phases[{index}]"
+        until = f"{location}.until"
+        until_rate = f"{location}.until_learning_rate"
+        is_last = index == len(data.phases) - 1
+        if index and budget.tokens is not None and first_token >= budget.tokens:
+            text = f"never begins: the previous phase ends at {first_token:,} tokens"
+            yield Violation(location, text, "budget.tokens")
+        if not has_end(phase) and not is_last:
             yield Violation(until, "missing: only the last phase may run to the end without it")
             return
-        if phase.until is not None and phase.until <= begins:
-            yield Violation(
-                until, f"the phase starts at {begins:,} tokens", f"data.phases[{index - 1}].until"
-            )
-        if phase.until is not None and phase.until_learning_rate is not None:
-            yield not_both(rate, until)
-        elif phase.until_learning_rate is not None and budget.tokens is None:
-            yield Violation(
-                rate, "needs a recipe with `budget.tokens` and a schedule", "budget.epochs"
-            )
-        elif phase.until_learning_rate is not None and phase.until_learning_rate >= lowest:
-            yield Violation(rate, f"an earlier phase ends at {lowest:g}")
-        begins = max(begins, phase.until or 0)
-        lowest = min(lowest, phase.until_learning_rate or 1.0)
+        if phase.until is not None and phase.until <= first_token:
+            text = f"the phase starts at {first_token:,} tokens"
+            yield Violation(until, text, f"data.phases[{index - 1}].until")
+        if phase.until_learning_rate is not None:
+            if phase.until is not None:
+                yield not_both(until_rate, until)
+            elif budget.tokens is None:
+                text = "needs a recipe with `budget.tokens` and a schedule"
+                yield Violation(until_rate, text, "budget.epochs")
+            elif phase.until_learning_rate >= lowest_rate:
+                yield Violation(until_rate, f"an earlier phase ends at {lowest_rate:g}")
+        first_token = max(first_token, phase.until or 0)
+        lowest_rate = min(lowest_rate, phase.until_learning_rate or 1.0)
+
+
+def has_end(phase: Phase) -> bool:
+    return phase.until is not None or phase.until_learning_rate is not None
 
 
 def check_phases(data: Data) -> Violations:
@@ -177,46 +193,43 @@ def check_phases(data: Data) -> Violations:
         yield not_both("data.temperature", "data.phases")
     names = [reported_name(source) for source in data.sources]
     for index, phase in enumerate(data.phases):
-        here = f"data.phases[{index}]"
+        location = f"data.phases[{index}]"
         for name in phase.weights:
             if name not in names:
                 text = f"unknown source `{name}`.{did_you_mean(name, names)} Sources: {', '.join(names)}"
-                yield Violation((*steps_of(here), "weights", name), text)
+                yield Violation((*steps_of(location), "weights", name), text)
         if not any(phase.weights.values()):
-            yield Violation(f"{here}.weights", "at least one source needs a weight above 0")
-        length = f"{here}.context_length"
-        if phase.context_length is not None and phase.context_length > data.sequence_length:
-            yield Violation(
-                length, f"rows have {data.sequence_length:,} tokens", "data.sequence_length"
-            )
-        if phase.context_length is not None and data.packing == "token_budget":
-            yield Violation(
-                length,
-                "`packing: token_budget` does not cut documents: use best_fit",
-                "data.packing",
+            yield Violation(f"{location}.weights", "at least one source needs a weight above 0")
+        if phase.context_length is not None:
+            yield from check_context_length(
+                f"{location}.context_length", phase.context_length, data
             )
         if phase.change == "linear" and index == 0:
-            yield Violation(f"{here}.change", "the first phase cannot change from a previous one")
-        elif phase.change == "linear" and phase.until is None and phase.until_learning_rate is None:
-            yield Violation(
-                f"{here}.change",
-                "a linear change needs the phase's `until` or `until_learning_rate`",
-            )
+            text = "the first phase cannot change from a previous one"
+            yield Violation(f"{location}.change", text)
+        elif phase.change == "linear" and not has_end(phase):
+            text = "a linear change needs the phase's `until` or `until_learning_rate`"
+            yield Violation(f"{location}.change", text)
     for index, name in enumerate(names):
         if data.phases and not any(phase.weights.get(name) for phase in data.phases):
-            yield Violation(
-                f"data.sources[{index}]",
-                f"`{name}` needs a weight in at least one phase",
-                "data.phases",
-            )
+            text = f"`{name}` needs a weight in at least one phase"
+            yield Violation(f"data.sources[{index}]", text, "data.phases")
+
+
+def check_context_length(key: str, context_length: int, data: Data) -> Violations:
+    if context_length > data.sequence_length:
+        text = f"rows have {data.sequence_length:,} tokens"
+        yield Violation(key, text, "data.sequence_length")
+    if data.packing == "token_budget":
+        text = "`packing: token_budget` does not cut documents: use best_fit"
+        yield Violation(key, text, "data.packing")
 
 
 def check_stride(data: Data) -> Violations:
     """Only sliding windows have a stride, which must not skip tokens."""
     if data.packing == "sliding_window" and data.stride is None:
-        yield Violation(
-            "data.packing", f"needs `data.stride`, such as {max(1, data.sequence_length // 2)}"
-        )
+        example = max(1, data.sequence_length // 2)
+        yield Violation("data.packing", f"needs `data.stride`, such as {example}")
     if data.packing != "sliding_window" and data.stride is not None:
         yield no_effect("data.stride", " without `packing: sliding_window`", "data.packing")
     if data.stride is not None and data.stride > data.sequence_length:
@@ -233,24 +246,23 @@ def check_token_budget(data: Data, training: dict[str, Any]) -> Violations:
 
 def check_names(data: Data, evaluation: Evaluation) -> Violations:
     """Names of sources and of held-out sets in reports must be unique, including held-out shares of sources."""
-    first: dict[str, str] = {}
+    first_locations: dict[str, str] = {}
     for location, entry in keyed_sources(data, evaluation):
         if location == "evaluation.perplexity[0]" and evaluation.held_out_share is None:
-            first = {}  # reports of held-out sets do not list sources
+            first_locations = {}  # reports of held-out sets do not list sources
         name = reported_name(entry)
-        if name in first:
-            yield Violation(
-                location, f"duplicate name `{name}`: set another `name` here", first[name]
-            )
-        first.setdefault(name, location)
+        if name in first_locations:
+            text = f"duplicate name `{name}`: set another `name` here"
+            yield Violation(location, text, first_locations[name])
+        first_locations.setdefault(name, location)
 
 
 def keyed_sources(data: Data, evaluation: Evaluation) -> Iterator[tuple[str, DocumentSource]]:
-    yield from ((f"data.sources[{index}]", source) for index, source in enumerate(data.sources))
-    yield from (
-        (f"evaluation.perplexity[{index}]", entry)
-        for index, entry in enumerate(evaluation.perplexity)
-    )
+    """Yield the sources, then the held-out sets, each with its location in the recipe."""
+    for index, source in enumerate(data.sources):
+        yield f"data.sources[{index}]", source
+    for index, held_out in enumerate(evaluation.perplexity):
+        yield f"evaluation.perplexity[{index}]", held_out
 
 
 def reported_name(entry: DocumentSource) -> str:
@@ -263,7 +275,9 @@ def name_of_path(path: str) -> str:
     last = Path(parts[-1]) if parts else Path(path)
     if last.suffix.lower() in COMPRESSED_FILES and document_suffix(last.stem):
         last = last.with_suffix("")
-    return (last.stem if last.suffix.lower() in DOCUMENT_FILES else last.name) or path
+    if last.suffix.lower() in DOCUMENT_FILES:
+        return last.stem or path
+    return last.name or path
 
 
 def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
@@ -272,61 +286,56 @@ def check_source_options(data: Data, evaluation: Evaluation) -> Violations:
         for key in hub_options(entry):
             yield no_effect(f"{location}.{key}", f": `{entry.path}` is not a dataset on the Hub")
         if entry.options and not is_function(entry.path):
-            yield no_effect(
-                f"{location}.options", f": `{entry.path}` is not a `package.module:function`"
-            )
-        *others, last = [key for key, is_given in ways_to_make_text(entry).items() if is_given] or [
-            ""
-        ]
-        for other in others:
-            yield not_both(f"{location}.{last}", f"{location}.{other}")
-        for name in entry.chat if isinstance(entry.chat, dict) else ():
-            if name not in PARTS_OF_EXAMPLES:
-                text = f"not a part of an example.{did_you_mean(name, PARTS_OF_EXAMPLES)} Parts:"
-                yield Violation(
-                    (*steps_of(location), "chat", name), f"{text} {', '.join(PARTS_OF_EXAMPLES)}"
-                )
-        if (
-            entry.chat is not None
-            and isinstance(entry, Source)
-            and entry.fill_in_the_middle is not None
-        ):
+            reason = f": `{entry.path}` is not a `package.module:function`"
+            yield no_effect(f"{location}.options", reason)
+        text_keys = keys_of_text(entry)
+        for key in text_keys[:-1]:
+            yield not_both(f"{location}.{text_keys[-1]}", f"{location}.{key}")
+        if isinstance(entry.chat, dict):
+            for part in entry.chat:
+                if part not in PARTS_OF_EXAMPLES:
+                    hint = did_you_mean(part, PARTS_OF_EXAMPLES)
+                    text = f"not a part of an example.{hint} Parts: {', '.join(PARTS_OF_EXAMPLES)}"
+                    yield Violation((*steps_of(location), "chat", part), text)
+        fills_in_the_middle = isinstance(entry, Source) and entry.fill_in_the_middle is not None
+        if fills_in_the_middle and entry.chat is not None:
             yield not_both(f"{location}.fill_in_the_middle", f"{location}.chat")
-        if suffix := document_suffix(entry.path):  # for folders, known after listing their files
+        suffix = document_suffix(entry.path)
+        if suffix:  # the files of a folder are checked once they are listed
             for key in options_without_effect(entry, {suffix}):
                 yield no_effect(f"{location}.{key}", f" on {suffix} files: remove it")
 
 
 def hub_options(entry: DocumentSource) -> list[str]:
-    """Keys that only a dataset on the Hub uses, set for another source."""
+    """Return the keys that are set, but have an effect only for a dataset on the Hub; none if it is one."""
     if not is_local(entry.path) and ":" not in entry.path:
         return []
-    given = {
+    is_set = {
         "revision": entry.revision is not None,
         "data_files": bool(entry.data_files),
         "streaming": entry.streaming,
     }
     may_be_dataset = not document_suffix(entry.path) and not set("*?[") & set(entry.path)
     if is_function(entry.path) or not may_be_dataset:
-        given |= {"subset": entry.subset is not None, "split": entry.split != "train"}
-    return [key for key, is_given in given.items() if is_given]
+        is_set |= {"subset": entry.subset is not None, "split": entry.split != "train"}
+    return [key for key in is_set if is_set[key]]
 
 
-def ways_to_make_text(entry: DocumentSource) -> dict[str, bool]:
-    """The keys that define a row's text, and whether each is set."""
-    chat = entry.chat is not None
-    return {
+def keys_of_text(entry: DocumentSource) -> list[str]:
+    """Return the keys that are set of those that define a row's text."""
+    is_set = {
         "text_column": entry.text_column != "text",
         "template": entry.template is not None,
-        "chat": chat,
+        "chat": entry.chat is not None,
     }
+    return [key for key in is_set if is_set[key]]
 
 
 def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> list[str]:
     """Keys of a source that files with these suffixes do not use: plain text has no columns, and rows have no
     separator between documents."""
     if TEXT_FILES.issuperset(suffixes):
-        return [key for key, is_given in ways_to_make_text(entry).items() if is_given]
+        return keys_of_text(entry)
     if entry.text_documents != "file" and TEXT_FILES.isdisjoint(suffixes):
         return ["text_documents"]
     return []
@@ -334,11 +343,8 @@ def options_without_effect(entry: DocumentSource, suffixes: Collection[str]) -> 
 
 DOMAIN_TEST = "domain_test"  # not an lm-eval task, but listed with them in `evaluation.tasks`
 REWARDED = ("grpo", "rloo", "ppo", "spo")  # stages that learn from rewards
-PAIRED = (
-    "dpo",
-    "kto",
-    "cpo",
-)  # stages whose loss compares answers at the temperature `training.beta`
+# stages whose loss compares answers at the temperature `training.beta`
+PAIRED = ("dpo", "kto", "cpo")
 OWN_LOSS = ("pretrain", "cpt", "sft")  # stages with next-token loss on rows of tokens
 TAUGHT = ("distill", "distill_text", "distill_on_policy", "gkd")  # stages with a teacher
 
@@ -386,27 +392,23 @@ def check_smoothing(stage: str, training: dict[str, Any]) -> Violations:
 
 def check_replay_kl(stage: str, data: Data, model: Model, training: dict[str, Any]) -> Violations:
     """There must be a base with the same vocabulary, and a loss that has logits."""
-    for place, source in enumerate(data.sources):
-        reasons = {
-            "stage": (f"is for {', '.join(OWN_LOSS)}: remove it", stage not in OWN_LOSS),
-            "model.from_scratch": ("new weights have no base: remove it", model.from_scratch),
-            "model.resize_embeddings": (
-                "the base lacks the added tokens: remove it",
-                model.resize_embeddings,
-            ),
-            "model.train_only": (
-                "the base does not know the new rows: remove it",
-                model.train_only == NEW_ROWS,
-            ),
-            "model.fused_loss": ("needs all logits: remove one", model.fused_loss is True),
-            "training.parallelism_config": (
-                "needs whole rows: remove one",
-                bool(training.get("parallelism_config")),
-            ),
-        }
-        for other, (text, is_wrong) in reasons.items():
-            if source.replay_kl and is_wrong:
-                yield Violation(f"data.sources[{place}].replay_kl", text, other)
+    reasons: dict[str, str] = {}
+    if stage not in OWN_LOSS:
+        reasons["stage"] = f"is for {', '.join(OWN_LOSS)}: remove it"
+    if model.from_scratch:
+        reasons["model.from_scratch"] = "new weights have no base: remove it"
+    if model.resize_embeddings:
+        reasons["model.resize_embeddings"] = "the base lacks the added tokens: remove it"
+    if model.train_only == NEW_ROWS:
+        reasons["model.train_only"] = "the base does not know the new rows: remove it"
+    if model.fused_loss is True:
+        reasons["model.fused_loss"] = "needs all logits: remove one"
+    if training.get("parallelism_config"):
+        reasons["training.parallelism_config"] = "needs whole rows: remove one"
+    for index, source in enumerate(data.sources):
+        if source.replay_kl:
+            for other, text in reasons.items():
+                yield Violation(f"data.sources[{index}].replay_kl", text, other)
 
 
 def check_weights(model: Model) -> Violations:
@@ -445,11 +447,8 @@ def check_frozen(model: Model, training: dict[str, Any]) -> Violations:
         )
     for key in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
         options = training.get(key)
-        if (
-            isinstance(options, dict)
-            and options.get("use_reentrant")
-            and model.train_only not in (None, NEW_ROWS)
-        ):
+        is_reentrant = isinstance(options, dict) and options.get("use_reentrant")
+        if is_reentrant and model.train_only not in (None, NEW_ROWS):
             text = "layers with frozen inputs would get no gradient from `use_reentrant: true`: remove that"
             yield Violation("model.train_only", text, f"training.{key}")
 
@@ -482,32 +481,34 @@ def check_saving(checkpoints: Checkpoints) -> Violations:
     """`keep` needs saved checkpoints."""
     if checkpoints.every_tokens is not None and checkpoints.every_steps is not None:
         yield not_both("checkpoints.every_steps", "checkpoints.every_tokens")
-    saves = checkpoints.every_tokens is not None or checkpoints.every_steps is not None
     if (
         checkpoints.keep != Checkpoints().keep
-        and not saves
+        and not saves_checkpoints(checkpoints)
         and checkpoints.weights_every_steps is None
     ):
         yield no_effect("checkpoints.keep", " without `checkpoints.every_tokens` or `every_steps`")
+
+
+def saves_checkpoints(checkpoints: Checkpoints) -> bool:
+    return checkpoints.every_tokens is not None or checkpoints.every_steps is not None
 
 
 def check_average(checkpoints: Checkpoints, model: Model) -> Violations:
     """An average needs several full models that are kept."""
     if checkpoints.average is None:
         return
-    here = "checkpoints.average"
-    kept = checkpoints.kept
-    if checkpoints.every_tokens is None and checkpoints.every_steps is None:
-        yield Violation(here, "needs `checkpoints.every_tokens` or `every_steps`")
-    last = kept.options.get("last", 3) if kept is not None and kept.name == "newest" else None
-    if isinstance(last, int) and last < checkpoints.average:
-        yield Violation(
-            here, f"only {last} checkpoints are kept: raise `checkpoints.keep`", "checkpoints.keep"
-        )
+    key = "checkpoints.average"
+    if not saves_checkpoints(checkpoints):
+        yield Violation(key, "needs `checkpoints.every_tokens` or `every_steps`")
+    policy = checkpoints.kept
+    if policy is not None and policy.name == "newest":
+        num_kept = policy.options.get("last", 3)
+        if isinstance(num_kept, int) and num_kept < checkpoints.average:
+            text = f"only {num_kept} checkpoints are kept: raise `checkpoints.keep`"
+            yield Violation(key, text, "checkpoints.keep")
     if model.lora is not None:
-        yield Violation(
-            here, "the mean of LoRA's factors is not the mean of the models", "model.lora"
-        )
+        text = "the mean of LoRA's factors is not the mean of the models"
+        yield Violation(key, text, "model.lora")
 
 
 def check_evaluation(evaluation: Evaluation) -> Violations:
@@ -516,31 +517,22 @@ def check_evaluation(evaluation: Evaluation) -> Violations:
     every_tokens = evaluation.every_tokens
     if every_steps is not None and every_tokens is not None:
         yield not_both("evaluation.every_steps", "evaluation.every_tokens")
-    for key, interval in {"every_tokens": every_tokens, "every_steps": every_steps}.items():
-        if interval is not None and evaluation.held_out_share is None and not evaluation.perplexity:
-            yield no_effect(
-                f"evaluation.{key}",
-                " without `evaluation.held_out_share` or `evaluation.perplexity`",
-            )
-    if evaluation.tasks_every_tokens is not None and all(
-        task.name == DOMAIN_TEST for task in evaluation.tasks
-    ):
-        yield no_effect(
-            "evaluation.tasks_every_tokens",
-            " without a task in `evaluation.tasks`",
-            "evaluation.tasks",
-        )
-    if (
-        evaluation.tasks_device != Evaluation().tasks_device
-        and evaluation.tasks_every_tokens is None
-    ):
-        yield no_effect("evaluation.tasks_device", " without `evaluation.tasks_every_tokens`")
+    if evaluation.held_out_share is None and not evaluation.perplexity:
+        reason = " without `evaluation.held_out_share` or `evaluation.perplexity`"
+        if every_tokens is not None:
+            yield no_effect("evaluation.every_tokens", reason)
+        if every_steps is not None:
+            yield no_effect("evaluation.every_steps", reason)
+    if evaluation.tasks_every_tokens is None:
+        if evaluation.tasks_device != Evaluation().tasks_device:
+            yield no_effect("evaluation.tasks_device", " without `evaluation.tasks_every_tokens`")
+    elif all(task.name == DOMAIN_TEST for task in evaluation.tasks):
+        reason = " without a task in `evaluation.tasks`"
+        yield no_effect("evaluation.tasks_every_tokens", reason, "evaluation.tasks")
     for name, rise in evaluation.retain.items():
         if rise is not None and every_steps is None and every_tokens is None:
-            here = ("evaluation", "retain", name)
-            yield Violation(
-                here, "never stops the run without `evaluation.every_tokens`: set it, or write null"
-            )
+            text = "never stops the run without `evaluation.every_tokens`: set it, or write null"
+            yield Violation(("evaluation", "retain", name), text)
 
 
 def held_out_sources(data: Data, evaluation: Evaluation) -> list[str]:
@@ -593,14 +585,16 @@ def check_option_names(optimizer: Optimizer, schedule: Schedule) -> Violations:
     """Options of optimizers and schedules must not use Hugging Face's names."""
     sections: dict[str, Component] = {"optimizer": optimizer, "schedule": schedule}
     for key, section in sections.items():
+        if ":" in section.name:  # the user's function may have any options
+            continue
         for option in section.options:
-            known = key_of_others(option, (key,))
-            if ":" in section.name or known is None:
+            other_key = key_of_others(option, (key,))
+            if other_key is None:
                 continue
-            written = f"{key}.{option}"
-            place = PLACES[known]
-            if place[0] == key and place != (key, option):
-                yield Violation(written, f"write it as {format_new_key(known)}", dotted(place))
+            recipe_key = RECIPE_KEYS[other_key]
+            if recipe_key[0] == key and recipe_key != (key, option):
+                text = f"write it as {format_new_key(other_key)}"
+                yield Violation(f"{key}.{option}", text, dotted(recipe_key))
 
 
 def check_training(training: dict[str, Any]) -> Violations:
@@ -610,32 +604,30 @@ def check_training(training: dict[str, Any]) -> Violations:
 
 
 RULES: tuple[Callable[..., Violations], ...] = (
-    *(
-        check_stage,
-        check_start,
-        check_rewards,
-        check_stage_options,
-        check_smoothing,
-        check_replay_kl,
-        check_weights,
-        check_frozen,
-    ),
-    *(
-        check_safety,
-        check_tokenizer,
-        check_saving,
-        check_average,
-        check_evaluation,
-        check_early_stop,
-        check_retained_sets,
-    ),
-    *(
-        check_option_names,
-        check_training,
-        check_budget,
-        check_global_batch,
-        check_accumulation,
-        check_phase_ends,
-    ),
-    *(check_phases, check_stride, check_token_budget, check_names, check_source_options),
+    check_stage,
+    check_start,
+    check_rewards,
+    check_stage_options,
+    check_smoothing,
+    check_replay_kl,
+    check_weights,
+    check_frozen,
+    check_safety,
+    check_tokenizer,
+    check_saving,
+    check_average,
+    check_evaluation,
+    check_early_stop,
+    check_retained_sets,
+    check_option_names,
+    check_training,
+    check_budget,
+    check_global_batch,
+    check_accumulation,
+    check_phase_ends,
+    check_phases,
+    check_stride,
+    check_token_budget,
+    check_names,
+    check_source_options,
 )

@@ -209,9 +209,8 @@ class Data(Section):
     @property
     def share_near_base(self) -> float:
         """Share of the sources with `replay_kl`, by their weights; 0 if there is none."""
-        return sum(one.weight for one in self.sources if one.replay_kl) / sum(
-            one.weight for one in self.sources
-        )
+        total = sum(source.weight for source in self.sources)
+        return sum(source.weight for source in self.sources if source.replay_kl) / total
 
 
 LORA_PRESETS = ("cpt",)

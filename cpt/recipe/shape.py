@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from typing import Annotated, Any, get_args
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from cpt.plugins import closest, did_you_mean, fits, simplified
@@ -38,7 +38,7 @@ from cpt.recipe.training_keys import (
     NESTED,
     NO_EFFECT,
     NO_EFFECT_OF_VALUE,
-    place_of_key,
+    recipe_key_of,
     why_refused,
 )
 from cpt.recipe.tree import Location, Mistakes, Node, dotted, node_at, nodes_along, plain
@@ -69,12 +69,12 @@ def check_shape(
     """Return the recipe if its shape is right, else None; and the top-level keys with mistakes."""
     try:
         return Recipe.model_validate(plain_recipe), set()
-    except ValidationError as found:
-        problems = found.errors(include_url=False)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
     for location, text in sentences(problems, plain_recipe):
-        written = nodes_along(root, location)
-        if not any(node.broken for node in written):
-            mistakes.add(written[-1].place, text)
+        nodes = nodes_along(root, location)
+        if not any(node.broken for node in nodes):
+            mistakes.add(nodes[-1].position, text)
     return None, {str(problem["loc"][0]) for problem in problems}
 
 
@@ -88,45 +88,60 @@ def read_option_numbers(
     if isinstance(node.value, list):
         for index, child in enumerate(node.value):
             read_option_numbers(child, mistakes, item_in(annotation), (*location, index))
-    section = section_in(annotation) or next(
-        (part for part in map(section_in, get_args(annotation)) if part), None
-    )
+    section = section_among(annotation)
     if section is None or not isinstance(node.value, dict):
         return
     name = node.value["name"].value if "name" in node.value else None
-    is_own = isinstance(name, str) and ":" in name
+    is_custom = isinstance(name, str) and ":" in name
     for key, child in node.value.items():
-        here = (*location, key)
+        child_location = (*location, key)
         if not issubclass(section, Component) or key in keys_of(section):
-            read_option_numbers(child, mistakes, child_annotation(annotation, key), here)
-        elif (
-            section is Schedule and key == "schedule"
-        ):  # of `continued`: the schedule of the previous run
-            read_option_numbers(child, mistakes, Schedule, here)
+            child_type = child_annotation(annotation, key)
+            read_option_numbers(child, mistakes, child_type, child_location)
+        elif section is Schedule and key == "schedule":
+            # An option of `continued`: the schedule of the previous run.
+            read_option_numbers(child, mistakes, Schedule, child_location)
         elif child.value is not None and not child.broken:
-            bounds = None if is_own or not location else OPTIONS.get(str(location[-1]), {}).get(key)
-            by_ending = next(
-                (kind for end, kind in OF_ANY_FUNCTION.items() if key.endswith(end)), Any
-            )
-            read_option(child, here, bounds or by_ending, mistakes)
+            option_type = type_of_option(child_location, is_custom=is_custom)
+            read_option(child, child_location, option_type, mistakes)
+
+
+def section_among(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that an annotation allows, also as one of several types."""
+    for part in (annotation, *get_args(annotation)):
+        section = section_in(part)
+        if section is not None:
+            return section
+    return None
+
+
+def type_of_option(location: Location, *, is_custom: bool) -> Any:
+    """Return the type and bounds of a component's option; for a custom one, from its name's ending."""
+    *above, key = map(str, location)
+    if above and not is_custom:
+        bounds = OPTIONS.get(above[-1], {}).get(key)
+        if bounds is not None:
+            return bounds
+    for ending, option_type in OF_ANY_FUNCTION.items():
+        if key.endswith(ending):
+            return option_type
+    return Any
 
 
 def read_option(node: Node, location: Location, annotation: Any, mistakes: Mistakes) -> None:
     """Replace a text with a unit by its number; add a mistake if it is out of bounds."""
     try:
         value = strict_adapter(annotation).validate_python(plain(node))
-    except ValidationError as found:
-        for problem in found.errors(include_url=False):
-            mistakes.add(
-                node.place, f"`{dotted((*location, *problem['loc']))}`: {wrong_value(problem)}"
-            )
+    except ValidationError as error:
+        for problem in error.errors(include_url=False):
+            key = dotted((*location, *problem["loc"]))
+            mistakes.add(node.position, f"`{key}`: {wrong_value(problem)}")
         return
     if isinstance(node.value, str):
         node.value = value
     if isinstance(value, float) and not math.isfinite(value):
-        mistakes.add(
-            node.place, f"`{dotted(location)}`: must be a finite number, got {in_yaml(value)}"
-        )
+        text = f"must be a finite number, got {in_yaml(value)}"
+        mistakes.add(node.position, f"`{dotted(location)}`: {text}")
 
 
 @cache
@@ -135,37 +150,40 @@ def strict_adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def sentences(
-    problems: Iterable[ErrorDetails], written: Mapping[str, Any]
+    problems: Iterable[ErrorDetails], recipe: Mapping[str, Any]
 ) -> Iterator[tuple[Location, str]]:
     """Yield mistakes and their locations; pydantic reports a problem for each type that a key may have."""
     by_key: dict[Location, list[ErrorDetails]] = {}
     for problem in problems:
-        location = location_of(problem, written)
+        location = location_of(problem, recipe)
         if problem["loc"][-1] == "[key]":
             yield location, sentence(problem, location)
         else:
             by_key.setdefault(location, []).append(problem)
-    for location, found in by_key.items():
-        others = [problem for problem in found if problem["type"] not in {*KINDS, "literal_error"}]
-        for problem in others:
+    wrong_types = {*KINDS, "literal_error"}
+    for location, problems_of_key in by_key.items():
+        wrong_values = [
+            problem for problem in problems_of_key if problem["type"] not in wrong_types
+        ]
+        for problem in wrong_values:
             yield location, sentence(problem, location)
-        if not others and not any(
-            other != location and other[: len(location)] == location for other in by_key
-        ):
-            yield location, f"`{dotted(location)}`: {wrong_type(found)}"
+        if not wrong_values and not has_keys_below(location, by_key):
+            yield location, f"`{dotted(location)}`: {wrong_type(problems_of_key)}"
 
 
-def location_of(problem: ErrorDetails, written: Any) -> Location:
+def has_keys_below(location: Location, locations: Iterable[Location]) -> bool:
+    return any(other != location and other[: len(location)] == location for other in locations)
+
+
+def location_of(problem: ErrorDetails, recipe: Any) -> Location:
     """Return the steps to a key without those that pydantic adds: names of types, and "[key]" for a mapping's key."""
     location: Location = ()
     for step in problem["loc"]:
-        if (
-            step in written
-            if isinstance(written, dict)
-            else isinstance(written, list) and isinstance(step, int)
-        ):
+        is_key = isinstance(recipe, dict) and step in recipe
+        is_index = isinstance(recipe, list) and isinstance(step, int)
+        if is_key or is_index:
             location = (*location, step)
-            written = written[step]
+            recipe = recipe[step]
     if problem["type"] == "missing":
         return (*location, problem["loc"][-1])
     return location
@@ -177,40 +195,50 @@ def sentence(problem: ErrorDetails, location: Location) -> str:
     section = section_in(annotation_at(tuple(above)))
     fields = keys_of(section) if section else {}
     if problem["type"] == "extra_forbidden":
-        where = f"a key of `{dotted(above)}`" if above else "a recipe key"
-        return f"`{dotted(location)}` is not {where}.{suggestion(str(key), list(fields), tuple(above))}"
+        section_name = f"a key of `{dotted(above)}`" if above else "a recipe key"
+        hint = suggestion(str(key), list(fields), tuple(above))
+        return f"`{dotted(location)}` is not {section_name}.{hint}"
     if problem["type"] == "missing":
         field = fields[str(key)]
         inner = section_in(field.annotation)
-        return f"`{dotted(location)}` is missing. {field.description or (inner and inner.__doc__) or ''}".rstrip()
+        description = field.description or (inner and inner.__doc__) or ""
+        return f"`{dotted(location)}` is missing. {description}".rstrip()
     return f"`{dotted(location)}`: {wrong_value(problem)}"
 
 
-def suggestion(name: str, beside: Collection[str], above: Location) -> str:
-    """Suggest a key: a similar one in the same section, else the same name elsewhere, else a similar one elsewhere."""
-    if simplified(name) in beside:
-        return did_you_mean(name, beside)
-    known = key_of_others(name, above)
-    if known is not None:
-        return f" Write it as {format_new_key(known)}."
+def suggestion(name: str, siblings: Collection[str], above: Location) -> str:
+    """Suggest a key: a similar one in the same section, else the same name elsewhere, else a similar one elsewhere.
+
+    Args:
+        siblings: the keys that the section has.
+        above: the location of the section.
+    """
+    if simplified(name) in siblings:
+        return did_you_mean(name, siblings)
+    other_key = key_of_others(name, above)
+    if other_key is not None:
+        return f" Write it as {format_new_key(other_key)}."
     if name in NOT_NEEDED:
         return f" Remove it: {NOT_NEEDED[name]}."
     if name in NOT_SUPPORTED:
         return f" Not supported: {NOT_SUPPORTED[name]}."
-    near = closest(name, [*beside, *MOVED])
-    if near is None or SequenceMatcher(None, name, near).ratio() < 0.85:
-        elsewhere = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
-        inside = [key for key in elsewhere if key[: len(above)] == above]
-        if elsewhere:
-            return f" Use {' or '.join(f'`{dotted(key)}`' for key in inside or elsewhere)}."
+    similar = closest(name, [*siblings, *MOVED])
+    if similar is None or SequenceMatcher(None, name, similar).ratio() < 0.85:
+        same_name = [key for key in all_keys() if key[-1] == name and key[:-1] != above]
+        if same_name:
+            below = [key for key in same_name if key[: len(above)] == above]
+            keys = " or ".join(f"`{dotted(key)}`" for key in below or same_name)
+            return f" Use {keys}."
         if name in NO_EFFECT:
             return f" It would have no effect: {NO_EFFECT[name]}."
         if name in keys_of_config(STAGE_CONFIGS["cpt"]):
             return f" It is a Hugging Face key: write it as `training.{name}`."
-    if near is not None:
-        return f" Did you mean `{near}`?{'' if near in beside else f' It is written as {format_new_key(near)}.'}"
-    if len(beside) <= MOST_LISTED:
-        return f" Known keys: {', '.join(beside)}."
+    if similar in siblings:
+        return f" Did you mean `{similar}`?"
+    if similar is not None:
+        return f" Did you mean `{similar}`? It is written as {format_new_key(similar)}."
+    if len(siblings) <= MOST_LISTED:
+        return f" Known keys: {', '.join(siblings)}."
     return ""
 
 
@@ -219,9 +247,7 @@ def wrong_value(problem: ErrorDetails) -> str:
     got = problem["input"]
     context = problem.get("ctx", {})
     if kind in COMPARISONS:
-        limits = {
-            name: int(limit) if limit == int(limit) else limit for name, limit in context.items()
-        }
+        limits = {name: without_fraction(limit) for name, limit in context.items()}
         return f"must be {COMPARISONS[kind].format(**limits)}, got {in_yaml(got)}"
     if kind == "value_error":
         return f"{context['error']}, got {in_words(got)}"
@@ -232,19 +258,28 @@ def wrong_value(problem: ErrorDetails) -> str:
     return wrong_type([problem])
 
 
+def without_fraction(limit: float) -> float:
+    if limit == int(limit):
+        return int(limit)
+    return limit
+
+
 def wrong_type(problems: Sequence[ErrorDetails]) -> str:
     """Describe a value that has none of the types that the key allows."""
     got = problems[0]["input"]
-    kinds = [KINDS[problem["type"]] for problem in problems if problem["type"] in KINDS]
-    listed = ", ".join(
-        problem["ctx"]["expected"] for problem in problems if problem["type"] == "literal_error"
-    )
-    words = listed.replace("'", "").replace(" or ", ", ").split(", ") + ["true", "false"] * (
-        bool in kinds
-    )
-    if listed:
-        return one_of(words, got)
-    return expected(kinds, got)
+    kinds: list[type] = []
+    choices: list[str] = []
+    for problem in problems:
+        if problem["type"] in KINDS:
+            kinds.append(KINDS[problem["type"]])
+        elif problem["type"] == "literal_error":  # pydantic lists them: 'a', 'b' or 'c'
+            listed = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+            choices += listed.split(", ")
+    if not choices:
+        return expected(kinds, got)
+    if bool in kinds:
+        choices += ["true", "false"]
+    return one_of(choices, got)
 
 
 def one_of(choices: Iterable[str], got: object) -> str:
@@ -255,32 +290,33 @@ def one_of(choices: Iterable[str], got: object) -> str:
 
 
 AT_LEAST_1 = (
-    *(
-        "per_device_train_batch_size",
-        "per_device_eval_batch_size",
-        "gradient_accumulation_steps",
-        "ddp_timeout",
-    ),
-    *("steps_per_generation", "num_iterations", "num_generations", "generation_batch_size"),
-    *(
-        "max_completion_length",
-        "max_new_tokens",
-        "dataloader_prefetch_factor",
-        "ddp_bucket_cap_mb",
-        "r",
-    ),
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "ddp_timeout",
+    "steps_per_generation",
+    "num_iterations",
+    "num_generations",
+    "generation_batch_size",
+    "max_completion_length",
+    "max_new_tokens",
+    "dataloader_prefetch_factor",
+    "ddp_bucket_cap_mb",
+    "r",
 )
 ABOVE_0 = ("temperature", "repetition_penalty", "half_life")
 AT_LEAST_0 = (
-    *(
-        "max_grad_norm",
-        "dataloader_num_workers",
-        "beta",
-        "epsilon",
-        "epsilon_high",
-        "neftune_noise_alpha",
-    ),
-    *("desirable_weight", "undesirable_weight", "cpo_alpha", "value_coefficient", "value_clip"),
+    "max_grad_norm",
+    "dataloader_num_workers",
+    "beta",
+    "epsilon",
+    "epsilon_high",
+    "neftune_noise_alpha",
+    "desirable_weight",
+    "undesirable_weight",
+    "cpo_alpha",
+    "value_coefficient",
+    "value_clip",
 )
 BELOW_1 = ("label_smoothing_factor", "label_smoothing", "lora_dropout")
 SHARES = (
@@ -302,30 +338,38 @@ BOUNDS: Mapping[str, Any] = {
 }
 """Bounds that Hugging Face's classes do not check: other values fail later or have unexpected effects."""
 LORA_IS_SET = {
-    *("peft_type", "task_type", "inference_mode", "base_model_name_or_path"),
-    *("auto_mapping", "peft_version", "revision"),
+    "peft_type",
+    "task_type",
+    "inference_mode",
+    "base_model_name_or_path",
+    "auto_mapping",
+    "peft_version",
+    "revision",
 }
+"""Options of peft's classes that cpt sets."""
 LORA_CHOICES = {"preset": LORA_PRESETS, **LORA_QUANTIZATION}
 
 
 def check_passed_on_keys(root: Node, mistakes: Mistakes) -> None:
     """Check the keys of `training:` and `model.lora`, and convert whole numbers and paths for Hugging Face."""
-    training, lora, stage = (
-        node_at(root, key) for key in (("training",), ("model", "lora"), ("stage",))
-    )
+    training = node_at(root, ("training",))
     if training is not None and isinstance(training.value, dict):
-        name = str(stage.value) if stage else "cpt"
-        # The class of a custom stage checks its keys itself.
-        config = None if "." in name else STAGE_CONFIGS.get(name, STAGE_CONFIGS["cpt"])
-        for key, node in training.value.items():
-            if refuse_key(key, node, name, root, mistakes):
-                continue
-            if config is not None and not (
-                node.value == AUTO and key in AUTOMATIC
-            ):  # a number replaces auto later
-                check_key(("training", key), node, config, mistakes)
+        check_training_keys(training, root, mistakes)
+    lora = node_at(root, ("model", "lora"))
     if lora is not None and isinstance(lora.value, dict):
         check_lora_keys(lora, mistakes)
+
+
+def check_training_keys(training: Node, root: Node, mistakes: Mistakes) -> None:
+    stage = node_at(root, ("stage",))
+    stage_name = str(stage.value) if stage else "cpt"
+    is_custom = "." in stage_name  # its config class checks its keys itself
+    config = STAGE_CONFIGS.get(stage_name, STAGE_CONFIGS["cpt"])
+    for key, node in training.value.items():
+        is_automatic = node.value == AUTO and key in AUTOMATIC  # a number replaces auto later
+        is_refused = refuse_key(key, node, stage_name, root, mistakes)
+        if not is_refused and not is_custom and not is_automatic:
+            check_key(("training", key), node, config, mistakes)
 
 
 def refuse_key(key: str, node: Node, stage: str, root: Node, mistakes: Mistakes) -> bool:
@@ -337,19 +381,20 @@ def refuse_key(key: str, node: Node, stage: str, root: Node, mistakes: Mistakes)
         ]
         return any(refused)
     if key in NESTED and isinstance(node.value, str):
-        mistakes.add(node.place, f"`training.{key}`: write the file's keys here, not its name")
+        mistakes.add(node.position, f"`training.{key}`: write the file's keys here, not its name")
         return True
-    place = place_of_key(key, stage)
-    value = plain(node)
-    if place is not None:
-        problem: str | None = explain_moved_key(key, place, node, root)
+    recipe_key = recipe_key_of(key, stage)
+    if recipe_key is not None:
+        problem: str | None = explain_moved_key(key, recipe_key, node, root)
     else:
         problem = why_refused(key, stage)
+    value = plain(node)
     if problem is None and isinstance(value, str):
         reason = NO_EFFECT_OF_VALUE.get((key, value))
-        problem = reason and f"`training.{key}: {value}` would have no effect: {reason}"
+        if reason is not None:
+            problem = f"`training.{key}: {value}` would have no effect: {reason}"
     if problem is not None:
-        mistakes.add(node.place, problem)
+        mistakes.add(node.position, problem)
     return problem is not None
 
 
@@ -357,37 +402,33 @@ def check_lora_keys(lora: Node, mistakes: Mistakes) -> None:
     """Check the options of the method's config class, and those that cpt adds."""
     method = method_of({key: node.value for key, node in lora.value.items() if key == "method"})
     if method not in PEFT_METHODS:
-        mistakes.add(
-            lora.value["method"].place, f"`model.lora.method`: {one_of(PEFT_METHODS, method)}"
-        )
+        text = f"`model.lora.method`: {one_of(PEFT_METHODS, method)}"
+        mistakes.add(lora.value["method"].position, text)
         return
     for key, node in lora.value.items():
         if key in LORA_IS_SET:
-            mistakes.add(node.place, f"`model.lora.{key}` is set by cpt: remove it")
+            mistakes.add(node.position, f"`model.lora.{key}` is set by cpt: remove it")
         elif key in LORA_CHOICES:
+            methods = (LORA,) if key == "preset" else TAKES_QUANTIZED
             if node.value not in LORA_CHOICES[key]:
-                mistakes.add(
-                    node.place,
-                    f"`model.lora.{key}`: {one_of(map(in_yaml, LORA_CHOICES[key]), node.value)}",
-                )
-            elif method not in ((LORA,) if key == "preset" else TAKES_QUANTIZED):
-                mistakes.add(
-                    node.place,
-                    f"`model.lora.{key}` is not for `method: {method}`: remove one of them",
-                )
+                choices = map(in_yaml, LORA_CHOICES[key])
+                mistakes.add(node.position, f"`model.lora.{key}`: {one_of(choices, node.value)}")
+            elif method not in methods:
+                text = f"`model.lora.{key}` is not for `method: {method}`: remove one of them"
+                mistakes.add(node.position, text)
         elif key != "method":
             check_key(("model", "lora", key), node, PEFT_METHODS[method], mistakes)
 
 
-def explain_moved_key(key: str, place: Location, node: Node, root: Node) -> str:
+def explain_moved_key(key: str, recipe_key: Location, node: Node, root: Node) -> str:
     """Name the recipe's key for it, and whether that is set already."""
-    ours = node_at(root, place)
-    is_named_by_run = len(place) == 1 and place[0] in ("name", "stage")
-    if ours is None or is_named_by_run or place[0] == "training":
+    other = node_at(root, recipe_key)
+    is_always_set = recipe_key in (("name",), ("stage",))
+    if other is None or is_always_set or recipe_key[0] == "training":
         return f"`training.{key}` does not belong here: write {format_new_key(key)}"
-    name = dotted(place)
-    there = ours.place.seen_from(node.place)
-    return f"`training.{key}` and `{name}` ({there}) set the same thing. Keep `{name}`"
+    name = dotted(recipe_key)
+    position = other.position.seen_from(node.position)
+    return f"`training.{key}` and `{name}` ({position}) set the same thing. Keep `{name}`"
 
 
 def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -> None:
@@ -398,7 +439,7 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
     if name not in keys:
         usable = keys.keys() - {*MOVED, *NO_EFFECT, *LORA_IS_SET}
         text = f"`{dotted(location)}` is not a key of {config.partition(':')[2]}."
-        mistakes.add(node.place, text + suggestion(name, sorted(usable), location[:-1]))
+        mistakes.add(node.position, text + suggestion(name, sorted(usable), location[:-1]))
         return
     key = keys[name]
     problem = None
@@ -413,6 +454,6 @@ def check_key(location: Location, node: Node, config: str, mistakes: Mistakes) -
     elif name in BOUNDS and type(value) in (int, float):
         read_option(node, location, BOUNDS[name], mistakes)
     if problem:
-        mistakes.add(node.place, f"`{dotted(location)}`: {problem}")
+        mistakes.add(node.position, f"`{dotted(location)}`: {problem}")
     elif isinstance(value, float) and float not in key.kinds and int in key.kinds:
         node.value = int(value)

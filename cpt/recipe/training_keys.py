@@ -15,7 +15,7 @@ Fate = Literal["passed on", "ours", "moved", "no effect"]
 
 def fate_of(key: str, stage: str) -> Fate | None:
     """Return what a key does in a stage; None for a key that is not in the table."""
-    if place_of_key(key, stage) is not None:
+    if recipe_key_of(key, stage) is not None:
         return "moved"
     if why_no_effect(key, stage) is not None:
         return "no effect"
@@ -28,10 +28,10 @@ def fate_of(key: str, stage: str) -> Fate | None:
 
 def why_refused(key: str, stage: str) -> str | None:
     """Return why `training:` cannot have the key and what to do, for recipes that were not read from a file."""
-    place = place_of_key(key, stage)
+    recipe_key = recipe_key_of(key, stage)
     reason = why_no_effect(key, stage)
-    if place is not None:
-        return f"`training.{key}` does not belong here: write `{dotted(place)}`"
+    if recipe_key is not None:
+        return f"`training.{key}` does not belong here: write `{dotted(recipe_key)}`"
     return reason and f"`training.{key}` would have no effect: {reason}. Remove it"
 
 
@@ -54,16 +54,18 @@ def accepted_keys(section: Mapping[str, Any], stage: str, above: str = "") -> di
         key = f"{above}{name}"
         if key in NESTED and isinstance(value, Mapping):
             below = accepted_keys(value, stage, f"{key}.")
-            accepted |= {name: below} if below else {}
+            if below:
+                accepted[name] = below
         elif not is_refused(key, value, stage):
             accepted[name] = value
     return accepted
 
 
-def place_of_key(key: str, stage: str) -> Location | None:
+def recipe_key_of(key: str, stage: str) -> Location | None:
     """Return the recipe's key for it, if there is one."""
-    is_built_in = stage in STAGE_CONFIGS
-    return MOVED.get(key) or (MOVED_OF_TRL.get(key) if is_built_in else None)
+    if key not in MOVED and stage in STAGE_CONFIGS:
+        return MOVED_OF_TRL.get(key)
+    return MOVED.get(key)
 
 
 def why_no_effect(key: str, stage: str) -> str | None:
@@ -75,10 +77,13 @@ def why_no_effect(key: str, stage: str) -> str | None:
 
 def by_word(table: Mapping[str, str]) -> dict[str, str]:
     """`{"lr": "optimizer.learning_rate"}` from `{"optimizer.learning_rate": "learning_rate lr"}`."""
-    return {word: meaning for meaning, words in table.items() for word in words.split()}
+    meanings: dict[str, str] = {}
+    for meaning, listed in table.items():
+        meanings |= dict.fromkeys(listed.split(), meaning)
+    return meanings
 
 
-def places(table: Mapping[str, str]) -> dict[str, Location]:
+def recipe_keys(table: Mapping[str, str]) -> dict[str, Location]:
     return {word: steps_of(key) for word, key in by_word(table).items()}
 
 
@@ -132,7 +137,7 @@ OURS = frozenset(OF_OURS.split())
 
 # --- 3: refused, because the recipe has a key for it ---
 
-MOVED = places(
+MOVED = recipe_keys(
     {
         "optimizer.learning_rate": "learning_rate lr",
         "optimizer.weight_decay": "weight_decay",
@@ -173,7 +178,7 @@ MOVED = places(
     }
 )
 """Hugging Face's key -> its key in a recipe."""
-MOVED_OF_TRL = places(
+MOVED_OF_TRL = recipe_keys(
     {"model.trust_remote_code": "trust_remote_code", "rewards[0].weight": "reward_weights"}
 )
 """The same for keys of TRL's configs, in built-in stages."""
@@ -275,9 +280,11 @@ NO_EFFECT_OF_TRL = by_word(
 
 
 def of_stages(stages: str, table: Mapping[str, str]) -> dict[tuple[str, str], str]:
-    return {
-        (stage, key): reason for stage in stages.split() for key, reason in by_word(table).items()
-    }
+    reasons: dict[tuple[str, str], str] = {}
+    for stage in stages.split():
+        for key, reason in by_word(table).items():
+            reasons[stage, key] = reason
+    return reasons
 
 
 WITHOUT_TRL = "pretrain cpt sft distill distill_text"

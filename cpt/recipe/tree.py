@@ -17,7 +17,7 @@ Location = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class Position:
     """File and line of a value. Line 0: on the command line."""
 
     file: str
@@ -28,19 +28,19 @@ class Place:
             return f"{self.file}:{self.line}"
         return self.file
 
-    def seen_from(self, here: "Place") -> str:
-        if self.line and self.file == here.file:
+    def seen_from(self, other: "Position") -> str:
+        if self.line and self.file == other.file:
             return f"line {self.line}"
         return str(self)
 
 
 @dataclass
 class Node:
-    """A value with its place; for a value with a key, the place of the key."""
+    """A value with its position; for a value with a key, the position of the key."""
 
     value: Any
     """None, bool, int, float, str, a list of nodes, or a dict of nodes."""
-    place: Place
+    position: Position
     own_file: bool = False
     """The section names its own base file, so it inherits nothing from an outer base."""
     broken: bool = False
@@ -55,22 +55,22 @@ class Mistakes:
     """Collects the mistakes in a recipe, to report them together."""
 
     def __init__(self) -> None:
-        self.found: set[tuple[Place, str]] = set()
+        self.entries: set[tuple[Position, str]] = set()
 
-    def add(self, place: Place, text: str) -> None:
-        self.found.add((place, text))
+    def add(self, position: Position, text: str) -> None:
+        self.entries.add((position, text))
 
-    def unreadable(self, place: Place, text: str) -> UnreadableError:
+    def unreadable(self, position: Position, text: str) -> UnreadableError:
         """Add a mistake that makes the whole file unreadable, and return the error to raise."""
-        self.add(place, text)
+        self.add(position, text)
         return UnreadableError()
 
     def raise_if_any(self) -> None:
         """Raise one RecipeError with a line `file:line: what is wrong` for each mistake; those of the command line
         come last."""
-        if self.found:
-            in_order = sorted(self.found, key=lambda mistake: (mistake[0].line == 0, *mistake))
-            raise RecipeError("\n".join(f"{place}: {text}" for place, text in in_order))
+        if self.entries:
+            in_order = sorted(self.entries, key=lambda mistake: (mistake[0].line == 0, *mistake))
+            raise RecipeError("\n".join(f"{position}: {text}" for position, text in in_order))
 
 
 def plain(node: Node) -> Any:
@@ -83,23 +83,26 @@ def plain(node: Node) -> Any:
 
 def holds_broken(node: Node) -> bool:
     """Whether the node or a node below it could not be read."""
-    below = node.value.values() if isinstance(node.value, dict) else node.value
-    return (
-        node.broken
-        or isinstance(node.value, dict | list)
-        and any(holds_broken(child) for child in below)
-    )
+    if node.broken:
+        return True
+    children: Iterable[Node] = ()
+    if isinstance(node.value, dict):
+        children = node.value.values()
+    elif isinstance(node.value, list):
+        children = node.value
+    return any(map(holds_broken, children))
 
 
 def nodes_along(root: Node, location: Location) -> list[Node]:
     """The nodes from the root towards `location`, as far as they were written."""
     nodes = [root]
     for step in location:
-        here = nodes[-1].value
-        is_in_list = isinstance(here, list) and isinstance(step, int) and step < len(here)
-        if not is_in_list and not (isinstance(here, dict) and step in here):
+        parent = nodes[-1].value
+        is_in_list = isinstance(parent, list) and isinstance(step, int) and step < len(parent)
+        is_in_section = isinstance(parent, dict) and step in parent
+        if not is_in_list and not is_in_section:
             break
-        nodes.append(here[step])
+        nodes.append(parent[step])
     return nodes
 
 
@@ -111,26 +114,33 @@ def node_at(root: Node, location: Location) -> Node | None:
     return None
 
 
-def place_of(root: Node, location: Location) -> Place:
-    """The place of the deepest part of `location` that was written."""
-    return nodes_along(root, location)[-1].place
+def position_of(root: Node, location: Location) -> Position:
+    """The position of the deepest part of `location` that was written."""
+    return nodes_along(root, location)[-1].position
 
 
 def merged(over: Node, base: Node) -> Node:
     """Merge `over` into `base`: keys are merged at every depth, lists and single values are replaced."""
     if over.own_file or not (isinstance(over.value, dict) and isinstance(base.value, dict)):
         return over
-    together = dict(base.value)
+    entries = dict(base.value)
     for key, child in over.value.items():
-        together[key] = merged(child, base.value[key]) if key in base.value else child
-    return Node(together, over.place, broken=over.broken or base.broken)
+        if key in base.value:
+            entries[key] = merged(child, base.value[key])
+        else:
+            entries[key] = child
+    return Node(entries, over.position, broken=over.broken or base.broken)
 
 
 def dotted(location: Iterable[str | int]) -> str:
     """`data.sources[0].weight`."""
-    return "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" for step in location
-    ).removeprefix(".")
+    key = ""
+    for step in location:
+        if isinstance(step, int):
+            key += f"[{step}]"
+        else:
+            key += f".{step}"
+    return key.removeprefix(".")
 
 
 def leaves(value: Any, above: Location = ()) -> Iterator[tuple[Location, Any]]:
@@ -148,10 +158,13 @@ def leaves(value: Any, above: Location = ()) -> Iterator[tuple[Location, Any]]:
 
 def steps_of(key: str) -> Location:
     """`("data", "sources", 0, "weight")` of `data.sources[0].weight` or `data.sources.0.weight`."""
-    return tuple(
-        int(step) if step.isdigit() else step
-        for step in re.sub(r"\[(\d+)\]", r".\1", key).split(".")
-    )
+    steps: list[str | int] = []
+    for step in re.sub(r"\[(\d+)\]", r".\1", key).split("."):
+        if step.isdigit():
+            steps.append(int(step))
+        else:
+            steps.append(step)
+    return tuple(steps)
 
 
 # nested aliases grow exponentially
@@ -168,11 +181,8 @@ CONSTANTS = {
     **dict.fromkeys(["true", "True", "TRUE"], True),
     **dict.fromkeys(["false", "False", "FALSE"], False),
     **dict.fromkeys([".nan", ".NaN", ".NAN"], float("nan")),
-    **{
-        sign + name: float(f"{sign}inf")
-        for sign in ("", "+", "-")
-        for name in (".inf", ".Inf", ".INF")
-    },
+    **dict.fromkeys([".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"], float("inf")),
+    **dict.fromkeys(["-.inf", "-.Inf", "-.INF"], float("-inf")),
 }
 
 
@@ -188,14 +198,15 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        there = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
-        hint = f" Did you mean {path.parent / there}?" if there else ""
-        reason = f"no such file (current folder: {Path.cwd()}).{hint}"
+        reason = f"no such file (current folder: {Path.cwd()})."
+        similar = closest(path.name, (file.name for file in path.parent.glob("*.y*ml")))
+        if similar:
+            reason += f" Did you mean {path.parent / similar}?"
     except OSError as problem:
         reason = f"cannot be read: {problem.strerror}"
     else:
         return read_text(data, shown, mistakes)
-    raise mistakes.unreadable(Place(shown, 1), reason)
+    raise mistakes.unreadable(Position(shown, 1), reason)
 
 
 def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
@@ -214,13 +225,13 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         text = f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8."
-        raise mistakes.unreadable(Place(shown, line), text) from None
-    root = compose(text, Place(shown, 1), mistakes)
+        raise mistakes.unreadable(Position(shown, line), text) from None
+    root = compose(text, Position(shown, 1), mistakes)
     if root is None or root.value is None:
-        raise mistakes.unreadable(Place(shown, 1), "the file is empty")
+        raise mistakes.unreadable(Position(shown, 1), "the file is empty")
     if not isinstance(root.value, dict):
         raise mistakes.unreadable(
-            root.place, "expected `key: value` lines, got a list or a single value"
+            root.position, "expected `key: value` lines, got a list or a single value"
         )
     return root
 
@@ -238,9 +249,7 @@ def resolve_scalar(text: str) -> Any:
         )
     if INTEGER.fullmatch(text):
         return int(text)
-    if FLOAT.fullmatch(text) and math.isfinite(
-        float(text)
-    ):  # 12e4567 is a commit's hash sooner than a number
+    if FLOAT.fullmatch(text) and math.isfinite(float(text)):  # 12e4567 is rather a commit's hash
         return float(text)
     if re.fullmatch(r"0x[0-9a-fA-F]+|0o[0-7]+", text):
         return int(text, 0)
@@ -250,99 +259,118 @@ def resolve_scalar(text: str) -> Any:
 def shown_path(path: Path) -> str:
     """The path for messages: relative if it is inside the current folder."""
     absolute = path.absolute()
-    here = Path.cwd()
-    if absolute.is_relative_to(here):
-        return str(absolute.relative_to(here))
+    current = Path.cwd()
+    if absolute.is_relative_to(current):
+        return str(absolute.relative_to(current))
     return str(path)
 
 
-def compose(text: str, start: Place, mistakes: Mistakes) -> Node | None:
+def compose(text: str, start: Position, mistakes: Mistakes) -> Node | None:
     """Return the tree of the only document; None for empty text.
 
     Args:
-        start: place of the text; line 0 on the command line.
+        start: position of the text; line 0 on the command line.
     """
     builder = TreeBuilder(start, mistakes)
     try:
-        depth = 0
-        events: Any = yaml.parse(text, Loader=Loader)
-        for event in events:  # the composer below is recursive: 100,000 brackets crash it
-            if (tag := getattr(event, "tag", None)) not in (None, "!"):  # `!`: quoted
-                text_of_tag = f"the tag `{tag}` is not allowed: a recipe has plain values only"
-                mistakes.add(builder.place(event.start_mark.line), text_of_tag)
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-                event, yaml.CollectionEndEvent
-            )
-            if depth > MAX_DEPTH:
-                raise mistakes.unreadable(builder.place(event.start_mark.line), "nested too deeply")
+        check_events(text, builder)
         documents = list(yaml.compose_all(text, Loader=Loader))
     except yaml.MarkedYAMLError as problem:
-        # Unclosed brackets and quotes are reported where they were opened.
         lines = text.split("\n")
-        marks = (problem.problem_mark, problem.context_mark)
-        line = next(
-            (mark.line for mark in marks if mark is not None and any(lines[mark.line :])), 0
-        )
+        line = line_of(problem, lines)
         reason = ", ".join(part for part in (problem.context, problem.problem) if part)
         if "\t" in lines[line]:
             reason = f"there is a tab in this line; indent with spaces ({reason})"
-        raise mistakes.unreadable(builder.place(line), f"not YAML: {reason}") from None
+        raise mistakes.unreadable(builder.position(line), f"not YAML: {reason}") from None
     except yaml.reader.ReaderError as problem:  # its position counts neither lines nor characters
         line = NOT_TEXT.split(text, maxsplit=1)[0].count("\n")
-        raise mistakes.unreadable(builder.place(line), f"not YAML: {problem.reason}") from None
+        raise mistakes.unreadable(builder.position(line), f"not YAML: {problem.reason}") from None
     if len(documents) > 1:
         line = documents[1].start_mark.line
         raise mistakes.unreadable(
-            builder.place(line), "a second document begins (`---`): one file is one recipe"
+            builder.position(line), "a second document begins (`---`): one file is one recipe"
         )
     if documents:
         return builder.node(documents[0])
     return None
 
 
+def check_events(text: str, builder: "TreeBuilder") -> None:
+    """Refuse tags and deep nesting before composing, which is recursive: 100,000 brackets would crash it."""
+    depth = 0
+    events: Any = yaml.parse(text, Loader=Loader)
+    for event in events:
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):  # `!`: quoted
+            reason = f"the tag `{tag}` is not allowed: a recipe has plain values only"
+            builder.mistakes.add(builder.position(event.start_mark.line), reason)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            position = builder.position(event.start_mark.line)
+            raise builder.mistakes.unreadable(position, "nested too deeply")
+
+
+def line_of(problem: yaml.MarkedYAMLError, lines: list[str]) -> int:
+    """Return the line to report: for unclosed brackets and quotes, that where they were opened."""
+    for mark in (problem.problem_mark, problem.context_mark):
+        if mark is not None and any(lines[mark.line :]):
+            return int(mark.line)
+    return 0
+
+
 class TreeBuilder:
     """Converts PyYAML's nodes to `Node`, and adds mistakes for YAML features that recipes do not support."""
 
-    def __init__(self, start: Place, mistakes: Mistakes) -> None:
+    def __init__(self, start: Position, mistakes: Mistakes) -> None:
         self.start = start
         self.mistakes = mistakes
         self.num_nodes = 0
 
-    def node(self, found: yaml.Node, depth: int = 0) -> Node:
+    def node(self, yaml_node: yaml.Node, depth: int = 0) -> Node:
         """Convert one node recursively; each alias gets a copy."""
-        place = self.place(found.start_mark.line)
+        position = self.position(yaml_node.start_mark.line)
         self.num_nodes += 1
-        if depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
-            reason = "nested too deeply" if depth > MAX_DEPTH else "too large for a recipe"
-            raise self.mistakes.unreadable(place, reason)
-        if isinstance(found, yaml.MappingNode):
-            return Node(self.mapping(found, depth), place)
-        if isinstance(found, yaml.SequenceNode):
-            return Node([self.node(item, depth + 1) for item in found.value], place)
-        if getattr(found, "style", None):  # quoted
-            return Node(found.value, place)
+        if depth > MAX_DEPTH:
+            raise self.mistakes.unreadable(position, "nested too deeply")
+        if self.num_nodes > MAX_NODES:
+            raise self.mistakes.unreadable(position, "too large for a recipe")
+        if isinstance(yaml_node, yaml.MappingNode):
+            return Node(self.mapping(yaml_node, depth), position)
+        if isinstance(yaml_node, yaml.SequenceNode):
+            return Node([self.node(item, depth + 1) for item in yaml_node.value], position)
+        is_quoted = bool(getattr(yaml_node, "style", None))
+        if is_quoted:
+            return Node(yaml_node.value, position)
         try:
-            return Node(resolve_scalar(found.value), place)
+            return Node(resolve_scalar(yaml_node.value), position)
         except ValueError as problem:
-            self.mistakes.add(place, str(problem))
-            return Node(found.value, place)
+            self.mistakes.add(position, str(problem))
+            return Node(yaml_node.value, position)
 
-    def mapping(self, found: yaml.MappingNode, depth: int) -> dict[str, Node]:
-        """Return the entries, each with the place of its key; keys are always text."""
+    def mapping(self, yaml_node: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        """Return the entries, each with the position of its key; keys are always text."""
         entries: dict[str, Node] = {}
-        for key, value in found.value:
-            place = self.place(key.start_mark.line)
+        for key, value in yaml_node.value:
+            position = self.position(key.start_mark.line)
             node = self.node(value, depth + 1)
             if not isinstance(key, yaml.ScalarNode):
-                self.mistakes.add(place, "a key must be a single word")
+                self.mistakes.add(position, "a key must be a single word")
             elif key.value == "<<" and not key.style:
-                self.mistakes.add(place, "`<<` is not supported: name a base file with `base:`")
+                self.mistakes.add(position, "`<<` is not supported: name a base file with `base:`")
             elif key.value in entries:
-                first = entries[key.value].place.line
-                self.mistakes.add(place, f"`{key.value}` is written twice, first in line {first}")
+                first = entries[key.value].position.line
+                self.mistakes.add(
+                    position, f"`{key.value}` is written twice, first in line {first}"
+                )
             else:
-                entries[key.value] = Node(node.value, place)
+                entries[key.value] = Node(node.value, position)
         return entries
 
-    def place(self, line: int) -> Place:
-        return Place(self.start.file, self.start.line and self.start.line + line)
+    def position(self, line: int) -> Position:
+        """Return the position of a line of the text, counted from 0."""
+        if self.start.line == 0:  # on the command line
+            return self.start
+        return Position(self.start.file, self.start.line + line)

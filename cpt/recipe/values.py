@@ -19,18 +19,25 @@ from cpt.recipe.tree import resolve_scalar
 
 def expected(kinds: Collection[type], got: object) -> str:
     """`expected a whole number, got the text "abc"`, with a remedy if it is obvious."""
-    wanted = [kind for kind in IN_WORDS if kind in kinds and not (kind is int and float in kinds)]
-    shown = [IN_WORDS[kind] for kind in wanted if kind is not NoneType or len(wanted) == 1]
-    remedy = ""
-    if bool in wanted and str(got).lower() in {"yes", "no", "on", "off", "y", "n", "true", "false"}:
-        remedy = ": write true or false"
-    elif str in wanted and set(wanted) <= {str, NoneType} and isinstance(got, bool | int | float):
-        remedy = ": put quotes around it"
-    elif isinstance(got, str) and {int, float} & set(wanted):
+    named = set(kinds)
+    if float in kinds:
+        named.discard(int)  # "a number" includes whole numbers
+    if named != {NoneType}:
+        named.discard(NoneType)
+    names = [name for kind, name in IN_WORDS.items() if kind in named]
+    return f"expected {' or '.join(names)}, got {in_words(got)}{remedy_for(got, set(kinds))}"
+
+
+def remedy_for(got: object, kinds: set[type]) -> str:
+    if bool in kinds and str(got).lower() in {"yes", "no", "on", "off", "y", "n", "true", "false"}:
+        return ": write true or false"
+    if str in kinds and kinds <= {str, NoneType} and isinstance(got, bool | int | float):
+        return ": put quotes around it"
+    if isinstance(got, str) and kinds & {int, float}:
         with suppress(ValueError):
-            is_number = type(resolve_scalar(got)) in (int, float)
-            remedy = ": write it without quotes" if is_number else ""
-    return f"expected {' or '.join(shown)}, got {in_words(got)}{remedy}"
+            if type(resolve_scalar(got)) in (int, float):
+                return ": write it without quotes"
+    return ""
 
 
 def in_words(value: object) -> str:
@@ -94,12 +101,13 @@ def whole_number(value: object) -> object:
 
 
 def in_units(value: object, units: dict[str, int], expected: str) -> object:
-    if isinstance(value, str) and (match := WITH_UNIT.fullmatch(value)):
-        number = Decimal(match[1]) * units.get(match[2], 0)
-        if number == 0 or number != int(number):
-            raise ValueError(f"expected {expected}")
-        return int(number)
-    return whole_number(value)
+    match = WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return whole_number(value)
+    number = Decimal(match[1]) * units.get(match[2], 0)
+    if number == 0 or number != int(number):
+        raise ValueError(f"expected {expected}")
+    return int(number)
 
 
 def steps_or_share(value: float) -> float:

@@ -16,9 +16,8 @@ from cpt.files import LinesFile, write_atomic
 from cpt.runs.folder import EVENTS, HEARTBEATS, read_objects
 
 log = logging.getLogger("cpt")
-OPENED: dict[
-    Path, LinesFile
-] = {}  # per run: lines not written to a full disk must outlive the call
+OPENED: dict[Path, LinesFile] = {}
+"""Run's folder -> its file: lines that a full disk rejected must outlive the call."""
 
 
 def record_event(
@@ -37,8 +36,8 @@ def append_event(
     folder: Path, kind: str, message: str, *, step: int | None = None, **details: Any
 ) -> None:
     """Like `record_event`, without logging."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    line = {"time": now, "kind": kind, "step": step, "rank": rank(), "message": message, **details}
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    line = {"time": time, "kind": kind, "step": step, "rank": rank(), "message": message, **details}
     OPENED.setdefault(folder, LinesFile(folder / EVENTS)).add(json.dumps(line, default=str))
 
 
@@ -140,19 +139,21 @@ def pids_here(folder: Path) -> list[int]:
     return [beat.pid for beat in read_heartbeats(folder) if is_of_this_host(beat)]
 
 
-def name_processes(some: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
+def name_processes(beats: Sequence[LastHeartbeat], everyone: Sequence[LastHeartbeat]) -> str:
     """`host-1 (process 4, 5)` if these are all processes of a host, else `process 4, 5 on host-1`."""
     names = []
-    for host in sorted({beat.host for beat in some}):
-        ranks = [beat.rank for beat in some if beat.host == host]
+    for host in sorted({beat.host for beat in beats}):
+        ranks = [beat.rank for beat in beats if beat.host == host]
+        ranks_of_host = [beat.rank for beat in everyone if beat.host == host]
         listed = f"process {', '.join(map(str, ranks))}"
-        is_whole = len(ranks) == sum(beat.host == host for beat in everyone)
-        names.append(f"{host} ({listed})" if is_whole else f"{listed} on {host}")
+        if len(ranks) == len(ranks_of_host):
+            names.append(f"{host} ({listed})")
+        else:
+            names.append(f"{listed} on {host}")
     return " and ".join(names)
 
 
 def remove_heartbeats(folder: Path) -> None:
-    for path in (folder / HEARTBEATS).glob(
-        "*rank-*"
-    ):  # including temporary files of killed processes
+    # The pattern includes the temporary files of killed processes.
+    for path in (folder / HEARTBEATS).glob("*rank-*"):
         path.unlink(missing_ok=True)

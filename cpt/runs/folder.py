@@ -9,7 +9,7 @@ import re
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -81,16 +81,17 @@ def read_object(path: Path, report: Report = log.debug) -> Content:
 def read_objects(path: Path, report: Report = log.debug) -> list[Content]:
     """The objects of a JSONL file without damaged lines (then `report` gets a message with their number)."""
     try:
-        found = list(json_lines(path))
+        objects = list(json_lines(path))
     except FileNotFoundError:
         return []
     except OSError as problem:
         report(f"{path} cannot be read: {problem.strerror}")
         return []
-    lost = found.count(None)
-    if lost:
-        report(f"{path}: {lost:,} damaged line{'s' if lost > 1 else ''}")
-    return [content for content in found if content is not None]
+    num_damaged = objects.count(None)
+    if num_damaged:
+        lines = "lines" if num_damaged > 1 else "line"
+        report(f"{path}: {num_damaged:,} damaged {lines}")
+    return [content for content in objects if content is not None]
 
 
 def read_lines(path: Path) -> list[Content]:
@@ -116,14 +117,16 @@ def keep_lines_until(path: Path, step: int) -> None:
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if is_until(line, step)]
-    damaged = sum(parse_object(line) is None for line in lines if line.endswith(b"\n"))
+    lines_until = [line for line in lines if is_until(line, step)]
+    damaged = [line for line in lines if line.endswith(b"\n") and parse_object(line) is None]
     if damaged:
-        log.warning(f"{path}: {damaged:,} damaged line(s) are removed.", extra={"event": DAMAGED})
-    if kept == lines[: len(kept)]:  # the usual case: truncating needs no disk space
-        os.truncate(path, len(b"".join(kept)))
+        message = f"{path}: {len(damaged):,} damaged line(s) are removed."
+        log.warning(message, extra={"event": DAMAGED})
+    content = b"".join(lines_until)
+    if lines_until == lines[: len(lines_until)]:  # the usual case: truncating needs no disk space
+        os.truncate(path, len(content))
     else:
-        write_atomic(path, b"".join(kept), reuse_space=True)
+        write_atomic(path, content, reuse_space=True)
 
 
 def is_until(line: str | bytes, step: int) -> bool:
@@ -149,12 +152,12 @@ class Metrics:
             return np.empty(0), np.empty(0)
         x = self.columns[over]
         y = self.columns[name]
-        there = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-        order = there[np.argsort(x[there], kind="stable")]
+        logged = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
+        order = logged[np.argsort(x[logged], kind="stable")]
         return x[order], y[order]
 
     def last(self, name: str) -> float | None:
-        values = self.curve(name)[1]
+        _, values = self.curve(name)
         if len(values):
             return float(values[-1])
         return None
@@ -173,41 +176,42 @@ class Metrics:
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
     """Values that are not finite count as not logged. Reading only some `names` (or `eval_*`) is faster."""
 
-    @cache
-    def wanted(keys: tuple[str, ...]) -> list[str]:
-        return [
-            key
-            for key in keys
-            if names is None
-            or key in ("step", "tokens")
-            or any(fnmatchcase(key, one) for one in names)
-        ]
+    @cache  # most lines have the same names
+    def selected(logged_names: tuple[str, ...]) -> list[str]:
+        if names is None:
+            return list(logged_names)
+        patterns = ("step", "tokens", *names)
+        return [name for name in logged_names if matches_any(name, patterns)]
 
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    values: defaultdict[str, list[float]] = defaultdict(list)
+    lines_of: defaultdict[str, list[int]] = defaultdict(list)
+    values_of: defaultdict[str, list[float]] = defaultdict(list)
     num_lines = 0
     try:
         for line in json_lines(folder / METRICS):
             if line is None:
                 continue
-            for name in wanted(tuple(line)):
+            for name in selected(tuple(line)):
                 if isinstance(line[name], int | float):
-                    places[name].append(num_lines)
-                    values[name].append(line[name])
+                    lines_of[name].append(num_lines)
+                    values_of[name].append(line[name])
             num_lines += 1
     except OSError:  # missing, or lost while reading
         pass
     columns: dict[str, Floats] = {}
-    for name in dict.fromkeys(("step", "tokens", *values)):
+    for name in dict.fromkeys(("step", "tokens", *values_of)):
         column = np.full(num_lines, math.nan)
-        column[places[name]] = values[name]
+        column[lines_of[name]] = values_of[name]
         columns[name] = np.where(np.isfinite(column), column, math.nan)
     return Metrics(columns)
 
 
+def matches_any(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def last_metrics(folder: Path) -> dict[str, float]:
     """Newest values of `NEWEST` and each set's bits per byte, from the end of the file."""
-    found: dict[str, float] = {}
+    newest: dict[str, float] = {}
     try:
         with (folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -215,15 +219,17 @@ def last_metrics(folder: Path) -> dict[str, float]:
     except OSError:
         return {}
     for line in reversed(lines):
-        is_evaluation = BITS_PER_BYTE.encode() in line and not any(map(is_bits_per_byte, found))
-        is_known = found.keys() >= NEWEST and not is_evaluation
-        if is_known or f'"{TASK}'.encode() in line:  # tasks are of an earlier step
+        has_evaluation = any(map(is_bits_per_byte, newest))
+        is_evaluation = not has_evaluation and BITS_PER_BYTE.encode() in line
+        is_needed = is_evaluation or not newest.keys() >= NEWEST
+        if not is_needed or f'"{TASK}'.encode() in line:  # tasks are of an earlier step
             continue
-        for name, value in (parse_object(line) or {}).items():
-            is_wanted = name in NEWEST or (is_evaluation and is_bits_per_byte(name))
-            if is_wanted and isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(name, value)
-    return found
+        content = parse_object(line) or {}
+        for name, value in content.items():
+            is_selected = name in NEWEST or (is_evaluation and is_bits_per_byte(name))
+            if is_selected and isinstance(value, int | float) and math.isfinite(value):
+                newest.setdefault(name, value)
+    return newest
 
 
 def is_bits_per_byte(name: str) -> bool:
@@ -241,8 +247,8 @@ def read_status(folder: Path, report: Report = log.debug) -> Content:
     if status.get("state") != "running":
         return status
     try:
-        words = (folder / LOCK).read_text(errors="replace").split()  # process PID on HOST
-        is_gone = words[3] == socket.gethostname() and not is_alive(int(words[1]))
+        owner = (folder / LOCK).read_text(errors="replace").split()  # process PID on HOST
+        is_gone = owner[3] == socket.gethostname() and not is_alive(int(owner[1]))
     except (OSError, ValueError, IndexError):
         pid = status.get("pid")
         is_gone = isinstance(pid, int) and not is_alive(pid)
@@ -284,25 +290,26 @@ class RunRecord:
             ENVIRONMENT: self.environment,
             INPUTS: self.inputs,
             STATUS: self.status,
+            METRICS: self.metrics.names,
         }
-        return [
-            name
-            for name, content in {**contents, METRICS: self.metrics.names}.items()
-            if not content
-        ]
+        return [name for name, content in contents.items() if not content]
 
     @property
     def environments(self) -> list[Content]:
         """The environment of each start; empty if that of the first is unknown."""
         first = self.environment
-        if first:
-            return [first, *({**first, **start} for start in self.starts)]
-        return []
+        if not first:
+            return []
+        later = [{**first, **differences} for differences in self.starts]
+        return [first, *later]
 
     @property
     def changes(self) -> list[Content]:
         """The changed keys of the recipe, each with the step and the note of its line in the history."""
-        return [{**line, **change} for line in self.history for change in line["changes"]]
+        changes: list[Content] = []
+        for line in self.history:
+            changes += [{**line, **change} for change in line["changes"]]
+        return changes
 
     @property
     def state(self) -> str:
@@ -346,28 +353,32 @@ def began_from(folder: Path) -> Path | None:
 
 
 def trunks_of(folder: Path) -> dict[Path, int]:
-    found: dict[Path, int] = {}
-    while (checkpoint := began_from(folder)) is not None and (
-        folder := checkpoint.parent
-    ) not in found:
-        step = checkpoint.name.rpartition("-")[2]
+    """The runs that a run began from, directly or through another one, with the last step in common."""
+    last_common_steps: dict[Path, int] = {}
+    checkpoint = began_from(folder)
+    while checkpoint is not None and checkpoint.parent not in last_common_steps:
+        _, _, step = checkpoint.name.rpartition("-")
         if not step.isdecimal():  # of another program
             break
-        found[folder] = min([int(step), *found.values()])
-    return found
+        trunk = checkpoint.parent
+        last_common_steps[trunk] = min([int(step), *last_common_steps.values()])
+        checkpoint = began_from(trunk)
+    return last_common_steps
 
 
 def get(content: object, *keys: str) -> Any:
     """The value under nested keys; None if one is missing."""
     for key in keys:
-        content = content.get(key) if isinstance(content, Mapping) else None
+        if not isinstance(content, Mapping):
+            return None
+        content = content.get(key)
     return content
 
 
 def get_dict(content: object, *keys: str) -> Content:
-    found = get(content, *keys)
-    if isinstance(found, dict):
-        return found
+    value = get(content, *keys)
+    if isinstance(value, dict):
+        return value
     return {}
 
 
@@ -379,6 +390,7 @@ def name_gpus(environment: Content) -> str:
 
 OF_A_RUN = (RECIPE, STATUS, METRICS, ENVIRONMENT, INPUTS)
 NOT_ENTERED = ("checkpoint-*", EXPORT, "held_out", "heartbeats", ".*", "__pycache__")
+COMPARISONS = {"=": operator.eq, "<": operator.lt, ">": operator.gt}
 CONDITION = re.compile(r"\s*([\w/.:-]+?)\s*([=<>])\s*(.*?)\s*", re.DOTALL)
 
 Values = dict[str, Any]
@@ -402,26 +414,28 @@ def list_runs(
         raise CheckpointError(
             f"{folder} is not a folder. Give the `output_dir` of the recipes: cpt runs FOLDER"
         )
-    runs: list[tuple[Path, Values]] = []
-    for here, folders, files in os.walk(folder):  # skips checkpoints and exported models
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not any(fnmatchcase(name, pattern) for pattern in NOT_ENTERED)
-        )
-        if sum(name in files for name in OF_A_RUN) > 1:
-            runs.append((Path(here), values_of(Path(here), folder)))
-    runs.sort(key=lambda run: run[1]["age"])
-    columns = list(dict.fromkeys(name for _, values in runs for name in values))
+    runs = {run: values_of(run, folder) for run in run_folders(folder)}
+    newest_first = sorted(runs, key=lambda run: runs[run]["age"])
+    columns = list(dict.fromkeys(name for run in newest_first for name in runs[run]))
+    selected = newest_first
     for condition in conditions:
-        fits = condition_of(condition, columns)
-        runs = [run for run in runs if fits(run[1])]
+        is_met = condition_of(condition, columns)
+        selected = [run for run in selected if is_met(runs[run])]
     if order:
         column = checked_column(order.removeprefix("-"), columns, "--sort")
-        known = [run for run in runs if run[1].get(column) is not None]
-        known.sort(key=lambda run: run[1][column], reverse=order.startswith("-"))
-        runs = known + [run for run in runs if run[1].get(column) is None]
-    return dict(runs)
+        with_value = [run for run in selected if runs[run].get(column) is not None]
+        without_value = [run for run in selected if runs[run].get(column) is None]
+        with_value.sort(key=lambda run: runs[run][column], reverse=order.startswith("-"))
+        selected = with_value + without_value
+    return {run: runs[run] for run in selected}
+
+
+def run_folders(folder: Path) -> Iterator[Path]:
+    """Yield the runs below a folder, without entering checkpoints and exported models."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not matches_any(name, NOT_ENTERED))
+        if len(set(files).intersection(OF_A_RUN)) > 1:
+            yield Path(path)
 
 
 def values_of(run: Path, folder: Path) -> Values:
@@ -429,31 +443,47 @@ def values_of(run: Path, folder: Path) -> Values:
     status = read_status(run)
     metrics = last_metrics(run)
     evaluated = {key: value for key, value in metrics.items() if key.startswith(EVALUATED)}
-    stage = recipe.get("stage")
+    mean_bits_per_byte = None
+    if evaluated:
+        mean_bits_per_byte = sum(evaluated.values()) / len(evaluated)
     state = status.get("state")
-    steps = status.get("steps")
+    if not isinstance(state, str):
+        state = "unknown" if metrics else "not started"
+    checkpoint = began_from(run)
     tags = recipe.get("tags")
-    try:
-        started = datetime.fromisoformat(
-            str(read_object(run / ENVIRONMENT).get("started"))
-        ).timestamp()
-    except (ValueError, OverflowError):
-        started = run.stat().st_mtime
+    if not isinstance(tags, list):
+        tags = []
     return {
         "name": str(run.relative_to(folder)) if run != folder else run.name,
-        "stage": stage if isinstance(stage, str) else None,
-        "state": state if isinstance(state, str) else "not started" if not metrics else "unknown",
+        "stage": if_instance(recipe.get("stage"), str),
+        "state": state,
         "step": metrics.get("step"),
-        "steps": steps if isinstance(steps, int) else None,
+        "steps": if_instance(status.get("steps"), int),
         "tokens": metrics.get("tokens"),
         "loss": metrics.get("loss"),
-        "bits_per_byte": sum(evaluated.values()) / len(evaluated) if evaluated else None,
+        "bits_per_byte": mean_bits_per_byte,
         "tokens_per_second": metrics.get("tokens_per_second"),
-        "age": time.time() - started,
-        "from": "/".join(began.parts[-2:]) if (began := began_from(run)) else None,
-        "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
+        "age": time.time() - started_at(run),
+        "from": "/".join(checkpoint.parts[-2:]) if checkpoint else None,
+        "tags": list(map(str, tags)),
         **evaluated,
     }
+
+
+def if_instance(value: Any, kind: type) -> Any:
+    """Return a value of a file that anybody may have edited; None if it has another type."""
+    if isinstance(value, kind):
+        return value
+    return None
+
+
+def started_at(run: Path) -> float:
+    """When the run started, in seconds since 1970; if that is unknown, when its folder last changed."""
+    started = read_object(run / ENVIRONMENT).get("started")
+    try:
+        return datetime.fromisoformat(str(started)).timestamp()
+    except (ValueError, OverflowError):
+        return run.stat().st_mtime
 
 
 def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
@@ -463,24 +493,30 @@ def condition_of(text: str, columns: Sequence[str]) -> Callable[[Values], bool]:
         raise RecipeError(
             f"--where {text!r}: expected a condition like state=finished, tag=x or loss<2.5."
         )
-    column, sign, value = match.groups()
-    column = checked_column("tags" if column == "tag" else column, columns, "--where")
+    column, sign, expected = match.groups()
+    if column == "tag":
+        column = "tags"
+    column = checked_column(column, columns, "--where")
     try:
-        bound = float(value.replace("_", ""))
+        bound = float(expected.replace("_", ""))
     except ValueError as problem:
         if sign != "=":
             raise RecipeError(
-                f"--where {text!r}: expected a number after {sign}, got `{value}`."
+                f"--where {text!r}: expected a number after {sign}, got `{expected}`."
             ) from problem
         bound = math.nan
 
-    def fits(values: Values) -> bool:
-        found = values.get(column)
-        if isinstance(found, int | float):
-            return bool({"=": operator.eq, "<": operator.lt, ">": operator.gt}[sign](found, bound))
-        return sign == "=" and value in (found if isinstance(found, list) else [found])
+    def is_met(values: Values) -> bool:
+        value = values.get(column)
+        if isinstance(value, int | float):
+            return bool(COMPARISONS[sign](value, bound))
+        if sign != "=":
+            return False
+        if isinstance(value, list):
+            return expected in value
+        return bool(value == expected)
 
-    return fits
+    return is_met
 
 
 def checked_column(column: str, columns: Sequence[str], option: str) -> str:
@@ -490,25 +526,24 @@ def checked_column(column: str, columns: Sequence[str], option: str) -> str:
     return column
 
 
-def find_run(text: str, beside: Path = Path("runs")) -> Path:
+def find_run(text: str, runs: Path = Path("runs")) -> Path:
     """Find a run's folder by path, or by name below `runs`; CheckpointError suggests a similar one."""
-    asked = Path(text).expanduser()
-    for folder in (asked, beside / text):
+    path = Path(text).expanduser()
+    for folder in (path, runs / text):
         if any((folder / name).is_file() for name in (RECIPE, STATUS, METRICS)):
             return folder
-    runs = [
-        run
-        for folder in (asked, asked.parent, beside)
-        if folder.is_dir()
-        for run in folder.iterdir()
-    ]
-    near = {run.name: run for run in runs if sum((run / name).is_file() for name in OF_A_RUN) > 1}
-    likely = closest(asked.name, near)
-    hint = (
-        f"Did you mean {near[likely]}?"
-        if likely
-        else "`cpt runs FOLDER` lists the runs below a folder."
-    )
+    near: dict[str, Path] = {}
+    for folder in (path, path.parent, runs):
+        if not folder.is_dir():
+            continue
+        for run in folder.iterdir():
+            files = [name for name in OF_A_RUN if (run / name).is_file()]
+            if len(files) > 1:
+                near[run.name] = run
+    similar = closest(path.name, near)
+    hint = "`cpt runs FOLDER` lists the runs below a folder."
+    if similar:
+        hint = f"Did you mean {near[similar]}?"
     raise CheckpointError(
         f"{text} is not a run: it has neither {RECIPE} nor {STATUS} nor {METRICS}. {hint}"
     )

@@ -63,35 +63,34 @@ def history_text(lines: Sequence[Content]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def part_after(lines: Sequence[Content], step: int, now: Recipe) -> Part:
-    """The part of the run after a step; `now` is the recipe after all changes.
+def part_after(lines: Sequence[Content], step: int, current: Recipe) -> Part:
+    """Return the part of the run after a step; `current` is the recipe after all changes.
 
     A run that resumes before a change repeats the steps up to it as they were. Keys that may change freely have the
-    values of now, except where `cpt reproduce` repeats them.
+    current values, except where `cpt reproduce` repeats them.
     """
-    ended = [line for line in lines if line["step"] <= step]
     stretches: list[Content] = []
-    for line in ended:
-        if line["new_stretch"] and line["row"] > (stretches[-1]["row"] if stretches else 0):
-            stretches.append(line)
+    last_row = 0
     for line in lines:
         if line["step"] <= step:
+            if line["new_stretch"] and line["row"] > last_row:
+                stretches.append(line)
+                last_row = line["row"]
             continue
-        before = Recipe.model_validate(line["recipe"])
+        recipe = Recipe.model_validate(line["recipe"])
         if line.get("replay"):
-            return Part(before, line["step"], stretches)
+            return Part(recipe, line["step"], stretches)
         if any(change["kind"] != "free" for change in line["changes"]):
-            return Part(with_free_keys(before, now), line["step"], stretches)
-    return Part(now, None, stretches)
+            return Part(with_free_keys(recipe, current), line["step"], stretches)
+    return Part(current, None, stretches)
 
 
-def with_free_keys(recipe: Recipe, now: Recipe) -> Recipe:
-    """The recipe with the free sections, and the free keys of `training:`, of another one."""
-    kept = {key: value for key, value in recipe.training.items() if not is_free(key)}
-    training = kept | {key: value for key, value in now.training.items() if is_free(key)}
-    return recipe.model_copy(
-        update={name: getattr(now, name) for name in FREE_SECTIONS} | {"training": training}
-    )
+def with_free_keys(recipe: Recipe, current: Recipe) -> Recipe:
+    """Return the recipe with the free sections, and the free keys of `training:`, of the current one."""
+    training = {key: value for key, value in recipe.training.items() if not is_free(key)}
+    training |= {key: value for key, value in current.training.items() if is_free(key)}
+    sections = {name: getattr(current, name) for name in FREE_SECTIONS}
+    return recipe.model_copy(update=sections | {"training": training})
 
 
 def is_free(key: str) -> bool:
@@ -104,7 +103,7 @@ def is_free(key: str) -> bool:
 @dataclass(frozen=True)
 class RecipeRecord:
     recipe: Recipe
-    """The recipe of now."""
+    """The current recipe."""
     history: list[Content]
 
 
@@ -117,13 +116,13 @@ def read_record(folder: Path) -> RecipeRecord | None:
     content = intact_content(folder / RECORD)
     if content is not None:
         return record_of(content, folder / RECORD)
-    written = written_record(folder)
+    readable = readable_record(folder)
     copy = next(checkpoint_copies(folder), None)
     if copy is None:
-        return written
+        return readable
     saved = record_of(copy, folder)
-    if written is not None and continues(written, saved):
-        return written
+    if readable is not None and continues(readable, saved):
+        return readable
     return saved
 
 
@@ -134,20 +133,20 @@ def intact_content(path: Path) -> Content | None:
         return None
 
 
-def record_of(content: Content, where: Path) -> RecipeRecord:
+def record_of(content: Content, path: Path) -> RecipeRecord:
     try:
         recipe = Recipe.model_validate(content["recipe"])
         for line in content["history"]:
             Recipe.model_validate(line["recipe"])
     except ValidationError as problem:
         raise CheckpointError(
-            f"{where}: the recipe of the run cannot be read by this version of cpt:"
+            f"{path}: the recipe of the run cannot be read by this version of cpt:"
             f" {problem.errors()[0]['msg']}. Use the version that wrote it, or start another run: name=..."
         ) from problem
     return RecipeRecord(recipe, content["history"])
 
 
-def written_record(folder: Path) -> RecipeRecord | None:
+def readable_record(folder: Path) -> RecipeRecord | None:
     """The record in recipe.yaml and history.jsonl, which have no hash; None if one of them cannot be read."""
     if not (folder / RECIPE).exists():
         return None
@@ -159,22 +158,27 @@ def written_record(folder: Path) -> RecipeRecord | None:
         return None
 
 
-def continues(written: RecipeRecord, saved: RecipeRecord) -> bool:
+def continues(record: RecipeRecord, saved: RecipeRecord) -> bool:
     """Whether a record may be that of a later time: each change adds a line."""
-    if not all(line in written.history for line in saved.history):
+    if not all(line in record.history for line in saved.history):
         return False
-    return len(written.history) > len(saved.history) or are_equal(written, saved)
+    return len(record.history) > len(saved.history) or are_equal(record, saved)
 
 
-def are_equal(one: RecipeRecord, other: RecipeRecord) -> bool:
-    return one.history == other.history and dump_recipe(one.recipe) == dump_recipe(other.recipe)
+def are_equal(first: RecipeRecord, second: RecipeRecord) -> bool:
+    if first.history != second.history:
+        return False
+    return dump_recipe(first.recipe) == dump_recipe(second.recipe)
 
 
 def checkpoint_copies(folder: Path) -> Iterator[Content]:
     """The intact records in the run's checkpoints, newest first, also of those with other damaged files."""
-    matches = [(CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("*checkpoint-*")]
-    steps = [(int(match[1]), path) for match, path in matches if match]
-    for _, path in sorted(steps, reverse=True):
+    checkpoints: list[tuple[int, Path]] = []
+    for path in folder.glob("*checkpoint-*"):
+        match = CHECKPOINT.fullmatch(path.name)
+        if match:
+            checkpoints.append((int(match[1]), path))
+    for _, path in sorted(checkpoints, reverse=True):
         content = intact_content(path / RECORD)
         if content is not None and "recipe" in content:
             yield content
@@ -206,8 +210,8 @@ def restore_record(folder: Path) -> None:
     record = read_record(folder)
     if record is None:
         return
-    written = written_record(folder)
-    if written is None or not are_equal(written, record):
+    readable = readable_record(folder)
+    if readable is None or not are_equal(readable, record):
         for name, text in texts_of(record).items():
             if text_of(folder / name) != text:
                 put_again(folder / name, text)

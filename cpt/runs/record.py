@@ -126,21 +126,17 @@ class Run:
 
     def put_status(self, state: str, **details: Any) -> None:
         """Like `write_status`, but from any process."""
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        updated = datetime.now(UTC).isoformat(timespec="seconds")
         progress = {key: value for key, value in self.status().items() if key in PROGRESS}
-        self.write_or_warn(
-            STATUS, {"state": state, "updated": now, "pid": os.getpid(), **progress, **details}
-        )
+        status = {"state": state, "updated": updated, "pid": os.getpid(), **progress, **details}
+        self.write_or_warn(STATUS, status)
 
     def write_or_warn(self, name: str, content: dict[str, Any] | str) -> None:
         """Write a file of the run, text or JSON; on a full disk it only warns."""
+        if not isinstance(content, str):
+            content = json.dumps(content, indent=2, default=str) + "\n"
         try:
-            text = (
-                content
-                if isinstance(content, str)
-                else json.dumps(content, indent=2, default=str) + "\n"
-            )
-            write_atomic(self.folder / name, text, reuse_space=True)
+            write_atomic(self.folder / name, content, reuse_space=True)
         except OSError as problem:
             log.warning("%s cannot be written: %s.", self.folder / name, problem.strerror)
 
@@ -161,16 +157,18 @@ class Run:
         """
         path = self.folder / INPUTS
         data = recorded.get("data", {})
-        is_of_this = data.get("stretch") == stretch and not renew
-        known = data["fingerprint"] if is_of_this else None
-        if known not in (None, fingerprint):
+        recorded_fingerprint = None
+        if data.get("stretch") == stretch and not renew:
+            recorded_fingerprint = data["fingerprint"]
+        if recorded_fingerprint not in (None, fingerprint):
             raise CheckpointError(
-                f"{self.folder} began with other data (fingerprint {known}, now {fingerprint}): files, tokenizer or"
-                f" filters have changed. Restore them, or start a new run with --new. {path} lists the original ones."
+                f"{self.folder} began with other data (fingerprint {recorded_fingerprint}, now {fingerprint}): files,"
+                " tokenizer or filters have changed. Restore them, or start a new run with --new."
+                f" {path} lists the original ones."
             )
         if not is_main_process():
             return
-        is_complete = known is not None and "files" in recorded
+        is_complete = recorded_fingerprint is not None and "files" in recorded
         if is_complete and path.exists():
             return
         inputs = recorded if is_complete else describe()
@@ -189,8 +187,7 @@ class Run:
     def reporting(self) -> Iterator[Callable[[BaseException], None]]:
         """Update status.json while the run runs, fails or finishes; yields the function that records an error."""
         started = time.time()
-        before = self.status()
-        record_end = partial(self.record_end, before)
+        record_end = partial(self.record_end, self.status())
         self.write_status("running")
         try:
             with self.lock or nullcontext(), logged_events(self.folder):
@@ -209,18 +206,22 @@ class Run:
 
     def record_end(self, before: Mapping[str, Any], problem: BaseException) -> None:
         """Record in the status how this start ended; `before` is the status at its beginning."""
-        code = 130 if isinstance(problem, KeyboardInterrupt) else 1
-        if isinstance(problem, CptError):
-            code = problem.exit_code
-        state = "interrupted" if isinstance(problem, Interrupted) else "failed"
-        # Possibly only the process that is out of memory knows; the others wait for it until they are killed.
-        write = self.put_status if isinstance(problem, RestartNeeded) else self.write_status
         if before.get("state") == "finished" and self.status().get("step") == before.get("step"):
             # Such as a wrong `--resume`: nothing was trained, and the finished model is unchanged.
             if is_main_process():
                 self.write_or_warn(STATUS, dict(before))
             return
-        write(state, error=type(problem).__name__, message=str(problem), exit_code=code)
+        exit_code = 1
+        if isinstance(problem, CptError):
+            exit_code = problem.exit_code
+        elif isinstance(problem, KeyboardInterrupt):
+            exit_code = 130
+        state = "interrupted" if isinstance(problem, Interrupted) else "failed"
+        write = self.write_status
+        if isinstance(problem, RestartNeeded):
+            # Possibly only the process that is out of memory knows; the others wait for it until they are killed.
+            write = self.put_status
+        write(state, error=type(problem).__name__, message=str(problem), exit_code=exit_code)
 
 
 def start_run(
@@ -275,17 +276,8 @@ def start_run(
             check(folder)
             begin_record(recipe, folder)
             lock = hold(folder, patience)
-        if trains and not has_results(folder):  # also after a start that failed early
-            write_json(folder / ENVIRONMENT, describe_environment())
-        elif trains:  # a later start: record differences from the first
-            first = read_object(folder / ENVIRONMENT)
-            now = describe_environment()
-            changes = {
-                key: value
-                for key, value in now.items()
-                if key == "started" or value != first.get(key)
-            }
-            LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
+        if trains:
+            record_environment(folder)
         remove_heartbeats(folder)  # otherwise processes of an earlier start look dead
         return folder, False
 
@@ -296,6 +288,20 @@ def start_run(
     return Run(folder, lock, is_done)
 
 
+def record_environment(folder: Path) -> None:
+    """Record the environment of the first start, and of each later one the differences from it."""
+    environment = describe_environment()
+    if not has_results(folder):  # also after a start that failed early
+        write_json(folder / ENVIRONMENT, environment)
+        return
+    first = read_object(folder / ENVIRONMENT)
+    changes = {}
+    for key, value in environment.items():
+        if key == "started" or value != first.get(key):
+            changes[key] = value
+    LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
+
+
 def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
     """Lock the run, so that two processes do not train it at the same time; the kernel releases the lock when this
     process dies. LaunchError if another process still has it after `patience` seconds."""
@@ -303,15 +309,15 @@ def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
     end = time.monotonic() + patience
     while True:
         try:
-            fcntl.lockf(
-                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # unlike flock, not inherited by forked workers
+            # Unlike that of flock, this lock is not inherited by forked workers.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except (BlockingIOError, PermissionError) as problem:
             if time.monotonic() >= end:
                 lock.seek(0)
+                owner = lock.read().strip() or "another process"
                 raise LaunchError(
-                    f"{folder} is being trained already, by {lock.read().strip() or 'another process'}. Wait for it or"
+                    f"{folder} is being trained already, by {owner}. Wait for it or"
                     " end it, or start another run: --new, or another name."
                 ) from problem
             time.sleep(SECONDS_BETWEEN_TRIES)
@@ -373,8 +379,8 @@ def damage_of_export(folder: Path, hashes: KnownHashes | None = None) -> str | N
     if not (folder / "config.json").exists():
         return "config.json is missing"
     if not (folder / MANIFEST).exists():
-        is_needed = hashes is not None and any(folder.parent.glob("checkpoint-*"))
-        if is_needed:
+        # A model without a manifest, as of an older version, counts as intact unless it can be written again.
+        if hashes is not None and any(folder.parent.glob("checkpoint-*")):
             return f"{MANIFEST} is missing"
         return None
     manifest = intact_content(folder / MANIFEST)
@@ -456,48 +462,40 @@ def write_json(path: Path, content: Any) -> None:
 
 CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = (
-    *(
-        "cpt",
-        "torch",
-        "transformers",
-        "accelerate",
-        "deepspeed",
-        "peft",
-        "trl",
-        "datasets",
-        "tokenizers",
-    ),
-    *(
-        "safetensors",
-        "grain",
-        "numpy",
-        "liger-kernel",
-        "flash-attn",
-        "bitsandbytes",
-        "torchao",
-        "pytorch_optimizer",
-    ),
+    "cpt",
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "trl",
+    "datasets",
+    "tokenizers",
+    "safetensors",
+    "grain",
+    "numpy",
+    "liger-kernel",
+    "flash-attn",
+    "bitsandbytes",
+    "torchao",
+    "pytorch_optimizer",
 )
 DECIDING_VARIABLES = (
-    *(
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "CUDA_VISIBLE_DEVICES",
-        "DS_ACCELERATOR",
-        "NVIDIA_TF32",
-        "CUBLAS_",
-    ),
-    *(
-        "CUDNN_",
-        "NCCL_",
-        "PYTORCH_",
-        "TORCH_",
-        "TORCHINDUCTOR_",
-        "ATEN_",
-        "MKL_",
-        "DNNL_",
-        "ONEDNN_",
-    ),
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "DS_ACCELERATOR",
+    "NVIDIA_TF32",
+    "CUBLAS_",
+    "CUDNN_",
+    "NCCL_",
+    "PYTORCH_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+    "ATEN_",
+    "MKL_",
+    "DNNL_",
+    "ONEDNN_",
 )
 """Variables, or their prefixes, that can change results or speed; others may be secret and are not recorded."""
 OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
@@ -506,10 +504,8 @@ OF_LAUNCHERS = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_EXTENSIONS_DIR")
 
 def describe_environment() -> dict[str, Any]:
     gpus = find_gpus()
-    lines = CPU_INFO.read_text(errors="replace").splitlines() if CPU_INFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     hardware = {  # affects the results or the speed of the same arithmetic
-        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "processor": name_of_processor(),
         "cores": count_cpu_cores(),
         "host_memory_gib": round(host_memory_gib()),
         "gpus": [gpu.name for gpu in gpus],
@@ -532,25 +528,38 @@ def describe_environment() -> dict[str, Any]:
     }
 
 
+def name_of_processor() -> str:
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 @lru_cache
 def installed_version(package: str) -> str | None:
+    distribution = DISTRIBUTION if package == "cpt" else package
     with suppress(PackageNotFoundError):
-        return version(DISTRIBUTION if package == "cpt" else package)
+        return version(distribution)
     return None
 
 
 def installed_versions() -> dict[str, str]:
-    """Of the packages that decide a run."""
-    versions = {name: installed_version(name) for name in PACKAGES}
-    return {name: found for name, found in versions.items() if found is not None}
+    """Return the installed ones of `PACKAGES`, with their versions."""
+    versions: dict[str, str] = {}
+    for name in PACKAGES:
+        installed = installed_version(name)
+        if installed is not None:
+            versions[name] = installed
+    return versions
 
 
 def deciding_variables() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(DECIDING_VARIABLES) and name not in OF_LAUNCHERS
-    }
+    variables: dict[str, str] = {}
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(DECIDING_VARIABLES) and name not in OF_LAUNCHERS:
+            variables[name] = value
+    return variables
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 import pytest
 from tiny import write_recipe
 
-from cpt.recipe.load import load_with_places
+from cpt.recipe.load import load_with_tree
 from cpt.recipe.schema import Recipe
 
 
@@ -13,6 +13,6 @@ def load(tiny_recipe, tmp_path):
 
     def with_changes(**sections) -> Recipe:
         path = write_recipe({**tiny_recipe, **sections}, tmp_path / "recipe.yaml")
-        return load_with_places(path)[0]
+        return load_with_tree(path)[0]
 
     return with_changes

@@ -9,7 +9,7 @@ from tiny import TINY_LLAMA, write_recipe
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import Gpu
 from cpt.planning import gate
-from cpt.recipe.load import load_with_places
+from cpt.recipe.load import load_with_tree
 from cpt.recipe.schema import Recipe
 
 MICRO_BATCH = {"per_device_train_batch_size": 2}
@@ -129,7 +129,7 @@ def test_a_run_is_refused_with_all_mistakes_in_their_class_and_with_their_lines(
         gate.refuse_mistakes(load(monitoring={"trackers": ["swanlab", "swanlab"]}))
     both = {"optimizer": {"name": "adamv"}, "monitoring": {"trackers": ["swanlab"]}}
     path = write_recipe({**tiny_recipe, **both}, tmp_path / "both.yaml")
-    recipe, root = load_with_places(path)
+    recipe, root = load_with_tree(path)
     with pytest.raises(RecipeError) as refused:
         gate.refuse_mistakes(recipe, root=root)
     lines = str(refused.value).splitlines()

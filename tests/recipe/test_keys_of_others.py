@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpt.recipe.keys import NOT_NEEDED, PLACES
+from cpt.recipe.keys import NOT_NEEDED, RECIPE_KEYS
 from cpt.recipe.tree import dotted
 
 VALUES = {  # key -> a value; other keys take a number
@@ -56,7 +56,7 @@ WITH = {  # what else a key needs
 }
 
 
-@pytest.mark.parametrize("key", sorted({dotted(place) for place in PLACES.values()}))
+@pytest.mark.parametrize("key", sorted({dotted(place) for place in RECIPE_KEYS.values()}))
 def test_every_key_that_a_remedy_names_can_be_typed(load, key):
     added = [*WITH.get(key, ()), f"{key}={VALUES.get(key, 8)}"]
     if key.startswith("model.config."):  # as the note of these remedies says
@@ -116,4 +116,4 @@ def test_a_word_of_another_trainer_is_answered_with_its_key(mistakes, word, key)
 
 
 def test_a_key_has_one_answer():
-    assert not PLACES.keys() & NOT_NEEDED.keys()
+    assert not RECIPE_KEYS.keys() & NOT_NEEDED.keys()

@@ -18,7 +18,7 @@ from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.speed import find_target
 from cpt.planning.workload import read_setup
-from cpt.recipe.load import REPOSITORY, differing_keys, load_recipe, load_section, load_with_places
+from cpt.recipe.load import REPOSITORY, differing_keys, load_recipe, load_section, load_with_tree
 
 FOLDER = REPOSITORY / "recipes"
 PARTS = {"models", "mixtures", "presets", "demo", "pipelines", "search"}
@@ -62,10 +62,10 @@ def test_a_recipe_loads_and_says_what_it_is_for(path):
 
 def files_of(path: Path) -> set[Path]:
     """The files that the keys of a recipe come from."""
-    files, nodes = set(), [load_with_places(path)[1]]
+    files, nodes = set(), [load_with_tree(path)[1]]
     while nodes:
         node = nodes.pop()
-        files.add(Path(node.place.file).resolve())
+        files.add(Path(node.position.file).resolve())
         nodes += (
             node.value.values()
             if isinstance(node.value, dict)

@@ -14,7 +14,7 @@ def read(text: str | bytes):
         root = read_text(text.encode() if isinstance(text, str) else text, "r.yaml", found)
     except UnreadableError:
         root = None
-    return root, sorted(f"{place}: {said}" for place, said in found.found)
+    return root, sorted(f"{place}: {said}" for place, said in found.entries)
 
 
 NUMBERS = {
@@ -123,7 +123,7 @@ def test_a_path_that_is_no_file_is_a_mistake(tmp_path, name, hint):
     found = Mistakes()
     with pytest.raises(UnreadableError):
         read_yaml(tmp_path / name, found)
-    ((place, text),) = found.found
+    ((place, text),) = found.entries
     assert place.line == 1 and hint in text
 
 

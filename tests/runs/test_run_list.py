@@ -86,7 +86,7 @@ def test_a_damaged_file_costs_only_its_own_columns(runs, name):
 
 def test_a_run_is_found_by_its_path_or_its_name(runs):
     assert find_run(str(runs / "good")) == runs / "good"
-    assert find_run("good", beside=runs) == runs / "good"
+    assert find_run("good", runs=runs) == runs / "good"
     with pytest.raises(CheckpointError, match=r"goood.*runs/good\?"):
         find_run(str(runs / "goood"))
     with pytest.raises(CheckpointError, match="recipe.yaml"):

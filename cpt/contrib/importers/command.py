@@ -62,7 +62,7 @@ def translated(path: Path, gpus: int = 1) -> Translation:
         root = read_or_raise(path, mistakes)
         mistakes.raise_if_any()
         values = plain(root)
-        lines = {key: node.place.line for key, node in root.value.items()}
+        lines = {key: node.position.line for key, node in root.value.items()}
     if {"model", "data", "budget"} <= values.keys():
         raise RecipeError(f"{path} is a recipe already. Check it: cpt check {path}")
     tool = next((tool for tool, (keys, _) in TRANSLATORS.items() if values.keys() & {*keys}), "")

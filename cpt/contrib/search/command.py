@@ -120,7 +120,7 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
         recipe.stage in TEXT_STAGES or metric.startswith("eval_") and not sets
     ):
         raise RecipeError(
-            f"{space.place}: `search.metric`: no run of this recipe logs `{metric}`."
+            f"{space.position}: `search.metric`: no run of this recipe logs `{metric}`."
             f"{did_you_mean(metric, known_metrics)} It logs: {', '.join(known_metrics)}. Held-out sets:"
             " `evaluation.held_out_share` or `evaluation.perplexity`."
         )

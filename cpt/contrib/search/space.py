@@ -17,7 +17,7 @@ from cpt.plugins import did_you_mean, find
 from cpt.recipe.keys import annotation_at, without_none
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Component, Recipe, Section
-from cpt.recipe.tree import Mistakes, Node, Place, place_of, plain, read_or_raise, steps_of
+from cpt.recipe.tree import Mistakes, Node, Position, plain, position_of, read_or_raise, steps_of
 from cpt.recipe.values import Positive, in_words, in_yaml, whole_number
 
 SEARCH = "search"
@@ -57,7 +57,7 @@ class Axis:
     """A key of the recipe with Optuna's distribution of its values. Choices are YAML text."""
 
     key: str
-    place: Place
+    position: Position
     distribution: Any
 
     @property
@@ -75,7 +75,7 @@ class Axis:
 @dataclass(frozen=True)
 class Space:
     settings: Settings
-    place: Place
+    position: Position
     axes: tuple[Axis, ...]
 
     @property
@@ -110,7 +110,7 @@ def load_space(path: Path) -> Space:
     mistakes = Mistakes()
     root = read_or_raise(path, mistakes)
     entries: dict[str, Node] = root.value
-    section = entries.get(SEARCH, Node({}, root.place))
+    section = entries.get(SEARCH, Node({}, root.position))
     settings: Settings | None = None
     try:
         settings = Settings.model_validate(plain(section))
@@ -122,31 +122,32 @@ def load_space(path: Path) -> Space:
             else:
                 hint = ""
             mistakes.add(
-                place_of(section, problem["loc"]), f"`search.{name}`: {problem['msg']}.{hint}"
+                position_of(section, problem["loc"]), f"`search.{name}`: {problem['msg']}.{hint}"
             )
     axes = []
     for key, node in entries.items():
         if key != SEARCH:
             try:
-                axes.append(Axis(key, node.place, distribution_of(key, plain(node))))
+                axes.append(Axis(key, node.position, distribution_of(key, plain(node))))
             except (ValueError, TypeError) as reason:
-                mistakes.add(node.place, f"`{key}`: {reason}")
+                mistakes.add(node.position, f"`{key}`: {reason}")
     if entries.keys() <= {SEARCH}:
         mistakes.add(
-            root.place, f"no key to search: add one, such as `optimizer.learning_rate: {EXAMPLE}`"
+            root.position,
+            f"no key to search: add one, such as `optimizer.learning_rate: {EXAMPLE}`",
         )
     for axis, above in permutations(axes, 2):
         if steps_of(axis.key)[: len(steps_of(above.key))] == steps_of(above.key):
             mistakes.add(
-                axis.place,
-                f"`{axis.key}` is part of `{above.key}` (line {above.place.line}): remove one",
+                axis.position,
+                f"`{axis.key}` is part of `{above.key}` (line {above.position.line}): remove one",
             )
     for axis in axes:
         if settings is not None and settings.sampler.name == GRID and not axis.is_list:
-            mistakes.add(axis.place, f"`{axis.key}`: `sampler: grid` needs a list of values")
+            mistakes.add(axis.position, f"`{axis.key}`: `sampler: grid` needs a list of values")
     mistakes.raise_if_any()
     assert settings is not None, "settings without mistakes were read"
-    return Space(settings, section.place, tuple(axes))
+    return Space(settings, section.position, tuple(axes))
 
 
 def distribution_of(key: str, value: Any) -> Any:
@@ -193,7 +194,7 @@ def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -
                 recipes[override] = load_recipe(recipe, [*overrides, override])
             except RecipeError as problem:
                 lines = str(problem).replace("on the command line: ", "").splitlines()
-                wrong += [f"{axis.place}: {line}" for line in lines]
+                wrong += [f"{axis.position}: {line}" for line in lines]
     if wrong:
         raise RecipeError("\n".join(wrong))
     return recipes
@@ -252,7 +253,7 @@ def build(
     try:
         return find(kind, section.name, known)(**given, **section.options)
     except (TypeError, ValueError, RecipeError) as problem:
-        raise RecipeError(f"{space.place}: `search.{kind}`: {problem}") from problem
+        raise RecipeError(f"{space.position}: `search.{kind}`: {problem}") from problem
 
 
 def ask(study: Any, space: Space) -> Any:
