@@ -31,7 +31,7 @@ from cpt.planning.dry_run import (
     tree_leaves,
     with_leaves,
 )
-from cpt.planning.model_sizes import num_attention_layers
+from cpt.planning.model_sizes import head_width, num_attention_layers
 from cpt.planning.workload import Setup
 from cpt.torch_internals import fake_tensors, fusible_operations, split_passes, trace_both_passes
 
@@ -368,8 +368,7 @@ def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
     heads = attention_heads(model.config)
     if heads == 0:
         return 0
-    config = model.config.get_text_config()
-    width = int(config.to_dict().get("head_dim") or int(config.hidden_size) // heads)
+    width = head_width(model.config.get_text_config(), heads)
     head_bytes = width * (2 if setup.half else 4) + 4
     return rows * setup.length * heads * head_bytes * num_attention_layers(model)
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from itertools import product
 from typing import Any
 
 import torch
@@ -368,8 +368,10 @@ def cheapest_that_fits(
     for kinds in ([with_all_parameters], [with_small_states, with_adapters]):
         cheapest: list[FittingPlan] = []
         for kind in kinds:
-            plans = search.plans_by_cost(kind(setup, target))
-            cheapest += islice((plan for plan in plans if is_allowed(plan.changes)), 1)
+            for plan in search.plans_by_cost(kind(setup, target)):
+                if is_allowed(plan.changes):
+                    cheapest.append(plan)
+                    break
         proposals += sorted(cheapest, key=lambda plan: plan.cost)
         if proposals and (target.host_is_known or host_room(proposals[0].plan, target) >= 0):
             break
@@ -404,7 +406,7 @@ class PlanSearch:
         mfu = self.mfu * assumed_mfu(candidate) / assumed_mfu(self.setup)
         seconds = self.step_seconds(candidate, mfu)
         own_seconds = self.step_seconds(self.setup, self.mfu)
-        # the rest follow from other changes
+        # these three keys follow from other changes
         num_changes = len(changes.keys() - {ACCUMULATION_KEY, COMPILING_KEY, SYNCS})
         halvings = math.log2(max(1, self.setup.micro_batch / candidate.micro_batch))
         cost = seconds * CHANGE**num_changes * HALVED**halvings

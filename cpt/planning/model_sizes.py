@@ -137,8 +137,12 @@ def cached_numbers(model: PreTrainedModel) -> int:
     if values.get("kv_lora_rank"):
         key_width = values["qk_nope_head_dim"] + values["qk_rope_head_dim"]
         return layers * heads * int(key_width + values["v_head_dim"])
-    width = int(values.get("head_dim") or int(config.hidden_size) // heads)
-    return layers * 2 * int(values.get("num_key_value_heads") or heads) * width
+    key_value_heads = int(values.get("num_key_value_heads") or heads)
+    return layers * 2 * key_value_heads * head_width(config, heads)
+
+
+def head_width(config: PreTrainedConfig, heads: int) -> int:
+    return int(config.to_dict().get("head_dim") or int(config.hidden_size) // heads)
 
 
 def num_attention_layers(model: PreTrainedModel) -> int:
