@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -386,19 +386,27 @@ class OptimizerFacts:
     """The update of a parameter needs no other parameter, so it can happen in the backward pass."""
     keeps_master_weights: bool = False
     """Weights in half precision have an fp32 copy, or are rounded so that none is needed."""
+    moments: int | None = None
+    """Numbers that it keeps for each weight; None: unknown, so memory is planned as for AdamW."""
+    quantizes_moments: bool = False
+    """Moments of all but embeddings take 8 bits, with scales."""
+    pages_states: bool = False
+    """States are in host memory, and come to the GPU for the update."""
 
 
-EIGHT_BIT = {
-    "needs_whole_parameters": True,
-    "embeddings_apart": True,
-    "releases_gradients": True,
-    "keeps_master_weights": True,
-}
+ADAMW = OptimizerFacts(adamw, releases_gradients=True, keeps_master_weights=True, moments=2)
+ADAMW_8BIT = replace(
+    ADAMW,
+    build=adamw_8bit,
+    needs_whole_parameters=True,
+    embeddings_apart=True,
+    quantizes_moments=True,
+)
 OPTIMIZERS = {
-    "adamw": OptimizerFacts(adamw, releases_gradients=True, keeps_master_weights=True),
-    "adamw_8bit": OptimizerFacts(adamw_8bit, **EIGHT_BIT),
-    "paged_adamw_8bit": OptimizerFacts(paged_adamw_8bit, **EIGHT_BIT),
-    "sgd": OptimizerFacts(sgd),
+    "adamw": ADAMW,
+    "adamw_8bit": ADAMW_8BIT,
+    "paged_adamw_8bit": replace(ADAMW_8BIT, build=paged_adamw_8bit, pages_states=True),
+    "sgd": OptimizerFacts(sgd, moments=0),
     "muon": OptimizerFacts(muon, needs_whole_parameters=True, matrices_apart=True),
     "soap": OptimizerFacts(soap, needs_whole_parameters=True),
     "shampoo": OptimizerFacts(shampoo, needs_whole_parameters=True),

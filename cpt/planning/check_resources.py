@@ -14,10 +14,11 @@ from cpt.distributed import world_size
 from cpt.errors import CptError, RecipeError, ResourceError
 from cpt.formatting import format_bytes
 from cpt.hardware import GIB, find_gpus, free_disk_gib, free_host_memory_gib
+from cpt.optim.build import facts_of
 from cpt.planning.activations import count_activations
 from cpt.planning.fitting import fits, nodes_here, this_machine
 from cpt.planning.memory import MemoryPlan, plan_memory, sizes_for_stage
-from cpt.planning.memory_parts import IN_8_BIT, MOMENTS, checkpoint_bytes
+from cpt.planning.memory_parts import checkpoint_bytes
 from cpt.planning.model_sizes import ModelSizes
 from cpt.planning.speed import Target, assumed_mfu, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
@@ -99,7 +100,7 @@ def disk_needs(recipe: Recipe, sizes: ModelSizes, setup: Setup) -> DiskNeeds:
     if setup.lora is not None:
         weights_bytes = float(setup.weights_bytes * sizes.trained)
     saved_bytes = weights_bytes  # without states of unknown size
-    if setup.optimizer in (*MOMENTS, *IN_8_BIT):
+    if facts_of(setup.optimizer).moments is not None:
         saved_bytes = checkpoint_bytes(sizes, setup)
     if setup.zero is not None and not setup.zero.is_fsdp:
         saved_bytes += weights_bytes  # DeepSpeed saves the weights again with its states

@@ -25,9 +25,10 @@ from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
 from cpt.models.layers import CHECKPOINTS_AROUND_CALLS, check_compiling
 from cpt.optim.adamw import automatic_dtype
+from cpt.optim.build import OPTIMIZERS, facts_of
 from cpt.planning.activations import ActivationCounts
 from cpt.planning.memory import MemoryPlan, count_model, plan_memory
-from cpt.planning.memory_parts import IN_8_BIT, trains_half
+from cpt.planning.memory_parts import trains_half
 from cpt.planning.model_sizes import KINDS, WHOLE, ModelSizes
 from cpt.planning.speed import Target, assumed_mfu, planned_speed
 from cpt.planning.workload import (
@@ -524,17 +525,19 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Cha
         setup.lora is not None
         or target.on_cpu
         or setup.scales_loss
-        or setup.optimizer not in ("adamw", *IN_8_BIT)
+        or not facts_of(setup.optimizer).keeps_master_weights
     ):
         return
     small = replace(setup, weights_bytes=2, zero=None, half=True)
     first: Changes = {}
-    if not trains_half(setup) or setup.optimizer not in IN_8_BIT:  # adamw's `auto` may be bfloat16
+    is_quantized = facts_of(setup.optimizer).quantizes_moments
+    if not trains_half(setup) or not is_quantized:  # adamw's `auto` may be bfloat16
         first["model.dtype"] = "bfloat16"
     last = without_engine(setup)
     if not setup.half:
         last["training.bf16"] = True
-    for optimizer in IN_8_BIT:
+    quantizing = [name for name, facts in OPTIMIZERS.items() if facts.quantizes_moments]
+    for optimizer in quantizing:
         name: Changes = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
         for candidate, changes in with_all_parameters(replace(small, optimizer=optimizer), target):
             if candidate.zero is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from cpt.models.fused_loss import chunk_of
 from cpt.optim.adamw import DEFAULT_ROUNDING
 from cpt.optim.adamw_update import BLOCK
+from cpt.optim.build import facts_of
 from cpt.planning.model_sizes import (
     KL,
     PAIRS,
@@ -16,13 +17,11 @@ from cpt.planning.model_sizes import (
     WHOLE,
     ModelSizes,
 )
-from cpt.planning.workload import PAGED, Setup
+from cpt.planning.workload import Setup
 
 REDUCED_BYTES = 4  # of a gradient that FSDP2 reduces
 MASTER_BYTES = 4  # of an fp32 copy of a weight
-IN_8_BIT = ("adamw_8bit", PAGED)
-# Moments per trained weight, in its dtype. Unknown optimizers count like AdamW.
-MOMENTS = {"adamw": 2, "sgd": 0}
+MOMENTS_OF_ADAMW = 2
 FP32_MOMENTS_BYTES = 8
 QUANTIZED_MOMENTS_BYTES = 2 + 2 * 4 / BLOCK  # with a weight's share of two scales
 COMPENSATION_BYTES = 2  # of Kahan summation
@@ -71,14 +70,15 @@ def rounding_of(setup: Setup) -> str | None:
     """How bfloat16 weights are rounded; None if they have a master copy, or are fp32."""
     if not trains_half(setup):
         return None
-    if setup.rounding is None and setup.optimizer in IN_8_BIT:
+    if setup.rounding is None and facts_of(setup.optimizer).quantizes_moments:
         return DEFAULT_ROUNDING
     return setup.rounding
 
 
 def accumulates_in_fp32(setup: Setup) -> bool:
     """Whether gradients of half-precision weights are fp32: several micro-batches, a built-in optimizer, no engine."""
-    return trains_half(setup) and setup.accumulation > 1 and setup.optimizer in ("adamw", *IN_8_BIT)
+    has_fp32 = facts_of(setup.optimizer).keeps_master_weights
+    return trains_half(setup) and setup.accumulation > 1 and has_fp32
 
 
 def bytes_of_gradient(setup: Setup) -> int:
@@ -90,11 +90,12 @@ def bytes_of_gradient(setup: Setup) -> int:
 
 def state_bytes(sizes: ModelSizes, setup: Setup) -> float:
     """Return bytes of the optimizer on all GPUs together, with the fp32 weights of DeepSpeed and FSDP2."""
+    facts = facts_of(setup.optimizer)
     trained = sizes.trained
     rounding = rounding_of(setup)
     compensation_bytes = COMPENSATION_BYTES * trained if rounding == "kahan" else 0
     master_bytes = MASTER_BYTES * trained
-    if setup.zero is None and setup.optimizer in IN_8_BIT:
+    if setup.zero is None and facts.quantizes_moments:
         embedding = sizes.embedding if trains_embedding(sizes, setup) else 0
         embedding_bytes = FP32_MOMENTS_BYTES * embedding  # its moments are not quantized
         return (
@@ -104,7 +105,8 @@ def state_bytes(sizes: ModelSizes, setup: Setup) -> float:
         precision_bytes = master_bytes if rounding is None else compensation_bytes
         return FP32_MOMENTS_BYTES * trained + precision_bytes
     moment_bytes = setup.weights_bytes if trains_half(setup) else 4  # adapters' and engines': fp32
-    moments_bytes = moment_bytes * MOMENTS.get(setup.optimizer, MOMENTS["adamw"]) * trained
+    moments = MOMENTS_OF_ADAMW if facts.moments is None else facts.moments
+    moments_bytes = moment_bytes * moments * trained
     if setup.zero is None:
         return float(moments_bytes)
     return float(moments_bytes + master_bytes)
@@ -121,7 +123,7 @@ def update_traffic(setup: Setup) -> float:
         weight_bytes = 6 + 2 * COMPENSATION_BYTES
     else:
         weight_bytes = 6
-    if setup.optimizer in IN_8_BIT:
+    if facts_of(setup.optimizer).quantizes_moments:
         return 2 * QUANTIZED_MOMENTS_BYTES + weight_bytes
     if setup.optimizer == "adamw":
         return 2 * FP32_MOMENTS_BYTES + weight_bytes

@@ -23,6 +23,7 @@ from cpt.models.layers import (
     wanted_compiling,
 )
 from cpt.optim.adamw import automatic_dtype
+from cpt.optim.build import facts_of
 from cpt.planning.model_sizes import KINDS, MASKED_FORMS, StageNeeds, read_stage_needs
 from cpt.recipe.keys import (
     ACCUMULATION,
@@ -35,7 +36,6 @@ from cpt.recipe.keys import (
 from cpt.recipe.schema import Recipe
 
 WRONG_UNDER_AUTOCAST = "compiled norms under autocast may be wrong on an RTX 50 (pytorch#191433)"
-PAGED = "paged_adamw_8bit"
 BYTES_OF_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 PACKING = ("best_fit", "concatenate", "sliding_window")  # several documents in a row
 FEWEST_STEPS = 100  # compiling takes 20 to 60 seconds, which fewer steps do not recover
@@ -125,7 +125,7 @@ class Setup:
 
     @property
     def pages_states(self) -> bool:
-        return self.zero is None and self.optimizer == PAGED
+        return self.zero is None and facts_of(self.optimizer).pages_states
 
     @property
     def sequences(self) -> int:
