@@ -20,6 +20,7 @@ from cpt.distributed import print_once, rank, same_command, world_size
 from cpt.errors import ResourceError, RestartNeeded
 from cpt.files import sealed, write_atomic
 from cpt.hardware import GIB
+from cpt.process import MOST_WITHOUT_PROGRESS
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
 from cpt.runs.folder import LEARNED
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("cpt")
 MICRO_BATCH, ROLLBACK = "micro_batch", "rollback"
 RESTARTS = "CPT_RESTARTS"  # in the environment: number of consecutive restarts with the same reason, and the reason
-MOST_WITHOUT_PROGRESS = (
-    3  # without progress: a step, a smaller micro-batch or another roll-back changes the reason
-)
 
 
 def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
