@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
 from cpt.command_line import Overrides, RecipePath
@@ -25,15 +24,15 @@ from cpt.data.readers.documents import BadRow
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.contamination import is_refused
-from cpt.data.rows.packing import pack
 from cpt.data.rows.selection import is_held_out, longest_held_out
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.evaluation.sets import has_held_out
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Recipe
-from cpt.tokenizer.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 COMMANDS = {  # name -> module:function
     "check": "cpt.commands.data_check:check_command",
@@ -100,7 +99,11 @@ def preview_command(
 
     Example: cpt data preview recipe.yaml --rows 5
     """
-    loaded, console = load_recipe(recipe, overrides or ()), open_console()
+    loaded = load_recipe(recipe, overrides or ())
+
+    from cpt.tokenizer.load import load_tokenizer  # transformers
+
+    console = open_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
     plain = DocumentEncoder(tokenizer)
     for key, one in keyed_sources(*sections_of(loaded)):
@@ -140,6 +143,8 @@ def preview_command(
 
 def show_comparisons(console: Console, recipe: Recipe, path: Path) -> None:
     """Print what drops documents by comparing all of them, which a preview does not read."""
+    from cpt.evaluation.sets import has_held_out  # torch
+
     comparisons = []
     if recipe.data.deduplicate is not None:
         comparisons.append("`data.deduplicate`")
@@ -171,7 +176,7 @@ def show_examples(
     console: Console,
     examples: Sequence[PreviewedExample],
     encoder: ExampleEncoder,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
 ) -> None:
     """Print examples token by token: `[learned]` and `{rejected}`."""
     for example in examples:
@@ -200,7 +205,7 @@ def show_rows(
     console: Console,
     kept: Sequence[PreviewedExample],
     encoder: DocumentEncoder,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     recipe: Recipe,
     num_rows: int,
 ) -> None:
@@ -209,6 +214,8 @@ def show_rows(
     The first rows hold pieces of long documents, the last ones the remainders: the printed ones are spread evenly.
     The run's own rows hold documents of the whole source.
     """
+    from cpt.data.rows.packing import pack  # torch
+
     data = recipe.data
     ids, lengths = encoder.encode([example.text for example in kept])
     begins = lengths.cumsum() - lengths
@@ -233,7 +240,7 @@ def show_rows(
         console.print(f"  {' | '.join(parts)}", markup=False)
 
 
-def shown(ids: NDArray[Any], encoder: DocumentEncoder, tokenizer: PreTrainedTokenizerBase) -> str:
+def shown(ids: NDArray[Any], encoder: DocumentEncoder, tokenizer: "PreTrainedTokenizerBase") -> str:
     """The text of tokens; special tokens are in double brackets, unlike those that are spelled in the text."""
     changes = np.flatnonzero(np.diff(encoder.is_special[ids])) + 1
     parts = []

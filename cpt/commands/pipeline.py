@@ -17,7 +17,6 @@ from cpt.distributed import print_once
 from cpt.errors import Interrupted, RecipeError
 from cpt.formatting import open_console
 from cpt.launch.supervise import command_of_attempt, refuse_launcher
-from cpt.planning.gate import report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
 from cpt.recipe.load import changes_between, load_recipe, load_with_places
@@ -118,8 +117,10 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
             f"{step.file}: continues from {folder}, so files and memory are checked after step {number}."
         )
         return False
-    found = report(step.file, step.recipe, step.root)
-    return bool(found.mistakes or found.blockers)
+    from cpt.planning.gate import report  # torch, which takes seconds
+
+    findings = report(step.file, step.recipe, step.root)
+    return bool(findings.mistakes or findings.blockers)
 
 
 def with_existing_model(pipeline: Pipeline, step: Step) -> Step:

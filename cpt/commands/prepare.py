@@ -9,14 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import Overrides, RecipePath, show_log
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, as_asked, data_of, everything
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.store.parallel import num_workers
@@ -25,11 +24,12 @@ from cpt.data.store.token_files import Bucket, bucket
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import Wanted, made
 from cpt.errors import LaunchError, RecipeError, ResourceError, install_line
-from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import keyed_sources
 from cpt.recipe.schema import Recipe
-from cpt.tokenizer.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from cpt.data.rows.build import PreparedData
 
 log = logging.getLogger("cpt")
 UPLOADS_AT_ONCE = 16
@@ -51,30 +51,35 @@ def command(
 
     Example: cpt prepare recipe.yaml --shard 3/16
     """
+    if shard is not None and cluster is not None:
+        raise RecipeError("--shard and --with ray both divide the work. Remove one of the two.")
     show_log()
     start = time.monotonic()
     loaded = load_recipe(recipe, overrides or ())
-    if shard is not None and cluster is not None:
-        raise RecipeError("--shard and --with ray both divide the work. Remove one of the two.")
     if cluster is not None:
-        typer.echo(
-            f"{prepare_on_ray(loaded):,} shards made by Ray ({time.monotonic() - start:.1f} s)."
-        )
+        made_by_ray = prepare_on_ray(loaded)
+        typer.echo(f"{made_by_ray:,} shards made by Ray ({time.monotonic() - start:.1f} s).")
     if shard is not None:
-        part = re.fullmatch(r"(\d+)/(\d+)", shard)
-        if part is None or not 1 <= int(part[1]) <= int(part[2]):
+        numbers = re.fullmatch(r"(\d+)/(\d+)", shard)
+        if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
             raise RecipeError(
                 f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{shard}`."
             )
-        count, missing = prepare_shard(loaded, int(part[1]), int(part[2]))
-        typer.echo(f"{count:,} shards made for part {shard} ({time.monotonic() - start:.1f} s).")
-        if missing:
+        num_made, num_missing = prepare_shard(loaded, int(numbers[1]), int(numbers[2]))
+        seconds = time.monotonic() - start
+        typer.echo(f"{num_made:,} shards made for part {shard} ({seconds:.1f} s).")
+        if num_missing:
             typer.echo(
-                f"{missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}"
+                f"{num_missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}"
             )
             return
+
+    from cpt.data.rows.build import data_of  # torch
+    from cpt.tokenizer.load import load_tokenizer
+
     prepared = data_of(loaded, load_tokenizer(loaded.tokenizer, loaded.model), whole=True)
-    if (store := bucket()) is not None:
+    store = bucket()
+    if store is not None:
         log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
     seconds = time.monotonic() - start
     documents = sum(source.documents for source in prepared.sources)
@@ -83,7 +88,7 @@ def command(
     )
 
 
-def upload(prepared: PreparedData, store: Bucket) -> int:
+def upload(prepared: "PreparedData", store: Bucket) -> int:
     """Upload the shards that are on this disk but not in the bucket; return their number."""
     new: list[Path] = []
     for source in prepared.tokenized.values():
@@ -162,6 +167,10 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
 
 def all_shards(recipe: Recipe) -> list[Wanted]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
+    from cpt.data.rows.build import as_asked, everything
+    from cpt.optim.schedules import phases_in_tokens
+    from cpt.tokenizer.load import load_tokenizer
+
     cache_dir = default_cache_dir().absolute()  # Ray's tasks may start in another folder
     data, evaluation, _ = as_asked(
         phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage)

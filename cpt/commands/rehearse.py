@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
 import typer
-from transformers import AutoConfig, AutoTokenizer
 
 from cpt import errors
 from cpt.cache import size_of
@@ -31,7 +29,6 @@ from cpt.errors import (
     ResourceError,
     TrainingError,
 )
-from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
 from cpt.formatting import format_bytes, open_console, while_working
 from cpt.hardware import host_memory_gib
@@ -40,8 +37,6 @@ from cpt.launch.supervise import (
     refuse_launcher,
     refuse_more_than_the_machine_holds,
 )
-from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
-from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_places
@@ -49,7 +44,6 @@ from cpt.recipe.schema import Checkpoints, Component, Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, LOCK, Run
-from cpt.training.resuming import BIT_EXACT
 
 PROGRAM = Path(__file__).with_name("rehearse_program.py")
 NAME = "run"
@@ -151,6 +145,8 @@ class Rehearsal:
         return findings
 
     def check_recipe(self) -> str:
+        from cpt.planning.gate import refuse_mistakes
+
         warnings = refuse_mistakes(self.rehearsed, root=self.root).warnings
         return "no mistakes" + (f", {len(warnings)} warning(s), see cpt check" if warnings else "")
 
@@ -197,6 +193,11 @@ class Rehearsal:
 
     def check_exported(self) -> str:
         """Load the exported model with plain transformers, in a process without cpt."""
+        import torch
+        from transformers import AutoConfig, AutoTokenizer
+
+        from cpt.export.proof import logits_in_another_process, proof_text
+
         export = self.run / EXPORT
         if not (export / "config.json").exists():
             raise self.failure or SkippedPart("no model was exported")
@@ -219,6 +220,8 @@ class Rehearsal:
 
     def resume(self) -> str:
         """Continue from the checkpoint in new processes; losses must be bit-equal, or equal up to rounding."""
+        from cpt.training.resuming import BIT_EXACT
+
         saved = published_checkpoints(self.run)
         if not saved:
             raise SkippedPart("nothing was saved")
@@ -249,6 +252,8 @@ class Rehearsal:
 
     def check_disk(self) -> str:
         """Compare the disk space needed by the whole run, from measured sizes, with the free space."""
+        from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
+
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             raise SkippedPart("no checkpoint or export to measure")
@@ -322,6 +327,8 @@ def losses_of(run: Path) -> dict[int, float]:
 def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     """An empty folder next to the run's, locked for one rehearsal at a time."""
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
+    from cpt.planning.gate import probe
+
     probe("output_dir", folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 # first: it silences libraries that the others import
 from cpt.command_line import AsJson, Launcher, LocalRank, print_json, run_command
@@ -16,7 +16,6 @@ from cpt.command_line import AsJson, Launcher, LocalRank, print_json, run_comman
 import typer
 
 from cpt.analysis.compare import by_short_path, environment_rows
-from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.sources import contents_of, states_of
 from cpt.distributed import environment_alone, print_once
 from cpt.errors import (
@@ -34,8 +33,7 @@ from cpt.launch.supervise import (
     refuse_launcher,
     refuse_more_than_the_machine_holds,
 )
-from cpt.models.config import hash_weights
-from cpt.process import Child
+from cpt.process import MOST_WITHOUT_PROGRESS, Child
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Recipe
@@ -59,10 +57,9 @@ from cpt.runs.folder import (
 )
 from cpt.runs.history import write_history
 from cpt.runs.record import Run, deciding_variables, describe_environment
-from cpt.tokenizer.load import load_tokenizer
-from cpt.training.inputs import hash_of_tokenizer
-from cpt.training.restart import MOST_WITHOUT_PROGRESS
-from cpt.training.trainer import CPTTrainer
+
+if TYPE_CHECKING:
+    from cpt.training.trainer import CPTTrainer
 
 DIFFERS = 3  # the exit code; 2 means a user error
 SUFFIX, TAG = "-reproduced", "reproduces "
@@ -193,6 +190,10 @@ def place_of(environment: Content) -> Path:
 
 def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None:
     """Compare data, tokenizer and weights with their recorded hashes; DataError names each file that differs."""
+    from cpt.models.config import hash_weights
+    from cpt.tokenizer.load import load_tokenizer
+    from cpt.training.inputs import hash_of_tokenizer
+
     changed = []
     for number, source in enumerate(recipe.data.sources):
         recorded = get_dict(inputs, "data", "sources", reported_name(source), "files")
@@ -413,7 +414,9 @@ def run_recipe(
     steps: Annotated[int | None, typer.Option(help="End at the log of this step.", min=1)] = None,
     local_rank: LocalRank = None,
 ) -> None:
-    def ready(trainer: CPTTrainer) -> None:
+    from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
+
+    def ready(trainer: "CPTTrainer") -> None:
         if steps is not None:
             trainer.add_callback(EndAtLog(steps))
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
-from transformers import PreTrainedTokenizerBase
 
 from cpt.command_line import AsJson
 from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
@@ -19,8 +18,9 @@ from cpt.data.store.shards import batches
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
 from cpt.recipe.schema import Model, Tokenizer
-from cpt.tokenizer.extend_vocabulary import is_reached
-from cpt.tokenizer.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 COMMANDS = {  # name -> module:function
     "report": "cpt.commands.tokenizer_report:report_command",
@@ -37,7 +37,7 @@ class Subject:
     """A reported tokenizer, and the counts so far."""
 
     name: str
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     plain: DocumentEncoder
     encoder: DocumentEncoder  # the fastest encoder that gave the same ids as `plain` for the current text
     seen: NDArray[np.int64]  # how often each id occurs in the texts
@@ -70,6 +70,9 @@ def report_command(
     --against extended
     """
     texts = open_texts(text, text_column, max_mb)
+
+    from cpt.tokenizer.load import load_tokenizer  # transformers
+
     subjects = []
     for path in (model, against):
         if path is not None:
@@ -126,10 +129,12 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> No
 
 
 def vocabulary_metrics(
-    tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]
+    tokenizer: "PreTrainedTokenizerBase", seen: NDArray[np.int64]
 ) -> VocabularyMetrics:
     """`seen`: how often each id occurs in the texts. A token counts as unreachable if its own string, alone and in a
     few contexts, is encoded without it, which is not a proof."""
+    from cpt.tokenizer.extend_vocabulary import is_reached  # transformers
+
     backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
     regular = sorted(set(tokenizer.get_vocab().values()) - set(added))
     never_seen = [number for number in regular if not seen[number]]

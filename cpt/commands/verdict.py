@@ -2,17 +2,13 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers.utils.logging import disable_progress_bar
 
-from cpt.checkpoints.retention import archive_record
 from cpt.command_line import Processes, run_command, show_log
 from cpt.distributed import (
     environment_alone,
@@ -22,17 +18,17 @@ from cpt.distributed import (
     print_once,
 )
 from cpt.errors import CheckpointError, Interrupted
-from cpt.evaluation.evaluate import complete_verdict
 from cpt.evaluation.reports import ScoreReport
 from cpt.evaluation.sentences import signed
-from cpt.evaluation.verdict import SetVerdict, Verdict
-from cpt.export.export import write_model_card
 from cpt.formatting import format_count, open_console
 from cpt.launch.supervise import command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.process import Child
 from cpt.recipe.load import load_recipe
 from cpt.runs.folder import RECIPE, VERDICT_PAGE
 from cpt.runs.record import Run
+
+if TYPE_CHECKING:
+    from cpt.evaluation.verdict import SetVerdict, Verdict
 
 SECONDS_FOR_OTHERS = 6 * 3600  # a process waits so long for the slowest one
 
@@ -50,12 +46,16 @@ def command(
     Example: cpt verdict runs/my-run
     """
     show_log()
-    disable_progress_bar()
     finished = Run(run)
     if not run.is_dir() or not finished.is_finished:
         raise CheckpointError(
             f"{run} is not a finished run. Give its folder, or let it finish: cpt train RECIPE"
         )
+
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     if processes > 1:
         refuse_more_than_the_machine_holds(processes, on_gpus=torch.cuda.is_available())
         words = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]
@@ -76,6 +76,12 @@ def command(
 
 def print_verdict(run: Run, *, batch_size: int = 8) -> None:
     """Complete the verdict, add it to the model's card, and print it in a few lines."""
+    from accelerate.utils.memory import clear_device_cache
+
+    from cpt.checkpoints.retention import archive_record
+    from cpt.evaluation.evaluate import complete_verdict
+    from cpt.export.export import write_model_card
+
     clear_device_cache(garbage_collection=True)  # of a run that ended in this process
     verdict = complete_verdict(run, batch_size=batch_size)
     if not is_main_process():
@@ -90,7 +96,7 @@ def print_verdict(run: Run, *, batch_size: int = 8) -> None:
     show(verdict, run, open_console())
 
 
-def show(verdict: Verdict, run: Run, console: Console) -> None:
+def show(verdict: "Verdict", run: Run, console: Console) -> None:
     """Print the numbers as a table, what was not run, then the result and the next step, and where everything is."""
     table = Table(
         "",
@@ -132,7 +138,7 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         console.print(f"Serve it: {verdict.serve}", markup=False)
 
 
-def row_of_set(of_set: SetVerdict) -> list[str]:
+def row_of_set(of_set: "SetVerdict") -> list[str]:
     kind, difference = "general" if of_set.is_general else "domain", of_set.difference
     name = escape(of_set.name) if of_set.name == kind else f"{escape(of_set.name)} ({kind})"
     per_byte = f"{100 * (of_set.after / of_set.before - 1):+.1f} %"
@@ -158,7 +164,7 @@ def row_of_score(test: ScoreReport) -> list[str]:
     return [*row, "", "", outcome]
 
 
-def show_data(verdict: Verdict, console: Console) -> None:
+def show_data(verdict: "Verdict", console: Console) -> None:
     """Print what became of the training data."""
     for source in verdict.sources:
         if source.account:
