@@ -6,34 +6,28 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
-
 from cpt.checkpoints.manifest import POSITION
 from cpt.checkpoints.resume import complete_checkpoints, step_of
-from cpt.data.readers.account import format_account
 from cpt.data.rows.build import PreparedData, SourceReport, exceeds_max_epochs, rows_of_run
 from cpt.data.rows.mixture import asked_shares, from_row, shares_over
 from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data, Recipe
-from cpt.runs.folder import HISTORY, RECIPE, read_object
+from cpt.runs.folder import HISTORY, RECIPE, Content, read_object
 from cpt.runs.history import part_after, read_history
 
 CLOSE = 0.001  # a smaller deviation of a share is not reported
-
-
-WORTHWHILE_EPOCHS = (
-    4  # up to this many repeats are about as good as new text (arxiv.org/abs/2305.16264)
-)
+WORTHWHILE_EPOCHS = 4
+"""Up to this many repeats are about as good as new text (arxiv.org/abs/2305.16264)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceForecast(SourceReport):
-    asked: float  # share of the run's tokens
-    seen: float  # share of the run's tokens expected in the run
+    asked: float
+    """Requested share of the run's tokens."""
+    seen: float
+    """Expected share of the run's tokens."""
     epochs: float
 
 
@@ -51,141 +45,137 @@ class PhaseForecast:
 @dataclass(frozen=True)
 class Forecast:
     name: str
-    tokens: int  # tokens of the whole run, padding included
+    tokens: int
+    """Of the whole run, padding included."""
     rows: int
     sources: list[SourceForecast]
     phases: list[PhaseForecast]
-    is_reached: (
-        bool  # shares are as close as whole rows allow, every source is read, and the run may start
-    )
+    is_reached: bool
+    """Shares are as close as whole rows allow, every source is read, and the run may start."""
     remarks: list[str]
 
 
 def forecast(recipe: Recipe, data: PreparedData) -> Forecast:
-    """Compute what this recipe's run will read from the prepared data, without opening rows. RecipeError if a phase
-    ends at a learning rate that the schedule does not reach."""
+    """Compute what this recipe's run will read from the prepared data, without opening rows.
+
+    Raises:
+        RecipeError: a phase ends at a learning rate that the schedule does not reach.
+    """
     section = phases_in_tokens(recipe)
-    rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
-    asked = shares_over(
-        asked_shares(section, [report.tokens for report in data.sources]), rows
-    ).tolist()
-    seen, epochs = data.shares(rows), data.epochs(rows)
-    sources = [
-        SourceForecast(
-            **vars(report), asked=share, seen=seen[report.name], epochs=epochs[report.name]
+    num_rows = rows_of_run(recipe.data, recipe.budget, data.num_rows)
+    of_sources = asked_shares(section, [report.tokens for report in data.sources])
+    requested_shares = shares_over(of_sources, num_rows).tolist()
+    shares = data.shares(num_rows)
+    epochs = data.epochs(num_rows)
+    sources = []
+    for report, requested_share in zip(data.sources, requested_shares, strict=True):
+        source = SourceForecast(
+            **vars(report),
+            asked=requested_share,
+            seen=shares[report.name],
+            epochs=epochs[report.name],
         )
-        for report, share in zip(data.sources, asked, strict=True)
-    ]
-    length = recipe.data.sequence_length
-    phases, first = [], 0  # phases that the run reaches; `section` has all of them in tokens
-    for written, phase in zip(recipe.data.phases, section.phases, strict=True):
-        is_last = phase is section.phases[-1]
-        end = rows if phase.until is None or is_last else min(rows, round(phase.until / length))
-        if end > first:
-            rate = None if is_last else written.until_learning_rate
-            phases.append(
-                PhaseForecast(first * length, end * length, data.shares(end, first), rate)
-            )
-        first = end
-    obstacles = list(find_obstacles(recipe, section, sources, rows))
+        sources.append(source)
+    obstacles = list(find_obstacles(recipe, section, sources, num_rows))
     return Forecast(
         name=recipe.name,
-        tokens=rows * length,
-        rows=rows,
+        tokens=num_rows * recipe.data.sequence_length,
+        rows=num_rows,
         sources=sources,
-        phases=phases,
+        phases=forecast_phases(recipe, section, data, num_rows),
         is_reached=not obstacles,
-        remarks=[*obstacles, *find_deviations(sources, rows)],
+        remarks=[*obstacles, *find_deviations(sources, num_rows)],
     )
+
+
+def forecast_phases(
+    recipe: Recipe, section: Data, data: PreparedData, num_rows: int
+) -> list[PhaseForecast]:
+    """Return the phases that the run reaches.
+
+    Args:
+        section: the recipe's data, with all ends of phases in tokens.
+    """
+    length = section.sequence_length
+    phases = []
+    first_row = 0
+    for configured, phase in zip(recipe.data.phases, section.phases, strict=True):
+        end_row = num_rows
+        learning_rate = None
+        if phase is not section.phases[-1]:
+            learning_rate = configured.until_learning_rate
+            if phase.until is not None:
+                end_row = min(num_rows, round(phase.until / length))
+        if end_row > first_row:
+            shares = data.shares(end_row, first_row)
+            phases.append(
+                PhaseForecast(first_row * length, end_row * length, shares, learning_rate)
+            )
+        first_row = end_row
+    return phases
 
 
 def find_obstacles(
-    recipe: Recipe, section: Data, sources: list[SourceForecast], rows: int
+    recipe: Recipe, section: Data, sources: list[SourceForecast], num_rows: int
 ) -> Iterator[str]:
     """Yield why the mixture is not reached: a source or phase gets no row, or exceeds its allowed epochs."""
-    if unread := [
-        f"{one.name} ({one.asked:.2%} requested)"
-        for one in sources
-        if one.asked > 0 and one.seen == 0
-    ]:
-        yield f"The run has {rows:,} rows, too few to include {', '.join(unread)}. Use shorter rows or a longer run."
+    unread = []
+    for source in sources:
+        if source.asked > 0 and source.seen == 0:
+            unread.append(f"{source.name} ({source.asked:.2%} requested)")
+    if unread:
+        yield (
+            f"The run has {num_rows:,} rows, too few to include {', '.join(unread)}."
+            " Use shorter rows or a longer run."
+        )
     length = section.sequence_length
-    ends = [
-        0,
-        *(round(phase.until / length) for phase in section.phases if phase.until is not None),
-    ]
-    for number, (first, end) in enumerate(pairwise(ends)):  # a phase ends at the nearest row
+    ends = [0]
+    for phase in section.phases:
+        if phase.until is not None:
+            ends.append(round(phase.until / length))  # a phase ends at the nearest row
+    for number, (first, end) in enumerate(pairwise(ends)):
         if first == end:
             yield f"`data.phases[{number}]` is shorter than a row of {length:,} tokens, so it reads no data."
-    if short := [
-        why
-        for one in sources
-        if (why := exceeds_max_epochs(recipe.data, one.name, one.epochs, one.tokens))
-    ]:
-        yield f"This run is refused: {'; '.join(short)}."
+    refusals = []
+    for source in sources:
+        refusal = exceeds_max_epochs(recipe.data, source.name, source.epochs, source.tokens)
+        if refusal:
+            refusals.append(refusal)
+    if refusals:
+        yield f"This run is refused: {'; '.join(refusals)}."
 
 
-def find_deviations(sources: list[SourceForecast], rows: int) -> Iterator[str]:
+def find_deviations(sources: list[SourceForecast], num_rows: int) -> Iterator[str]:
     """Yield remarks about a mixture that is reached."""
-    if off := [one for one in sources if abs(one.seen - one.asked) > CLOSE]:
-        shares = ", ".join(f"{one.name} {one.seen:.2%} instead of {one.asked:.2%}" for one in off)
-        yield f"Shares are as close as {rows:,} whole rows allow, each {1 / rows:.2%} of the run: {shares}."
-    if often := [
-        f"{one.name} ({one.epochs:.1f} times)" for one in sources if one.epochs > WORTHWHILE_EPOCHS
-    ]:
-        beyond = (
-            f"{WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text"
+    deviations = []
+    repeated = []
+    for source in sources:
+        if abs(source.seen - source.asked) > CLOSE:
+            deviations.append(f"{source.name} {source.seen:.2%} instead of {source.asked:.2%}")
+        if source.epochs > WORTHWHILE_EPOCHS:
+            repeated.append(f"{source.name} ({source.epochs:.1f} times)")
+    if deviations:
+        yield (
+            f"Shares are as close as {num_rows:,} whole rows allow, each {1 / num_rows:.2%} of the run:"
+            f" {', '.join(deviations)}."
         )
-        yield f"Read more than {beyond} (arXiv 2305.16264): {', '.join(often)}."
-    if names := ", ".join(one.name for one in sources if one.is_estimate):
-        yield f"Estimated from the first chunks: {names}. `cpt prepare` reads all of it and makes the numbers exact."
+    if repeated:
+        yield (
+            f"Read more than {WORTHWHILE_EPOCHS} times, beyond which repeats are worth much less than new text"
+            f" (arXiv 2305.16264): {', '.join(repeated)}."
+        )
+    estimated = ", ".join(source.name for source in sources if source.is_estimate)
+    if estimated:
+        yield (
+            f"Estimated from the first chunks: {estimated}. `cpt prepare` reads all of it and makes the numbers"
+            " exact."
+        )
 
 
-def print_forecast(forecast: Forecast, console: Console) -> None:
-    headings = ("tokens", "documents", "held out", "asked", "seen", "epochs", "padding")
-    columns = [Column(heading, justify="right", no_wrap=True) for heading in headings]
-    licensed = any(source.licence for source in forecast.sources)
-    title = f"Forecast of {escape(forecast.name)}"
-    sources = Table("source", *columns, *(["licence"] if licensed else []), title=title)
-    phases = Table("from token", "to token", title="Shares in each phase")
-    for source in forecast.sources:
-        name = escape(source.name)
-        about = "~" if source.is_estimate else ""
-        counts = [
-            f"{about}{number:,}" for number in (source.tokens, source.documents, source.held_out)
-        ]
-        cells = (
-            f"{source.asked:.2%}",
-            f"{source.seen:.2%}",
-            f"{source.epochs:.2f}",
-            f"{source.padding:.2%}",
-        )
-        sources.add_row(
-            name, *counts, *cells, *([escape(source.licence or "")] if licensed else [])
-        )
-        phases.add_column(name, justify="right")
-    for phase in forecast.phases:
-        end, rate = f"{phase.end_token:,}", phase.until_learning_rate
-        if rate is not None:
-            end += f" (learning rate at {rate:g} of its peak)"
-        phases.add_row(
-            f"{phase.first_token:,}", end, *(f"{share:.2%}" for share in phase.seen.values())
-        )
-    for table in (sources, *([phases] if forecast.phases else [])):
-        console.print(table)
-    for source in forecast.sources:
-        console.print(format_account(source), markup=False, highlight=False)
-    for remark in forecast.remarks:
-        console.print(escape(remark), highlight=False)
-    verdict = (
-        "The mixture is reached" if forecast.is_reached else "[red]The mixture is not reached[/red]"
-    )
-    console.print(
-        f"{verdict}: {forecast.tokens:,} tokens in {forecast.rows:,} rows.", highlight=False
-    )
+# --- what a run has read ---
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceRead:
     """What a run read of a source between two changes of its mixture."""
 
@@ -194,11 +184,11 @@ class SourceRead:
     first_row: int
     end_row: int
     name: str
-    asked: (
-        float | None
-    )  # share of the tokens; None if it depends on the sizes of the sources, or for a retired one
+    asked: float | None
+    """Requested share of the tokens; None if it depends on the sizes of the sources, or for a retired source."""
     rows: int
-    change: str  # added, retired, or empty
+    change: str
+    """added, retired, or empty."""
 
 
 def read_stretches(run: Path) -> list[SourceRead]:
@@ -210,35 +200,51 @@ def read_stretches(run: Path) -> list[SourceRead]:
     if not lines:
         return []
     recipes = [*(Recipe.model_validate(line["recipe"]) for line in lines), recipe]
-    newest = complete_checkpoints(run)[-1:]
-    position = {"step": step_of(newest[0]), **read_object(newest[0] / POSITION)} if newest else {}
-    lines.append(position if position.get("row", 0) > lines[-1]["row"] else lines[-1])
-    found, step, row, before, names = list[SourceRead](), 0, 0, dict[str, int](), list[str]()
+    lines.append(newest_position(run, lines[-1]))
+    sources_read: list[SourceRead] = []
+    step = 0
+    row = 0
+    rows_before: dict[str, int] = {}
+    names_before: list[str] = []
     for recipe, line in zip(recipes, lines, strict=True):
-        section, end = phases_in_tokens(recipe), int(line["row"])
-        now, asked = [reported_name(source) for source in section.sources], dict[str, float]()
+        section = phases_in_tokens(recipe)
+        end_row = int(line["row"])
+        names = [reported_name(source) for source in section.sources]
+        requested_shares: dict[str, float] = {}
         if section.temperature is None:
-            shares = shares_over(from_row(asked_shares(section, []), row), end - row).tolist()
-            asked = dict(zip(now, shares, strict=True))
-        rows = {name: one["rows"] for name, one in line["positions"].items()}
-        for name in dict.fromkeys([*now, *names]):
-            change = (
-                "retired" if name not in now else "added" if names and name not in names else ""
+            shares = shares_over(from_row(asked_shares(section, []), row), end_row - row)
+            requested_shares = dict(zip(names, shares.tolist(), strict=True))
+        rows = {name: position["rows"] for name, position in line["positions"].items()}
+        for name in dict.fromkeys([*names, *names_before]):
+            change = ""
+            if name not in names:
+                change = "retired"
+            elif names_before and name not in names_before:
+                change = "added"
+            source_read = SourceRead(
+                first_step=step + 1,
+                last_step=line["step"],
+                first_row=row,
+                end_row=end_row,
+                name=name,
+                asked=requested_shares.get(name),
+                rows=rows.get(name, 0) - rows_before.get(name, 0),
+                change=change,
             )
-            read = rows.get(name, 0) - before.get(name, 0)
-            found.append(
-                SourceRead(step + 1, line["step"], row, end, name, asked.get(name), read, change)
-            )
-        step, row, before, names = line["step"], end, rows, now
-    return found
+            sources_read.append(source_read)
+        step = line["step"]
+        row = end_row
+        rows_before = rows
+        names_before = names
+    return sources_read
 
 
-def print_stretches(stretches: list[SourceRead], console: Console) -> None:
-    headings = ("steps", "rows", "asked", "rows read")
-    steps, *numbers = (Column(heading, justify="right", no_wrap=True) for heading in headings)
-    table = Table(steps, "source", *numbers, "change", title="Read between changes of the mixture")
-    for one in stretches:
-        asked = "" if one.asked is None else f"{one.asked:.2%}"
-        cells = f"{one.first_row:,}-{one.end_row:,}", asked, f"{one.rows:,}", one.change
-        table.add_row(f"{one.first_step:,}-{one.last_step:,}", escape(one.name), *cells)
-    console.print(table)
+def newest_position(run: Path, last_change: Content) -> Content:
+    """Step and position of the newest checkpoint, if it is behind the last change."""
+    checkpoints = complete_checkpoints(run)
+    if not checkpoints:
+        return last_change
+    position = read_object(checkpoints[-1] / POSITION)
+    if position.get("row", 0) <= last_change["row"]:
+        return last_change
+    return {"step": step_of(checkpoints[-1]), **position}

@@ -90,14 +90,15 @@ def command(
 
 def upload(prepared: "PreparedData", store: Bucket) -> int:
     """Upload the shards that are on this disk but not in the bucket; return their number."""
-    new: list[Path] = []
+    new_folders: list[Path] = []
     for source in prepared.tokenized.values():
-        there = store.shards(source.folder)
-        folders = map(source.shard_folder, source.plan.numbers)
-        new += [folder for folder in folders if folder.name not in there and folder.exists()]
+        uploaded = store.shards(source.folder)
+        for folder in map(source.shard_folder, source.plan.numbers):
+            if folder.name not in uploaded and folder.exists():
+                new_folders.append(folder)
     with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
-        list(pool.map(partial(upload_shard, store=store), new))
-    return len(new)
+        list(pool.map(partial(upload_shard, store=store), new_folders))
+    return len(new_folders)
 
 
 def upload_shard(folder: Path, store: Bucket) -> None:
@@ -110,13 +111,14 @@ def upload_shard(folder: Path, store: Bucket) -> None:
 def prepare_shard(recipe: Recipe, part: int, of: int) -> tuple[int, int]:
     """Make part `part` of `of` parts, counted from 1; return the number of shards made by this call, and of those
     still missing in the store. Parts may be made at the same time, on any machines."""
-    shards, store = all_shards(recipe), bucket()
-    mine = unmade(shards[part - 1 :: of])
-    workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
-    for source, number in made(mine, workers, list({source for source, _ in mine})):
+    shards = all_shards(recipe)
+    store = bucket()
+    missing = unmade(shards[part - 1 :: of])
+    workers = min(num_workers(), len(missing)) if len(missing) > 1 else 0
+    for source, number in made(missing, workers, list({source for source, _ in missing})):
         if store is not None:
             upload_shard(source.shard_folder(number), store)
-    return len(mine), len(unmade(shards))
+    return len(missing), len(unmade(shards))
 
 
 def prepare_on_ray(recipe: Recipe) -> int:
@@ -134,18 +136,14 @@ def prepare_on_ray(recipe: Recipe) -> int:
     try:
         task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(make_remotely)
         works = {source: ray.put(source.proven_work) for source, _ in missing}
-        waiting = [
-            task.remote(
-                works[source],
-                source.plan.shards[number],
-                source.shard_folder(number).name,
-                str(Path.cwd()),
-            )
-            for source, number in missing
-        ]
-        while waiting:
-            (ready,), waiting = ray.wait(waiting, num_returns=1)
-            ray.get(ready)
+        unfinished = []
+        for source, number in missing:
+            name = source.shard_folder(number).name
+            shard = source.plan.shards[number]
+            unfinished.append(task.remote(works[source], shard, name, str(Path.cwd())))
+        while unfinished:
+            (finished,), unfinished = ray.wait(unfinished, num_returns=1)
+            ray.get(finished)
     except ray.exceptions.RayTaskError as problem:
         raise problem.cause from problem
     except ray.exceptions.RayError as problem:
@@ -161,7 +159,8 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
     """One Ray task. Relative paths refer to the folder in which the command was started."""
     os.chdir(folder)
     work(shard, name)
-    if (store := bucket()) is not None:
+    store = bucket()
+    if store is not None:
         upload_shard(work.folder / name, store)
 
 
@@ -190,13 +189,11 @@ def all_shards(recipe: Recipe) -> list[Wanted]:
 
 def unmade(shards: Sequence[Wanted]) -> list[Wanted]:
     """The shards that are neither on this disk nor in the bucket."""
-    store, found = bucket(), list[Wanted]()
-    for source, wanted in groupby(shards, key=lambda shard: shard[0]):
+    store = bucket()
+    missing: list[Wanted] = []
+    for source, of_source in groupby(shards, key=lambda shard: shard[0]):
         uploaded = store.shards(source.folder) if store is not None else set()
-        missing = source.missing([number for _, number in wanted])
-        found += [
-            (source, number)
-            for number in missing
-            if source.shard_folder(number).name not in uploaded
-        ]
-    return found
+        for number in source.missing([number for _, number in of_source]):
+            if source.shard_folder(number).name not in uploaded:
+                missing.append((source, number))
+    return missing

@@ -61,10 +61,11 @@ def command(
         words = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]
         environment = {"PYTHONPATH": environment_alone()["PYTHONPATH"]}
         child = Child(command_of_attempt(words, processes, None, "-m"), environment=environment)
-        code, number = child.wait_for_end()
-        if number:
-            raise Interrupted(f"stopped by {signal.Signals(number).name}. Again: cpt verdict {run}")
-        if code == 0:
+        exit_code, received = child.wait_for_end()
+        if received:
+            name = signal.Signals(received).name
+            raise Interrupted(f"stopped by {name}. Again: cpt verdict {run}")
+        if exit_code == 0:
             return
         print_once(
             f"warning: {processes} processes could not measure {run} (see above). One process tries again."
@@ -111,13 +112,14 @@ def show(verdict: "Verdict", run: Run, console: Console) -> None:
         box=None,
         pad_edge=False,
     )
-    for one in sorted(verdict.sets, key=lambda one: one.is_general):
-        table.add_row(*row_of_set(one))
-    for test in [*verdict.domain_test, *verdict.tasks]:
+    for of_set in sorted(verdict.sets, key=lambda of_set: of_set.is_general):
+        table.add_row(*row_of_set(of_set))
+    scores = [*verdict.domain_test, *verdict.tasks]
+    for test in scores:
         table.add_row(*row_of_score(test))
     if table.rows:
         console.print(table)
-    for test in [*verdict.domain_test, *verdict.tasks]:
+    for test in scores:
         if test.transitions is not None:
             console.print(
                 f"{test.name}, {test.metric}, by question: {test.transitions}.", markup=False
@@ -139,14 +141,23 @@ def show(verdict: "Verdict", run: Run, console: Console) -> None:
 
 
 def row_of_set(of_set: "SetVerdict") -> list[str]:
-    kind, difference = "general" if of_set.is_general else "domain", of_set.difference
-    name = escape(of_set.name) if of_set.name == kind else f"{escape(of_set.name)} ({kind})"
+    kind = "general" if of_set.is_general else "domain"
+    name = escape(of_set.name)
+    if of_set.name != kind:
+        name += f" ({kind})"
     per_byte = f"{100 * (of_set.after / of_set.before - 1):+.1f} %"
-    row = [f"{name}, bits per byte", format_count(of_set.documents)]
-    row += [f"{of_set.before:.4f}", f"{of_set.after:.4f}"]
+    row = [
+        f"{name}, bits per byte",
+        format_count(of_set.documents),
+        f"{of_set.before:.4f}",
+        f"{of_set.after:.4f}",
+    ]
+    difference = of_set.difference
     if difference is None:
         return [*row, "", "none", per_byte, "", of_set.outcome]
-    worse = "" if difference.num_worse is None else f"{difference.num_worse / difference.items:.0%}"
+    worse = ""
+    if difference.num_worse is not None:
+        worse = f"{difference.num_worse / difference.items:.0%}"
     change = f"{difference.decides.percents[0]:+.1f} %"
     return [*row, change, signed(difference.decides), per_byte, worse, of_set.outcome]
 
@@ -156,10 +167,12 @@ def row_of_score(test: ScoreReport) -> list[str]:
     difference = test.against
     if difference is None:
         return [*row, "", f"{test.value:.3f}", "", "none", "", "", "unknown"]
-    row.append(f"{difference.before:.3f}")
-    row.append(f"{test.value:.3f}")
-    row.append(f"{difference.difference:+.3f}")
-    row.append(f"{difference.low:+.3f} to {difference.high:+.3f}")
+    row += [
+        f"{difference.before:.3f}",
+        f"{test.value:.3f}",
+        f"{difference.difference:+.3f}",
+        f"{difference.low:+.3f} to {difference.high:+.3f}",
+    ]
     outcome = difference.outcome(higher_is_better=test.higher_is_better)
     return [*row, "", "", outcome]
 
@@ -169,7 +182,8 @@ def show_data(verdict: "Verdict", console: Console) -> None:
     for source in verdict.sources:
         if source.account:
             console.print(source.account, markup=False, highlight=False)
-    if num_dropped := sum(source.decontaminated for source in verdict.sources):
+    num_dropped = sum(source.decontaminated for source in verdict.sources)
+    if num_dropped:
         console.print(f"Dropped as contaminated: {num_dropped:,} training documents.")
 
 
