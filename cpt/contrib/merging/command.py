@@ -81,7 +81,7 @@ def command(
     # Imported after the options are checked: they import torch, which takes seconds.
     from transformers.utils.logging import disable_progress_bar
 
-    from cpt.contrib.merging.merge import average, merge_adapter, walk_line, written
+    from cpt.contrib.merging.merge import average, merge_adapter, walk_line, write_merged
     from cpt.contrib.merging.task_arithmetic import write_chat_vector
     from cpt.export.write import check_output
     from cpt.models.build import DTYPES
@@ -100,7 +100,7 @@ def command(
     elif method == "lora":
         lines = merge_adapter(folders, output, torch_dtype, tolerance)
     elif method == "average":
-        lines = written(output, partial(average, folders, dtype=torch_dtype))
+        lines = write_merged(output, partial(average, folders, dtype=torch_dtype))
     elif after is None or base is None or chat is None or folders:
         raise RecipeError(
             "--method task_arithmetic takes --after CPT --base BASE --chat CHAT , and no folders."
@@ -112,6 +112,6 @@ def command(
         write = partial(
             write_chat_vector, of_after, of_base, of_chat, scale=scale, dtype=torch_dtype
         )
-        lines = written(output, write)
+        lines = write_merged(output, write)
     for line in lines:
         typer.echo(line)

@@ -31,6 +31,7 @@ from cpt.files import write_atomic
 from cpt.formatting import open_console
 from cpt.models.config import weights_folder
 from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Recipe
 from cpt.runs.folder import INPUTS, RECIPE, read_object
 
 
@@ -45,8 +46,9 @@ def merge_adapter(
         raise CheckpointError(
             f"{adapter} is not a peft adapter. The order is: cpt merge --method lora BASE ADAPTER"
         )
-    wish = ExportOptions(dtype or stored_dtype(weights_folder(str(base))), tolerance=tolerance)
-    return export_whole(replace(trained, stated_base=base), output, wish)
+    dtype = dtype or stored_dtype(weights_folder(str(base)))
+    options = ExportOptions(dtype=dtype, tolerance=tolerance)
+    return export_whole(replace(trained, stated_base=base), output, options)
 
 
 def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None) -> list[str]:
@@ -54,41 +56,42 @@ def average(folders: list[Path], output: Path, *, dtype: torch.dtype | None) -> 
     return [f"The mean of {len(folders)} models: {', '.join(map(str, folders))}."]
 
 
-def written(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
+def write_merged(output: Path, write: Callable[[Path], list[str]]) -> Iterator[str]:
     """Write the model, make it loadable by other programs, and load it in another process."""
     with new_folder(output) as unfinished:
         yield from write(unfinished)
         dtype = stored_dtype(unfinished)
-        path = unfinished / "config.json"
         config = config_json(unfinished)
         config.pop("torch_dtype", None)
-        path.write_text(
-            json.dumps(config | {"dtype": name_of(dtype)}, indent=2, sort_keys=True) + "\n"
-        )
+        config["dtype"] = name_of(dtype)
+        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+        (unfinished / "config.json").write_text(text)
         finish(unfinished)
         notes = [
             "NOT LOADED BACK: a tokenizer is missing. Copy one into the folder, then: cpt serve"
         ]
         if any((unfinished / name).is_file() for name in TOKENIZER_FILES):
-            tokenizer, loaded = (
-                AutoTokenizer.from_pretrained(unfinished),
-                AutoConfig.from_pretrained(unfinished),
-            )
-            vocabulary = check_vocabulary(loaded.vocab_size, tokenizer)
-            logits = logits_in_another_process(unfinished, proof_text(tokenizer, loaded), dtype)
-            if not logits.isfinite().all():
-                raise CheckpointError(
-                    "the merged model's logits are not finite. Use --dtype float32."
-                )
-            largest = f"largest logit {logits.abs().max():.3g}"
-            notes = [
-                f"Reloaded with plain transformers, in a process without cpt: {largest}.",
-                vocabulary,
-            ]
-            notes += model_warnings(unfinished, tokenizer)
-        shards = len(weight_files(unfinished))
+            notes = reload_merged(unfinished, dtype)
+        num_files = len(weight_files(unfinished))
     yield from notes
-    yield f"Wrote {output}: {name_of(dtype)} in {shards} safetensors file{'s' if shards > 1 else ''}."
+    files = "files" if num_files > 1 else "file"
+    yield f"Wrote {output}: {name_of(dtype)} in {num_files} safetensors {files}."
+
+
+def reload_merged(folder: Path, dtype: torch.dtype) -> list[str]:
+    """Load the model in another process; CheckpointError if its logits are not finite."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder)
+    vocabulary = check_vocabulary(config.vocab_size, tokenizer)
+    logits = logits_in_another_process(folder, proof_text(tokenizer, config), dtype)
+    if not logits.isfinite().all():
+        raise CheckpointError("the merged model's logits are not finite. Use --dtype float32.")
+    largest = f"largest logit {logits.abs().max():.3g}"
+    return [
+        f"Reloaded with plain transformers, in a process without cpt: {largest}.",
+        vocabulary,
+        *model_warnings(folder, tokenizer),
+    ]
 
 
 def walk_line(
@@ -100,40 +103,51 @@ def walk_line(
     texts: list[str],
     dtype: torch.dtype | None,
 ) -> Iterator[str]:
-    """Print and draw what each point keeps; write the best point, or that of `share`, to `output`."""
+    """Evaluate, print and draw the points between two models.
+
+    Args:
+        models: the base and the model trained from it, or a run.
+        output: where to write the best point, or that of `share`.
+        count: number of points, with both ends.
+        recipe: has the held-out sets; by default the run's.
+        texts: held-out sets, as `name=path`.
+    """
     show_log()
-    run = models[-1] if models and (models[-1] / RECIPE).is_file() else None
-    file = recipe or (run / RECIPE if run else None)
-    own = load_recipe(file) if file else None
-    if len(models) == 1 and own is not None and not own.model.from_scratch:
-        models = [Path(str(own.model.path)), *models]
-    ends = [model_at(str(path), own.model if own else None) for path in models]
-    held = (
-        held_out_sets(own, texts, None, ends, None if recipe else run) if len(ends) == 2 else None
-    )
-    if held is None:
+    run = None
+    if models and (models[-1] / RECIPE).is_file():
+        run = models[-1]
+    own_recipe = None
+    if recipe is not None:
+        own_recipe = load_recipe(recipe)
+    elif run is not None:
+        own_recipe = load_recipe(run / RECIPE)
+    own_model = None if own_recipe is None else own_recipe.model
+    if len(models) == 1 and own_model is not None and not own_model.from_scratch:
+        models = [Path(str(own_model.path)), *models]
+    ends = [model_at(str(path), own_model) for path in models]
+    held_out = None
+    if len(ends) == 2:
+        held_out = held_out_sets(own_recipe, texts, None, ends, run if recipe is None else None)
+    if held_out is None:
         usage = "cpt merge --interpolate BASE TRAINED --text domain=a.jsonl --text general=b.jsonl"
         raise RecipeError(
             f"--interpolate takes a run that has a base, or two models and held-out sets: {usage}"
         )
-    recorded = read_object(run / INPUTS) if run else {}
-    general = {
-        *general_sets(own.model_dump(mode="json", by_alias=True) if own else {}, recorded),
-        *(text.partition("=")[0] for text in texts if text.startswith("general")),
-    }
-    shares = {number / (count - 1) for number in range(count)} | (
-        {share} if share is not None else set()
-    )
+    shares = {number / (count - 1) for number in range(count)}
+    if share is not None:
+        shares.add(share)
     line = Line(*ends)
     folder = run or Path()
-    losses = line.walk(held, sorted(shares), general, folder / "interpolation")
+    general = names_of_general(own_recipe, run, texts)
+    losses = line.walk(held_out, sorted(shares), general, folder / "interpolation")
     points = compare_points(losses, general)
     print_points(points)
     yield conclusion(points)
     best = best_point(points)
-    share = best.share if best and share is None else share
+    if share is None and best is not None:
+        share = best.share
     if output is not None and share is not None:
-        report = list(written(output, partial(line.write, share=share, dtype=dtype)))
+        report = list(write_merged(output, partial(line.write, share=share, dtype=dtype)))
         write_seal(output, report)
         yield from report
     yield save_points(folder, points)
@@ -143,47 +157,68 @@ def walk_line(
         )
 
 
+def names_of_general(recipe: Recipe | None, run: Path | None, texts: list[str]) -> set[str]:
+    """Names of the held-out sets with general text."""
+    content = {} if recipe is None else recipe.model_dump(mode="json", by_alias=True)
+    recorded = {} if run is None else read_object(run / INPUTS)
+    names = set(general_sets(content, recorded))
+    for text in texts:
+        if text.startswith("general"):
+            names.add(text.partition("=")[0])
+    return names
+
+
 def print_points(points: Sequence[LinePoint]) -> None:
-    titles = (
+    headings = (
         "domain",
         "against base (95 % interval)",
         "general",
         "against base (95 % interval)",
         "on the frontier",
     )
-    table = Table(
-        "point", *(Column(title, justify="right") for title in titles), title="Bits per byte"
-    )
-    for one in points:
-        cells = [f"{one.share:g}{' base' * (one.share == 0)}{' trained' * (one.share == 1)}"]
-        for kind in (one.domain, one.general):
-            change, low, high = kind["base"].decides.percents if kind else (0, 0, 0)
-            cells.append(f"{kind['base'].after:.4f}" if kind else "not evaluated")
-            cells.append(
-                f"{change:+.1f} % ({low:+.1f} to {high:+.1f})" if kind and one.share else ""
-            )
-        table.add_row(*cells, "yes" * (one.general is not None and one.is_on_frontier(points)))
+    columns = [Column(heading, justify="right") for heading in headings]
+    table = Table("point", *columns, title="Bits per byte")
+    for point in points:
+        name = f"{point.share:g}"
+        if point.share == 0:
+            name += " base"
+        elif point.share == 1:
+            name += " trained"
+        cells = [name]
+        for measured in (point.domain, point.general):
+            if not measured:
+                cells += ["not evaluated", ""]
+                continue
+            against_base = measured["base"]
+            cells.append(f"{against_base.after:.4f}")
+            change, low, high = against_base.decides.percents
+            cells.append(f"{change:+.1f} % ({low:+.1f} to {high:+.1f})" if point.share else "")
+        is_on_frontier = point.general is not None and point.is_on_frontier(points)
+        table.add_row(*cells, "yes" if is_on_frontier else "")
     open_console().print(table)
 
 
 def save_points(folder: Path, points: Sequence[LinePoint]) -> str:
-    rows = [
-        {**asdict(one), "helps": one.helps, "is_on_frontier": one.is_on_frontier(points)}
-        for one in points
-    ]
-    best, content = best_point(points), {"conclusion": conclusion(points), "points": rows}
+    """Write interpolation.json and interpolation.svg."""
+    best = best_point(points)
+    frontier = [point for point in points if point.is_on_frontier(points)]
+    rows = []
+    for point in points:
+        is_on_frontier = point.is_on_frontier(points)
+        rows.append({**asdict(point), "helps": point.helps, "is_on_frontier": is_on_frontier})
+    content = {"conclusion": conclusion(points), "points": rows}
     write_atomic(folder / "interpolation.json", json.dumps(content, indent=2) + "\n")
-    some = {
+    drawn = {
         "points": points,
         "base": points[:1],
         "trained": points[-1:],
-        "best": [best] if best else [],
+        "best": [] if best is None else [best],
+        "on the frontier": frontier,
     }
-    some["on the frontier"] = [one for one in points if one.is_on_frontier(points)]
     lines = []
-    for name, shown in some.items():
-        x = [one.place[1] if one.general else one.share for one in shown]
-        lines.append(Curve(name, x, [one.place[0] for one in shown]))
+    for name, of_line in drawn.items():
+        x = [point.place[1] if point.general else point.share for point in of_line]
+        lines.append(Curve(name, x, [point.place[0] for point in of_line]))
     over = "general text, bits per byte" if points[0].general else "point"
     (plot,) = curves("From base to trained", "domain, bits per byte", lines, over=over)
     write_atomic(folder / "interpolation.svg", plot.svg)
