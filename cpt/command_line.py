@@ -179,9 +179,9 @@ def print_json(content: object) -> None:
     typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
-def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
+def refuse_ignored(options: Mapping[str, bool], because: str) -> None:
     """Refuse options without effect; `because` ends the sentence "--steps: no effect ..."."""
-    names = [name for name, is_given in given.items() if is_given]
+    names = [name for name, is_given in options.items() if is_given]
     if names:
         raise RecipeError(f"{' and '.join(names)}: no effect {because}. Remove it.")
 

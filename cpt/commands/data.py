@@ -112,20 +112,22 @@ def preview_command(
         encoder = encoder_of(source, plain_encoder, key)
         losses = Losses(counts_lost_files=True)
         by_reason = see_source(loaded.data, source, key, documents, encoder, losses)
-        kept = by_reason.pop(None, [])
+        kept_documents = by_reason.pop(None, [])
         name = reported_name(source)
-        account = losses.account(f"what was read of {name}", len(kept), num_bytes(kept))
+        account = losses.account(
+            f"what was read of {name}", len(kept_documents), num_bytes(kept_documents)
+        )
         held_out: list[PreviewedExample] = []
         share = loaded.evaluation.held_out_share
         if share is not None and key.startswith("data.sources"):
-            kept, held_out = split_held_out(kept, share, form_of_source(source))
+            kept_documents, held_out = split_held_out(kept_documents, share, form_of_source(source))
             account = with_held_out(account, len(held_out), num_bytes(held_out))
-        console.print(table_of_outcomes(name, kept, held_out, by_reason))
+        console.print(table_of_outcomes(name, kept_documents, held_out, by_reason))
         console.print(format_account(account), markup=False, highlight=False)
         if isinstance(encoder, ExampleEncoder):
-            show_examples(console, kept[:rows], encoder, tokenizer)
-        elif kept and rows:
-            show_rows(console, kept, encoder, tokenizer, loaded, rows)
+            show_examples(console, kept_documents[:rows], encoder, tokenizer)
+        elif kept_documents and rows:
+            show_rows(console, kept_documents, encoder, tokenizer, loaded, rows)
     show_comparisons(console, loaded, recipe)
 
 
@@ -135,7 +137,7 @@ def num_bytes(documents: Iterable[PreviewedExample]) -> int:
 
 def table_of_outcomes(
     name: str,
-    kept: Sequence[PreviewedExample],
+    kept_documents: Sequence[PreviewedExample],
     held_out: Sequence[PreviewedExample],
     dropped: Mapping[str | None, Sequence[PreviewedExample]],
 ) -> Table:
@@ -149,7 +151,7 @@ def table_of_outcomes(
             cells = (outcome, documents[0].where, excerpt(documents[0].text))
             table.add_row(f"{len(documents):,}", *map(escape, cells), style=style)
 
-    add_row("kept", kept, None)
+    add_row("kept", kept_documents, None)
     add_row("held out", held_out, None)
     for reason, documents in sorted(dropped.items(), key=lambda item: -len(item[1])):
         add_row(f"dropped: {reason}", documents, "yellow")
@@ -214,7 +216,7 @@ def show_examples(
 
 def show_rows(
     console: Console,
-    documents_kept: Sequence[PreviewedExample],
+    kept_documents: Sequence[PreviewedExample],
     encoder: DocumentEncoder,
     tokenizer: "PreTrainedTokenizerBase",
     recipe: Recipe,
@@ -228,7 +230,7 @@ def show_rows(
     from cpt.data.rows.packing import pack  # torch
 
     data = recipe.data
-    ids, lengths = encoder.encode([document.text for document in documents_kept])
+    ids, lengths = encoder.encode([document.text for document in kept_documents])
     begins = lengths.cumsum() - lengths
     packing = pack(begins, lengths, data.sequence_length, data.packing, recipe.seed, data.stride)
     spread_rows = np.linspace(0, packing.num_rows - 1, num_rows).round().astype(int)
@@ -238,7 +240,7 @@ def show_rows(
         parts = []
         for document, start, size in zip(documents, starts.tolist(), sizes.tolist(), strict=True):
             text = excerpt(decoded(ids[start : start + size], encoder, tokenizer))
-            parts.append(f"{documents_kept[document].where} ({size:,}): {text}")
+            parts.append(f"{kept_documents[document].where} ({size:,}): {text}")
         num_used = int(sizes.sum())
         console.print(
             f"row {row}: {len(parts)} document(s), {num_used:,} of {data.sequence_length:,} tokens"

@@ -41,7 +41,7 @@ class Subject:
     plain: DocumentEncoder
     encoder: DocumentEncoder
     """The fastest encoder that gave the same ids as `plain` for the current text."""
-    seen: NDArray[np.int64]
+    id_counts: NDArray[np.int64]
     """How often each id occurs in the texts."""
     texts: list[dict[str, Any]] = field(default_factory=list)
     """The statistics of each text."""
@@ -89,12 +89,14 @@ def report_command(
             tokenizer=tokenizer,
             plain=encoder,
             encoder=encoder,
-            seen=np.zeros(num_ids, np.int64),
+            id_counts=np.zeros(num_ids, np.int64),
         )
         subjects.append(subject)
     for name, reader in texts.items():
         measure_text(subjects, name, reader)
-    vocabularies = [vocabulary_metrics(subject.tokenizer, subject.seen) for subject in subjects]
+    vocabularies = [
+        vocabulary_metrics(subject.tokenizer, subject.id_counts) for subject in subjects
+    ]
     if as_json:
         content = [
             {
@@ -123,7 +125,7 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> No
             if number == 0:
                 subject.encoder = subject.plain.proven_for(batch[:PROOF_DOCUMENTS])
             ids, lengths = subject.encoder.encode(batch)
-            subject.seen += np.bincount(ids, minlength=len(subject.seen))
+            subject.id_counts += np.bincount(ids, minlength=len(subject.id_counts))
             num_added = 1 if subject.plain.bos is None else 2  # EOS and BOS of each document
             num_tokens[index] += int(lengths.sum()) - num_added * len(batch)
         num_words += sum(len(document.split()) for document in batch)
@@ -140,15 +142,15 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> No
 
 
 def vocabulary_metrics(
-    tokenizer: "PreTrainedTokenizerBase", seen: NDArray[np.int64]
+    tokenizer: "PreTrainedTokenizerBase", id_counts: NDArray[np.int64]
 ) -> VocabularyMetrics:
-    """`seen`: how often each id occurs in the texts. A token counts as unreachable if its own string, alone and in a
-    few contexts, is encoded without it, which is not a proof."""
+    """Return the tokens that do not occur in the texts, of which `id_counts` counts each id. A token counts as
+    unreachable if its own string, alone and in a few contexts, is encoded without it, which is not a proof."""
     from cpt.tokenizer.extend_vocabulary import is_reached  # transformers
 
     backend = tokenizer.backend_tokenizer
     regular = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder))
-    never_seen = [number for number in regular if not seen[number]]
+    never_seen = [number for number in regular if not id_counts[number]]
     unreachable = [
         (number, backend.id_to_token(number))
         for number in never_seen

@@ -103,14 +103,18 @@ def command(
         "--change": change,
     }
     # The same command, for the processes of a supervisor and for a restart.
-    words = [str(recipe), *(overrides or ()), *(name for name, is_set in flags.items() if is_set)]
+    arguments = [
+        str(recipe),
+        *(overrides or ()),
+        *(name for name, is_set in flags.items() if is_set),
+    ]
     if note is not None:
-        words += ["--note", note]
+        arguments += ["--note", note]
     if from_checkpoint is not None:
-        words += ["--from-checkpoint", str(from_checkpoint)]
+        arguments += ["--from-checkpoint", str(from_checkpoint)]
 
     def confirm(changes: str) -> bool:
-        words.append("--change")  # for the processes that a supervisor starts
+        arguments.append("--change")  # for the processes that a supervisor starts
         return typer.confirm(f"{changes}\nApply?")
 
     accept: Callable[[str], bool] | bool = change
@@ -118,10 +122,10 @@ def command(
     if is_on_terminal and not change:
         accept = confirm
     if supervise or processes > 1 or launcher is not None:
-        words += ["--resume", resume]
+        arguments += ["--resume", resume]
         supervise_run(
             loaded,
-            words,
+            arguments,
             check=RecipeChanges(loaded, accept, note, from_checkpoint, checkpoint).check,
             new=new,
             processes=processes,
@@ -144,7 +148,7 @@ def command(
             ready=lambda trainer: names.append(trainer.run_folder.name),
         )
     except RestartNeeded as problem:
-        restart(problem, [*words, *(f"name={name}" for name in names)])
+        restart(problem, [*arguments, *(f"name={name}" for name in names)])
     run = Run(final.parent)
     # GPUs of this machine that the run used
     gpus = max(1, min(torch.cuda.device_count(), world_size() // num_nodes()))

@@ -58,9 +58,9 @@ def command(
     disable_progress_bar()
     if processes > 1:
         refuse_more_than_the_machine_holds(processes, on_gpus=torch.cuda.is_available())
-        words = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]
+        arguments = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]
         environment = {"PYTHONPATH": environment_alone()["PYTHONPATH"]}
-        child = Child(command_of_attempt(words, processes, None, "-m"), environment=environment)
+        child = Child(command_of_attempt(arguments, processes, None, "-m"), environment=environment)
         exit_code, received = child.wait_for_end()
         if received:
             name = signal.Signals(received).name
