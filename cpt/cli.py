@@ -167,13 +167,18 @@ ABOUT = """Continued pre-training of causal language models, from one YAML recip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `cpt` with these words, or with those of the command line."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    run_app(application(), words, name="cpt", outlives_readers=" ".join(words[:2]).startswith(LONG))
+    """Run `cpt` with these arguments, or with those of the command line."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+    is_long = " ".join(arguments[:2]).startswith(LONG)
+    run_app(application(), arguments, name="cpt", outlives_readers=is_long)
 
 
 class LazyGroup(TyperGroup):
-    """Commands that are imported when they are typed. Until then, each is a name with a summary."""
+    """Commands that are imported when they are typed. Until then, each is a name with a summary.
+
+    click's documentation overrides `get_command` instead, but the help page calls that for every command.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         name, command, further_words = super().resolve_command(ctx, args)
