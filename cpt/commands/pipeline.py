@@ -204,7 +204,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         mistakes.add(sections[key].place, f"`{key}` is not a key of a pipeline.{hint}")
     if "name" not in sections or not isinstance(sections["name"].value, str):
         mistakes.add(root.place, "`name` is missing: the pipeline's name")
-    nodes = sections["steps"].value if "steps" in sections else None
+    nodes = sections["steps"].value if "steps" in sections else []
     if not isinstance(nodes, list) or not nodes:
         example = "`steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
         mistakes.add(root.place, f"`steps` is missing: a list of recipes, {example}")
