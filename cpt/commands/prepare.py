@@ -54,8 +54,13 @@ def command(
     if shard is not None and cluster is not None:
         raise RecipeError("--shard and --with ray both divide the work. Remove one of the two.")
     show_log()
-    start = time.monotonic()
     loaded = load_recipe(recipe, overrides or ())
+
+    # Imported after the recipe is loaded: they import torch, which takes seconds.
+    from cpt.data.rows.build import data_of
+    from cpt.tokenizer.load import load_tokenizer
+
+    start = time.monotonic()
     if cluster is not None:
         made_by_ray = prepare_on_ray(loaded)
         typer.echo(f"{made_by_ray:,} shards made by Ray ({time.monotonic() - start:.1f} s).")
@@ -73,10 +78,6 @@ def command(
                 f"{num_missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}"
             )
             return
-
-    from cpt.data.rows.build import data_of  # torch
-    from cpt.tokenizer.load import load_tokenizer
-
     prepared = data_of(loaded, load_tokenizer(loaded.tokenizer, loaded.model), whole=True)
     store = bucket()
     if store is not None:
