@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from cpt.analysis.compare import compare
-from cpt.commands.plan import plan_recipe
 from cpt.data.rows.build import PreparedData, data_of
 from cpt.data.rows.build import open_mixture as open_mixture
 from cpt.errors import RecipeError
@@ -24,6 +23,7 @@ from cpt.evaluation.evaluate import (
 from cpt.evaluation.sets import data_of_texts
 from cpt.export import export
 from cpt.planning.fitting import cheapest_that_fits, fits, with_chosen_values
+from cpt.planning.plan import plan_recipe
 from cpt.planning.speed import assumed_mfu, find_target, named_gpus, planned_speed
 from cpt.recipe.load import load_section
 from cpt.recipe.schema import Recipe

@@ -1,17 +1,17 @@
-"""`cpt <command>`: one line a command, imported when it is used."""
+"""`cpt COMMAND`: the help page lists all commands; the module of one is imported when it is typed.
 
-import ast
-import inspect
-import os
+No module of a command imports torch or transformers at its top; its functions import what they need. So
+`cpt COMMAND --help`, a wrong option and a mistake in a recipe take less than a second.
+"""
+
 import sys
-from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from cpt.command_line import NAMES_OF_HELP, run_app
 from cpt.errors import DISTRIBUTION
@@ -135,27 +135,23 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
 
 LONG = (  # commands whose work is worth more than what they print
-    *(
-        "demo",
-        "rehearse",
-        "prepare",
-        "train",
-        "pipeline",
-        "search",
-        "verdict",
-        "evaluate",
-        "reproduce",
-        "export",
-    ),
-    *(
-        "merge",
-        "serve",
-        "mixture",
-        "data ingest",
-        "data rewrite",
-        "tokenizer extend",
-        "tokenizer train",
-    ),
+    "demo",
+    "rehearse",
+    "prepare",
+    "train",
+    "pipeline",
+    "search",
+    "verdict",
+    "evaluate",
+    "reproduce",
+    "export",
+    "merge",
+    "serve",
+    "mixture",
+    "data ingest",
+    "data rewrite",
+    "tokenizer extend",
+    "tokenizer train",
 )
 
 ABOUT = """Continued pre-training of causal language models, from one YAML recipe.
@@ -171,18 +167,29 @@ ABOUT = """Continued pre-training of causal language models, from one YAML recip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run `cpt` with these words, or with those of the command line."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    # A shell that completes a command gives its words in its own variables.
-    completed = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
-    app = application(next(iter(words or completed), ""))
-    run_app(app, words, name="cpt", outlives_readers=" ".join(words[:2]).startswith(LONG))
+    """Run `cpt` with these arguments, or with those of the command line."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+    is_long = " ".join(arguments[:2]).startswith(LONG)
+    run_app(application(), arguments, name="cpt", outlives_readers=is_long)
 
 
-def application(command: str) -> typer.Typer:
-    """All commands by name and summary; of the one that is going to run the arguments too, so that no help page
-    imports torch."""
+class LazyGroup(TyperGroup):
+    """Commands that are imported when they are typed. Until then, each is a name with a summary.
+
+    click's documentation overrides `get_command` instead, but the help page calls that for every command.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, command, further_words = super().resolve_command(ctx, args)
+        if name is not None:
+            command = load_command(name)
+        return name, command, further_words
+
+
+def application() -> typer.Typer:
     app = typer.Typer(
+        cls=LazyGroup,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         help=ABOUT,
@@ -190,23 +197,37 @@ def application(command: str) -> typer.Typer:
     )
     app.callback()(options_of_all)
     for group, commands in GROUPS.items():
-        for name, (target, summary) in commands.items():
-            if name != command:  # only listed on the help page
-                app.command(name, help=summary, rich_help_panel=group)(lambda: None)
-            elif target.endswith(":COMMANDS"):  # a command with subcommands
-                below = typer.Typer(
-                    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False
-                )
-                for name_below, target_below in constant(target).items():
-                    below.command(name_below)(command_of(target_below))
-                app.add_typer(below, name=name, help=summary, rich_help_panel=group)
-            else:
-                app.command(name, rich_help_panel=group)(command_of(target))
+        for name, (_, summary) in commands.items():
+            app.command(name, help=summary, rich_help_panel=group)(not_imported_yet)
     return app
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def not_imported_yet() -> None:
+    """The place of a command on the help page; `LazyGroup` replaces it."""
+
+
+def load_command(name: str) -> Any:
+    """Import the command, or the group of commands below it, as typer (click) runs it."""
+    target, summary = COMMANDS[name]
+    loaded = import_target(target)
+    if isinstance(loaded, dict):
+        app = typer.Typer(add_completion=False, no_args_is_help=True, help=summary)
+        for name_below, target_below in loaded.items():
+            app.command(name_below)(import_target(target_below))
+    else:
+        app = typer.Typer(add_completion=False)
+        app.command(name)(loaded)
+    return get_command(app)
+
+
+def import_target(target: str) -> Any:
+    """The function, or the dictionary of commands, at `module:name`."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def show_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib import metadata  # a fifth of the time of a help page
 
         typer.echo(f"cpt {metadata.version(DISTRIBUTION)}")
@@ -222,80 +243,6 @@ def options_of_all(
     ] = False,
 ) -> None:
     """Options before a command."""
-
-
-def command_of(target: str) -> Callable[..., None]:
-    """A function with the signature and docstring of `module:function`. When it is called, it checks the recipe before
-    it imports the module, and torch with it."""
-    module, _, name = target.partition(":")
-    names = OptionNames(module)
-    head = names.statements[name]
-    assert isinstance(head, ast.FunctionDef), f"{target} is not a function of that module"
-    head.body = head.body[:1]  # the docstring
-    exec(compile(ast.Module([head], []), module, "exec"), names)
-    parameters = inspect.signature(names[name]).parameters
-    required = [one.name for one in parameters.values() if one.default is one.empty]
-    needs_recipe = "recipe" in required and "overrides" in parameters
-
-    @wraps(names[name])
-    def command(*values: Any, **options: Any) -> None:
-        if needs_recipe:
-            from cpt.recipe.load import load_recipe  # which a help page does not need
-            from cpt.recipe.paths import document_suffix
-
-            path = options["recipe"]
-            # `cpt data check` takes documents too, and `cpt mixture` runs
-            if path.suffix and not (path.is_dir() or document_suffix(path.name)):
-                load_recipe(path, options["overrides"] or (), lora=options.get("lora", False))
-        getattr(import_module(module), name)(*values, **options)
-
-    return command
-
-
-def constant(target: str) -> Any:
-    module, _, name = target.partition(":")
-    return names_of(module)[name]
-
-
-class OptionNames(dict[str, Any]):
-    """The names at a module's top level; each gets its value when it is first asked for."""
-
-    def __init__(self, module: str) -> None:
-        super().__init__()
-        spec = find_spec(module)
-        if spec is None or spec.origin is None:
-            raise ModuleNotFoundError(f"no module named {module!r}", name=module)
-        self.module = module
-        self.statements: dict[str, ast.stmt] = {}
-        for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                self.statements |= {alias.asname or alias.name: node for alias in node.names}
-            elif isinstance(node, ast.Assign | ast.AnnAssign):
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                names = [
-                    part.id
-                    for target in targets
-                    for part in ast.walk(target)
-                    if isinstance(part, ast.Name)
-                ]
-                self.statements |= dict.fromkeys(names, node)
-            elif isinstance(node, ast.FunctionDef):
-                self.statements[node.name] = node
-
-    def __missing__(self, name: str) -> Any:
-        """Evaluate the statement that binds the name; `KeyError` leaves it to Python's builtins."""
-        node = self.statements[name]
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cpt."):
-            original = next(
-                alias.name for alias in node.names if (alias.asname or alias.name) == name
-            )
-            self[name] = names_of(node.module)[original]
-        else:
-            exec(compile(ast.Module([node], []), self.module, "exec"), self)
-        return self[name]
-
-
-names_of = cache(OptionNames)
 
 
 if __name__ == "__main__":

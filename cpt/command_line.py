@@ -29,7 +29,7 @@ SECONDS_FOR_THE_MAIN_PROCESS = 5
 for library in ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree"):
     logging.getLogger(library).setLevel(logging.ERROR)
 logging.getLogger("DeepSpeed").addFilter(
-    lambda one: not one.getMessage().startswith("Setting accelerator to CPU")
+    lambda record: not record.getMessage().startswith("Setting accelerator to CPU")
 )
 os.environ.setdefault(
     "TRL_EXPERIMENTAL_SILENCE", "1"
@@ -51,10 +51,8 @@ for variable, off in NO_TELEMETRY.items():
     os.environ.setdefault(variable, off)
 set_plain_output(os.environ, on_terminal=sys.stderr is not None and sys.stderr.isatty())
 
-ERRORS_OF_PATHS = (
-    *(errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),  # typos
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT),  # not writable
-)
+ERRORS_OF_TYPOS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+ERRORS_OF_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 ERRORS_OF_MEMORY = (  # of the loader, of system calls, of torch, of Python's threads
     "failed to map segment from shared object",
     "cannot allocate memory",
@@ -121,8 +119,8 @@ def run_app(
         if not isinstance(problem, Interrupted) or (
             is_main_process() and SUPERVISED not in os.environ
         ):
-            who = "" if is_main_process() else f"process {rank()}: "
-            sys.stderr.write(f"{who}{type(problem).__name__}: {problem}\n")
+            process = "" if is_main_process() else f"process {rank()}: "
+            sys.stderr.write(f"{process}{type(problem).__name__}: {problem}\n")
         leave(problem.exit_code)
     except Exception:
         if not has_process_group():
@@ -138,17 +136,14 @@ def path_errors_reported() -> Iterator[None]:
     try:
         yield
     except OSError as problem:
-        if (
-            problem.filename is None
-            and problem.errno != errno.ENOSPC
-            or problem.errno not in ERRORS_OF_PATHS
-        ):
+        is_known = problem.errno in (*ERRORS_OF_TYPOS, *ERRORS_OF_WRITING)
+        has_path = problem.filename is not None or problem.errno == errno.ENOSPC
+        if not (is_known and has_path):
             raise
         path = problem.filename or "a file or the output"
-        text = (
+        raise ResourceError(
             f"{path}: {problem.strerror}. Use another path, change its permissions, or free space."
-        )
-        raise ResourceError(text) from problem
+        ) from problem
 
 
 @contextmanager
@@ -162,10 +157,12 @@ def memory_errors_reported() -> Iterator[None]:
         if not is_out_of_host_memory(cause):
             raise
         sys.unraisablehook = lambda _: None  # libraries' exit functions would report the same
-        text = " ".join(str(cause).split())[:200]
+        reason = " ".join(str(cause).split())[:200]
+        if reason:
+            reason = f" ({reason})"
         raise ResourceError(
-            f"out of host memory{f' ({text})' if text else ''}. Free some, or raise the limits: `ulimit -v` (memory)"
-            " and `ulimit -u` (processes and threads) show them."
+            f"out of host memory{reason}. Free some, or raise the limits: `ulimit -v` (memory) and `ulimit -u`"
+            " (processes and threads) show them."
         ) from problem
 
 
@@ -182,22 +179,23 @@ def print_json(content: object) -> None:
     typer.echo(json.dumps(content, indent=2, ensure_ascii=False))
 
 
-def refuse_ignored(given: Mapping[str, bool], because: str) -> None:
+def refuse_ignored(options: Mapping[str, bool], because: str) -> None:
     """Refuse options without effect; `because` ends the sentence "--steps: no effect ..."."""
-    if names := [name for name, is_given in given.items() if is_given]:
+    names = [name for name, is_given in options.items() if is_given]
+    if names:
         raise RecipeError(f"{' and '.join(names)}: no effect {because}. Remove it.")
 
 
 def show_log(*, stderr: bool = False) -> None:
     """Print cpt's log: everything from the main process, warnings from the others."""
-    shown: deque[str] = deque(maxlen=200)
+    messages: deque[str] = deque(maxlen=200)
 
     def is_news(record: logging.LogRecord) -> bool:
         """Show information once: checks, training and verdict open the same sources and log the same."""
         message = record.getMessage()
-        is_repeated = record.levelno <= logging.INFO and message in shown
+        is_repeated = record.levelno <= logging.INFO and message in messages
         if not is_repeated:
-            shown.append(message)
+            messages.append(message)
         return not is_repeated
 
     handler = logging.StreamHandler(sys.stderr if stderr else sys.stdout)
@@ -233,8 +231,9 @@ def make_output_safe(outlives_readers: bool = False) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
             os.set_inheritable(number, True)
     if not (sys.stdout and sys.stderr):  # `>&-`: the stream is None
-        dropped = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-        sys.stdout, sys.stderr = sys.stdout or dropped, sys.stderr or dropped
+        null = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+        sys.stdout = sys.stdout or null
+        sys.stderr = sys.stderr or null
     sys.stderr = reopened(sys.stderr, "backslashreplace", is_lossy=True)
     sys.stdout = reopened(sys.stdout, "replace", is_lossy=outlives_readers)
 

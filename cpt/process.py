@@ -19,6 +19,8 @@ import psutil
 from cpt.errors import LaunchError
 
 SUPERVISED = "CPT_SUPERVISED"  # in the environment of a child and its descendants
+MOST_WITHOUT_PROGRESS = 3
+"""Restarts with the same reason; a step, a smaller micro-batch or another roll-back changes the reason."""
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_BETWEEN_LOOKS = 0.2
 MOST_LOOKS = 10

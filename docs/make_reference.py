@@ -10,10 +10,9 @@ from typing import Any
 
 from typer import Context
 from typer.cli import get_docs_for_click
-from typer.main import get_command
 
 from cpt.checkpoints.retention import RULES
-from cpt.cli import GROUPS, application
+from cpt.cli import GROUPS, load_command
 from cpt.data.readers.filters import BUILT_IN
 from cpt.evaluation.tasks import DOMAIN_TEST, domain_test_of_recipe, task_of_recipe
 from cpt.optim.build import BUILDERS
@@ -205,10 +204,9 @@ def commands() -> Iterator[str]:
     for group, names in GROUPS.items():
         yield f"## {group}"
         for name in names:
-            app = get_command(application(name))
-            command = app.commands[name]  # type: ignore[attr-defined]
+            command = load_command(name)
             page = get_docs_for_click(
-                obj=command, ctx=Context(app), indent=2, name=name, call_prefix="cpt"
+                obj=command, ctx=Context(command), indent=2, name=name, call_prefix="cpt"
             )
             yield re.sub(r"^\* `--help`.*\n", "", page, flags=re.MULTILINE).strip()
 

@@ -45,35 +45,36 @@ def command(
     if as_json:
         print_json(comparison.to_json())
     else:
-        console = open_console()
-        console.print(escape(comparison.headline()), style="bold")
-        for table in tables_of([*comparison.differences, *comparison.results], comparison.runs):
-            console.print(f"\n{escape(table.title)}", style="bold")
-            columns = [Column(escape(column), overflow="fold") for column in table.columns]
-            shown = RichTable(*columns, box=None, pad_edge=False, header_style="cyan")
-            for row in table.rows:
-                shown.add_row(*map(escape, row))
-            console.print(shown)
-        if comparison.not_compared:
-            console.print("\nNot compared:", style="bold")
-            console.print(
-                escape("\n".join(f"- {sentence}" for sentence in comparison.not_compared))
-            )
+        print_comparison(comparison)
     if html is not None:
         write_page(html, comparison_page(comparison))
+
+
+def print_comparison(comparison: Comparison) -> None:
+    console = open_console()
+    console.print(escape(comparison.headline()), style="bold")
+    for table in tables_of([*comparison.differences, *comparison.results], comparison.runs):
+        console.print(f"\n{escape(table.title)}", style="bold")
+        columns = [Column(escape(column), overflow="fold") for column in table.columns]
+        printed = RichTable(*columns, box=None, pad_edge=False, header_style="cyan")
+        for row in table.rows:
+            printed.add_row(*map(escape, row))
+        console.print(printed)
+    if comparison.not_compared:
+        console.print("\nNot compared:", style="bold")
+        for sentence in comparison.not_compared:
+            console.print(escape(f"- {sentence}"))
 
 
 def tables_of(topics: Iterable[Topic], runs: Sequence[ComparedRun]) -> Iterator[Table]:
     """Yield each topic as a table: a column per run, or a row per run if there are many."""
     for topic in topics:
-        cells = [
-            [row.name, *("?" if value is None else value for value in row.values)]
-            for row in topic.rows
-        ]
-        table = [["", *(run.name for run in runs)], *cells]
+        lines = [["", *(run.name for run in runs)]]
+        for row in topic.rows:
+            lines.append([row.name, *("?" if value is None else value for value in row.values)])
         if len(runs) > MOST_COLUMNS:
-            table = [list(column) for column in zip(*table, strict=True)]
-        yield Table(table[0], table[1:], topic.title)
+            lines = [list(column) for column in zip(*lines, strict=True)]
+        yield Table(lines[0], lines[1:], topic.title)
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -88,13 +89,18 @@ def comparison_page(comparison: Comparison) -> str:
 
 def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     """Losses, held-out sets and speed over tokens, one curve per run."""
-    fits = comparable_losses(runs, [])
-    losses = curves_of(runs, "loss_smoothed")
-    comparable = [curve for curve, fit in zip(losses, fits, strict=True) if fit]
-    found = curves("Training loss", "nats per token", comparable)
+    are_comparable = comparable_losses(runs, [])
+    losses = [
+        curve
+        for curve, is_comparable in zip(
+            curves_of(runs, "loss_smoothed"), are_comparable, strict=True
+        )
+        if is_comparable
+    ]
+    drawn = curves("Training loss", "nats per token", losses)
     for name, metric in held_out_metrics(runs).items():
-        found += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric))
-    return found + curves("Speed", "tokens/s", curves_of(runs, "tokens_per_second"))
+        drawn += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric))
+    return drawn + curves("Speed", "tokens/s", curves_of(runs, "tokens_per_second"))
 
 
 def curves_of(runs: Sequence[ComparedRun], metric: str) -> list[Curve]:

@@ -1,11 +1,11 @@
 """`cpt data`: preview a recipe's rows."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 from xxhash import xxh3_64_intdigest
 
 from cpt.command_line import Overrides, RecipePath
@@ -25,15 +24,15 @@ from cpt.data.readers.documents import BadRow
 from cpt.data.readers.filters import sieve_of, sift
 from cpt.data.readers.sources import pieces_of, read_piece
 from cpt.data.rows.contamination import is_refused
-from cpt.data.rows.packing import pack
 from cpt.data.rows.selection import is_held_out, longest_held_out
 from cpt.data.store.tokenization import DocumentEncoder
-from cpt.evaluation.sets import has_held_out
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Recipe
-from cpt.tokenizer.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 COMMANDS = {  # name -> module:function
     "check": "cpt.commands.data_check:check_command",
@@ -46,6 +45,7 @@ MARKS = {CONTEXT: ("", "", "dim"), LEARNED: ("[", "]", "green"), UNWANTED: ("{",
 """The brackets around each token, and its style."""
 MEANINGS = {LEARNED: "learned", UNWANTED: "rejected or unwanted"}
 EXCERPT = 60  # characters of a document
+ESCAPED = str.maketrans({"\n": "\\n", "\t": "\\t", "\r": "\\r"})
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,14 @@ def see_source(
 ) -> dict[str | None, list[PreviewedExample]]:
     """Read the first documents: reason for dropping -> these documents, and None -> those that are kept. A bad row
     does not end the preview; its reason reads like `bad row: null`. All that is dropped is counted in `losses`."""
-    seen: dict[str | None, list[PreviewedExample]] = defaultdict(list)
-    losses = Losses(counts_lost_files=True) if losses is None else losses
+    by_reason: dict[str | None, list[PreviewedExample]] = defaultdict(list)
+    if losses is None:
+        losses = Losses(counts_lost_files=True)
     functions = sieve_of(data, source, key).functions()
     items = (item for piece in pieces_of(source, key) for item in read_piece(source, piece, key))
     for item in islice(items, min(num_documents, source.max_documents or num_documents)):
         if isinstance(item, BadRow):
-            seen[f"bad row: {item.reason}"].append(PreviewedExample(item.where, item.detail))
+            by_reason[f"bad row: {item.reason}"].append(PreviewedExample(item.where, item.detail))
             losses.drop_row(item, key)
             continue
         results = list(sift(item, reported_name(source), *functions))
@@ -81,10 +82,10 @@ def see_source(
             reason = dropped
             if reason is None and encoder is not None:
                 reason = encoder.reason_to_drop(text)
-            seen[reason].append(PreviewedExample(item.where, text))
+            by_reason[reason].append(PreviewedExample(item.where, text))
             if reason is not None:
                 losses.drop(text, reason)
-    return seen
+    return by_reason
 
 
 def preview_command(
@@ -100,46 +101,67 @@ def preview_command(
 
     Example: cpt data preview recipe.yaml --rows 5
     """
-    loaded, console = load_recipe(recipe, overrides or ()), open_console()
+    loaded = load_recipe(recipe, overrides or ())
+
+    from cpt.tokenizer.load import load_tokenizer  # transformers
+
+    console = open_console()
     tokenizer = load_tokenizer(loaded.tokenizer, loaded.model)
-    plain = DocumentEncoder(tokenizer)
-    for key, one in keyed_sources(*sections_of(loaded)):
-        encoder = encoder_of(one, plain, key)
+    plain_encoder = DocumentEncoder(tokenizer)
+    for key, source in keyed_sources(*sections_of(loaded)):
+        encoder = encoder_of(source, plain_encoder, key)
         losses = Losses(counts_lost_files=True)
-        dropped = see_source(loaded.data, one, key, documents, encoder, losses)
-        kept, example = dropped.pop(None, []), Column("for example", overflow="fold")
-        kept_bytes = sum(len(document.text.encode()) for document in kept)
-        account = losses.account(f"what was read of {reported_name(one)}", len(kept), kept_bytes)
-        held_out = list[PreviewedExample]()
-        if loaded.evaluation.held_out_share is not None and key.startswith("data.sources"):
-            kept, held_out = split_held_out(
-                kept, loaded.evaluation.held_out_share, form_of_source(one)
-            )
-            account = with_held_out(
-                account, len(held_out), sum(len(document.text.encode()) for document in held_out)
-            )
-        table = Table("documents", "become", example, "which reads", title=reported_name(one))
-        if kept:
-            table.add_row(
-                f"{len(kept):,}", "kept", escape(kept[0].where), escape(excerpt(kept[0].text))
-            )
-        if held_out:
-            cells = "held out", held_out[0].where, excerpt(held_out[0].text)
-            table.add_row(f"{len(held_out):,}", *map(escape, cells))
-        for reason, lost in sorted(dropped.items(), key=lambda item: -len(item[1])):
-            cells = f"dropped: {reason}", lost[0].where, excerpt(lost[0].text)
-            table.add_row(f"{len(lost):,}", *map(escape, cells), style="yellow")
-        console.print(table)
+        by_reason = see_source(loaded.data, source, key, documents, encoder, losses)
+        kept_documents = by_reason.pop(None, [])
+        name = reported_name(source)
+        account = losses.account(
+            f"what was read of {name}", len(kept_documents), num_bytes(kept_documents)
+        )
+        held_out: list[PreviewedExample] = []
+        share = loaded.evaluation.held_out_share
+        if share is not None and key.startswith("data.sources"):
+            kept_documents, held_out = split_held_out(kept_documents, share, form_of_source(source))
+            account = with_held_out(account, len(held_out), num_bytes(held_out))
+        console.print(table_of_outcomes(name, kept_documents, held_out, by_reason))
         console.print(format_account(account), markup=False, highlight=False)
         if isinstance(encoder, ExampleEncoder):
-            show_examples(console, kept[:rows], encoder, tokenizer)
-        elif kept and rows:
-            show_rows(console, kept, encoder, tokenizer, loaded, rows)
+            show_examples(console, kept_documents[:rows], encoder, tokenizer)
+        elif kept_documents and rows:
+            show_rows(console, kept_documents, encoder, tokenizer, loaded, rows)
     show_comparisons(console, loaded, recipe)
+
+
+def num_bytes(documents: Iterable[PreviewedExample]) -> int:
+    return sum(len(document.text.encode()) for document in documents)
+
+
+def table_of_outcomes(
+    name: str,
+    kept_documents: Sequence[PreviewedExample],
+    held_out: Sequence[PreviewedExample],
+    dropped: Mapping[str | None, Sequence[PreviewedExample]],
+) -> Table:
+    """A row for each thing that becomes of documents, with the first of them; the most frequent reasons first."""
+    table = Table(
+        "documents", "become", Column("for example", overflow="fold"), "which reads", title=name
+    )
+
+    def add_row(outcome: str, documents: Sequence[PreviewedExample], style: str | None) -> None:
+        if documents:
+            cells = (outcome, documents[0].where, excerpt(documents[0].text))
+            table.add_row(f"{len(documents):,}", *map(escape, cells), style=style)
+
+    add_row("kept", kept_documents, None)
+    add_row("held out", held_out, None)
+    for reason, documents in sorted(dropped.items(), key=lambda item: -len(item[1])):
+        add_row(f"dropped: {reason}", documents, "yellow")
+    return table
 
 
 def show_comparisons(console: Console, recipe: Recipe, path: Path) -> None:
     """Print what drops documents by comparing all of them, which a preview does not read."""
+    from cpt.evaluation.sets import has_held_out  # torch
+
     comparisons = []
     if recipe.data.deduplicate is not None:
         comparisons.append("`data.deduplicate`")
@@ -161,9 +183,9 @@ def split_held_out(
     longest = None
     if form == "document":
         longest = longest_held_out(int(sizes.sum()), len(sizes), share)
-    chosen = is_held_out(hashes, sizes, share, longest).tolist()
-    trained = [document for document, out in zip(documents, chosen, strict=True) if not out]
-    held_out = [document for document, out in zip(documents, chosen, strict=True) if out]
+    flags = is_held_out(hashes, sizes, share, longest).tolist()
+    trained = [document for document, flag in zip(documents, flags, strict=True) if not flag]
+    held_out = [document for document, flag in zip(documents, flags, strict=True) if flag]
     return trained, held_out
 
 
@@ -171,36 +193,32 @@ def show_examples(
     console: Console,
     examples: Sequence[PreviewedExample],
     encoder: ExampleEncoder,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
 ) -> None:
     """Print examples token by token: `[learned]` and `{rejected}`."""
     for example in examples:
         ids, _, segments = encoder.encode_segments([example.text])
-        counts = {what: int((segments == segment).sum()) for segment, what in MEANINGS.items()}
-        counted = "".join(f", {count:,} {what}" for what, count in counts.items() if count)
-        console.print(
-            f"{example.where}: {int((segments != ROW).sum()):,} tokens{counted}", markup=False
-        )
+        title = f"{example.where}: {int((segments != ROW).sum()):,} tokens"
+        for segment, meaning in MEANINGS.items():
+            count = int((segments == segment).sum())
+            if count:
+                title += f", {count:,} {meaning}"
+        console.print(title, markup=False)
         line = Text("  ")
         for token, segment in zip(ids.tolist(), segments.tolist(), strict=True):
             if segment == ROW:
                 break
             before, after, style = MARKS[segment]
-            text = (
-                str(tokenizer.decode([token]))
-                .replace("\n", "\\n")
-                .replace("\t", "\\t")
-                .replace("\r", "\\r")
-            )
+            text = str(tokenizer.decode([token])).translate(ESCAPED)
             line.append(f"{before}{text}{after}", style=style)
         console.print(line)
 
 
 def show_rows(
     console: Console,
-    kept: Sequence[PreviewedExample],
+    kept_documents: Sequence[PreviewedExample],
     encoder: DocumentEncoder,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     recipe: Recipe,
     num_rows: int,
 ) -> None:
@@ -209,31 +227,32 @@ def show_rows(
     The first rows hold pieces of long documents, the last ones the remainders: the printed ones are spread evenly.
     The run's own rows hold documents of the whole source.
     """
+    from cpt.data.rows.packing import pack  # torch
+
     data = recipe.data
-    ids, lengths = encoder.encode([example.text for example in kept])
+    ids, lengths = encoder.encode([document.text for document in kept_documents])
     begins = lengths.cumsum() - lengths
     packing = pack(begins, lengths, data.sequence_length, data.packing, recipe.seed, data.stride)
-    for row in np.unique(
-        np.linspace(0, packing.num_rows - 1, num_rows).round().astype(int)
-    ).tolist():
+    spread_rows = np.linspace(0, packing.num_rows - 1, num_rows).round().astype(int)
+    for row in np.unique(spread_rows).tolist():
         starts, sizes = packing.pieces(row, epoch=0)
         documents = np.searchsorted(begins, starts, "right") - 1
         parts = []
-        for document, start, size in zip(
-            documents.tolist(), starts.tolist(), sizes.tolist(), strict=True
-        ):
-            text = excerpt(shown(ids[start : start + size], encoder, tokenizer))
-            parts.append(f"{kept[document].where} ({size:,}): {text}")
-        used = int(sizes.sum())
+        for document, start, size in zip(documents, starts.tolist(), sizes.tolist(), strict=True):
+            text = excerpt(decoded(ids[start : start + size], encoder, tokenizer))
+            parts.append(f"{kept_documents[document].where} ({size:,}): {text}")
+        num_used = int(sizes.sum())
         console.print(
-            f"row {row}: {len(parts)} document(s), {used:,} of {data.sequence_length:,} tokens"
+            f"row {row}: {len(parts)} document(s), {num_used:,} of {data.sequence_length:,} tokens"
         )
-        if used < data.sequence_length:
-            parts.append(f"padding ({data.sequence_length - used:,})")
+        if num_used < data.sequence_length:
+            parts.append(f"padding ({data.sequence_length - num_used:,})")
         console.print(f"  {' | '.join(parts)}", markup=False)
 
 
-def shown(ids: NDArray[Any], encoder: DocumentEncoder, tokenizer: PreTrainedTokenizerBase) -> str:
+def decoded(
+    ids: NDArray[Any], encoder: DocumentEncoder, tokenizer: "PreTrainedTokenizerBase"
+) -> str:
     """The text of tokens; special tokens are in double brackets, unlike those that are spelled in the text."""
     changes = np.flatnonzero(np.diff(encoder.is_special[ids])) + 1
     parts = []
@@ -245,6 +264,6 @@ def shown(ids: NDArray[Any], encoder: DocumentEncoder, tokenizer: PreTrainedToke
 
 def excerpt(text: str) -> str:
     flat = " ".join(text.split())
-    return (
-        flat if len(flat) <= EXCERPT else f"{flat[: EXCERPT * 2 // 3]} ... {flat[-EXCERPT // 3 :]}"
-    )
+    if len(flat) <= EXCERPT:
+        return flat
+    return f"{flat[: EXCERPT * 2 // 3]} ... {flat[-EXCERPT // 3 :]}"

@@ -60,9 +60,12 @@ from cpt.recipe.paths import document_suffix
 from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Data, DocumentSource, Recipe, Source
 
-PIECE_BYTES, EXAMPLE_PIECE_BYTES = 16 * 2**20, 2 * 2**20  # examples are encoded, which takes longer
+PIECE_BYTES = 16 * 2**20
+EXAMPLE_PIECE_BYTES = 2 * 2**20  # examples are encoded, which takes longer
 PIECES_ALONE = 2  # starting processes pays off with more pieces
-BAD_ROWS_SHOWN, EXAMPLES_SHOWN, CONTAMINATED_SHOWN = 20, 5, 20
+BAD_ROWS_SHOWN = 20
+EXAMPLES_SHOWN = 5
+CONTAMINATED_SHOWN = 20
 SHARED_SHOWN = 10
 TRUNCATED_SHARE = 0.05
 
@@ -88,7 +91,8 @@ def check_command(
 
     Example: cpt data check recipe.yaml --output bad_rows.jsonl
     """
-    console, loaded = open_console(), None
+    console = open_console()
+    loaded = None
     if recipe.is_dir() or document_suffix(recipe.name):
         if overrides:
             raise RecipeError(f"{recipe} contains documents; key=value needs a recipe.")
@@ -96,8 +100,9 @@ def check_command(
         sources: list[tuple[str, DocumentSource]] = [("data.sources[0]", data.sources[0])]
     else:
         loaded = load_recipe(recipe, overrides or ())
-        data, sources = loaded.data, list(keyed_sources(*sections_of(loaded)))
-    has_examples = any(form_of_source(one) != "document" for _, one in sources)
+        data = loaded.data
+        sources = list(keyed_sources(*sections_of(loaded)))
+    has_examples = any(form_of_source(source) != "document" for _, source in sources)
     refuse_ignored(
         {"--truncated-share": truncated_share != TRUNCATED_SHARE and not has_examples},
         "for documents: a long document continues in the next row",
@@ -107,25 +112,27 @@ def check_command(
         plain_encoder = recipe_encoder(console, loaded, is_needed=has_examples)
     bad_rows: list[Listed] = []
     mistakes: list[CptError] = []
-    for key, one in sources:
+    for key, source in sources:
         inspector = None
         try:
-            if plain_encoder is not None and form_of_source(one) != "document":
-                inspector = inspector_of(data, one, key, plain_encoder)
-            report = read_source(work_of(data, one, key), inspector)
+            if plain_encoder is not None and form_of_source(source) != "document":
+                inspector = inspector_of(data, source, key, plain_encoder)
+            report = read_source(work_of(data, source, key), inspector)
         except CptError as problem:
             mistakes.append(problem)
             continue
         bad_rows += report.losses.bad_rows
-        mistakes += report_documents(console, data, one, key, report) or report_text_loss(
-            console, data, one, key, plain_encoder
-        )
-        if may_share_lines(one):
-            report_shared_lines(console, data, one, key)
+        of_documents = report_documents(console, data, source, key, report)
+        mistakes += of_documents
+        if not of_documents:
+            mistakes += report_text_loss(console, data, source, key, plain_encoder)
+        if may_share_lines(source):
+            report_shared_lines(console, data, source, key)
         if report.examples.counts:
-            mistakes += report_examples(console, one, key, report.examples, truncated_share)
+            mistakes += report_examples(console, source, key, report.examples, truncated_share)
     if output is not None:
-        output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad_rows))
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in bad_rows]
+        output.write_text("".join(lines))
     for mistake in mistakes:
         console.print(f"{type(mistake).__name__}: {mistake}", style="red", markup=False)
     outcome = f"{len(mistakes)} mistake(s)." if mistakes else "a run can read everything."
@@ -142,8 +149,8 @@ def recipe_encoder(console: Console, recipe: Recipe, *, is_needed: bool) -> Docu
     except CptError as problem:
         if is_needed:
             raise
-        why = f"Not compared with what the tokenizer gives back: {problem}"
-        console.print(why, style="yellow", markup=False)
+        warning = f"Not compared with what the tokenizer gives back: {problem}"
+        console.print(warning, style="yellow", markup=False)
         return None
 
 
@@ -152,7 +159,8 @@ def inspector_of(
 ) -> Inspector:
     encoder = encoder_of(source, plain_encoder, key)
     assert isinstance(encoder, ExampleEncoder)
-    if missing := missing_tokens(encoder):
+    missing = missing_tokens(encoder)
+    if missing:
         raise RecipeError(
             f"`tokenizer.path`: the chat template of `{encoder.name}` writes {', '.join(missing)}, not a token"
             " of the tokenizer. Add it as a special token, or use the tokenizer's own template."
@@ -164,7 +172,8 @@ def inspector_of(
 class SourceInspection:
     """Counts of a source, or of a part of it."""
 
-    kept: int = 0  # documents
+    kept: int = 0
+    """Number of documents."""
     kept_bytes: int = 0
     losses: Losses = field(default_factory=lambda: Losses(counts_lost_files=True))
     examples: ExampleReport = field(default_factory=ExampleReport)
@@ -183,12 +192,12 @@ def read_source(work: ShardWork, inspector: Inspector | None = None) -> SourceIn
     jobs = jobs_of(work.source, work.key, piece_bytes)
     workers = num_workers() if len(jobs) > PIECES_ALONE else 0
     imports = () if inspector is None else WORKERS_IMPORT
-    whole = SourceInspection()
+    report = SourceInspection()
     for part in map_in_order(lambda: partial(read_part, work, inspector), jobs, workers, imports):
-        whole.add(part)
+        report.add(part)
     if inspector is not None and inspector.are_repeats_wrong:
-        whole.examples.find_repeated()
-    return whole
+        report.examples.find_repeated()
+    return report
 
 
 def read_part(
@@ -230,35 +239,36 @@ def report_documents(
     console: Console, data: Data, source: DocumentSource, key: str, report: SourceInspection
 ) -> list[CptError]:
     """Print the account and the first bad rows; return the errors that would stop a run."""
-    losses, bad_rows = report.losses, report.losses.bad_rows
+    losses = report.losses
+    bad_rows = losses.bad_rows
     account = losses.account(
         reported_name(source), report.kept, report.kept_bytes, listing_of(source, key)
     )
     console.print(format_account(account), markup=False, highlight=False)
-    if unused := separator_warning(source, account):
-        console.print(f"{unused}.", style="yellow", markup=False)
+    warning = separator_warning(source, account)
+    if warning:
+        console.print(f"{warning}.", style="yellow", markup=False)
     for row in bad_rows[:BAD_ROWS_SHOWN]:
         byte = "" if row["byte"] is None else f" (byte {row['byte']:,})"
         console.print(f"  {row['where']}: {row['detail']}{byte}", style="yellow", markup=False)
     if len(bad_rows) > BAD_ROWS_SHOWN:
-        more = len(bad_rows) - BAD_ROWS_SHOWN
-        console.print(f"  ... and {more:,} more; --output FILE lists all of them")
+        num_others = len(bad_rows) - BAD_ROWS_SHOWN
+        console.print(f"  ... and {num_others:,} more; --output FILE lists all of them")
     lost_files = [row for row in bad_rows if row["lost_file"]]
     if lost_files:
-        first = f"{lost_files[0]['where']}: {lost_files[0]['detail']}"
-        remedy = remedy_for(lost_files[0]["reason"], key, loses_file=True)
-        return [
-            DataError(f"{source.path}: {len(lost_files):,} file(s) are lost. {first}. {remedy}")
-        ]
+        first = lost_files[0]
+        remedy = remedy_for(first["reason"], key, loses_file=True)
+        problem = f"{len(lost_files):,} file(s) are lost. {first['where']}: {first['detail']}"
+        return [DataError(f"{source.path}: {problem}. {remedy}")]
     num_bad = sum(row["rows"] for row in bad_rows)
     if bad_rows and data.on_bad_row == "error":
-        fix = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."
-        return [DataError(f"{source.path}: {num_bad:,} bad row(s). {fix}")]
+        remedy = f"Fix them ({key}.path), or write `data.on_bad_row: skip`."
+        return [DataError(f"{source.path}: {num_bad:,} bad row(s). {remedy}")]
     num_good = report.kept + losses.documents.total()
     try:
         refuse_too_many(num_bad, num_good, data.max_bad_share, source.path, key, bad_rows)
-    except DataError as problem:
-        return [problem]
+    except DataError as refusal:
+        return [refusal]
     if not report.kept:
         return [nothing_kept(source, key, losses.documents)]
     return []
@@ -266,15 +276,15 @@ def report_documents(
 
 def report_shared_lines(console: Console, data: Data, source: DocumentSource, key: str) -> None:
     """Print the lines that most documents share, and the transform that drops them."""
-    shared = sample_lines(data, source, key)
-    found = shared.found()
-    if not found:
+    sample = sample_lines(data, source, key)
+    counts = sample.found()
+    if not counts:
         return
-    console.print(f"{reported_name(source)}: {shared.summary(found)}.", markup=False)
-    for line, count in islice(found.items(), SHARED_SHOWN):
-        console.print(f"  {count / shared.documents:.1%}: {' '.join(line.split())}", markup=False)
+    console.print(f"{reported_name(source)}: {sample.summary(counts)}.", markup=False)
+    for line, count in islice(counts.items(), SHARED_SHOWN):
+        console.print(f"  {count / sample.documents:.1%}: {' '.join(line.split())}", markup=False)
     console.print(f"If they are menus or footers, drop them by `{key}.transforms`:", markup=False)
-    transform = {"name": TRANSFORM, "lines": list(found)}
+    transform = {"name": TRANSFORM, "lines": list(counts)}
     typer.echo(f"transforms: [{json.dumps(transform, ensure_ascii=False)}]")
 
 
@@ -298,32 +308,34 @@ def report_text_loss(
 
 
 def report_examples(
-    console: Console, source: DocumentSource, key: str, found: ExampleReport, truncated_share: float
+    console: Console,
+    source: DocumentSource,
+    key: str,
+    report: ExampleReport,
+    truncated_share: float,
 ) -> list[CptError]:
     """Print a line per fault; return the errors that make training wrong: any wrong row, or many that exceed
     `data.sequence_length`."""
-    title = f"{reported_name(source)}: {found.examples:,} examples"
+    title = f"{reported_name(source)}: {report.examples:,} examples"
     table = Table("rows", "fault", Column("which", overflow="fold"), title=title)
-    for fault, count in found.counts.most_common():
-        more = f" and {count - EXAMPLES_SHOWN:,} more" if count > EXAMPLES_SHOWN else ""
-        where = escape(", ".join(found.where(fault, EXAMPLES_SHOWN)) + more)
-        table.add_row(f"{count:,}", escape(fault), where, style="yellow")
+    for fault, count in report.counts.most_common():
+        rows = ", ".join(report.where(fault, EXAMPLES_SHOWN))
+        if count > EXAMPLES_SHOWN:
+            rows += f" and {count - EXAMPLES_SHOWN:,} more"
+        table.add_row(f"{count:,}", escape(fault), escape(rows), style="yellow")
     console.print(table)
-    cut = sum(found.counts[fault] for fault in CUT) / max(1, found.examples)
-    is_much = cut > truncated_share
-    wrong = [fault for fault in found.counts if fault in WRONG or fault in CUT and is_much]
-    if not wrong:
+    share = sum(report.counts[fault] for fault in CUT) / max(1, report.examples)
+    exceeds_share = share > truncated_share
+    remedy = f"Fix the rows or drop them by a filter (`{key}.filters`)."
+    if exceeds_share:
+        remedy += f" {share:.1%} exceed `data.sequence_length`: raise it (or --truncated-share)."
+    faults = []
+    for fault, count in report.counts.items():
+        if fault in WRONG or exceeds_share and fault in CUT:
+            faults.append(f"{count:,} x {fault} ({report.where(fault, 1)[0]})")
+    if not faults:
         return []
-    listing = "; ".join(
-        f"{found.counts[fault]:,} x {fault} ({found.where(fault, 1)[0]})" for fault in wrong
-    )
-    much = (
-        f" {cut:.1%} exceed `data.sequence_length`: raise it (or --truncated-share)."
-        if is_much
-        else ""
-    )
-    fix = f"Fix the rows or drop them by a filter (`{key}.filters`)."
-    return [DataError(f"{source.path}: {listing}. {fix}{much}")]
+    return [DataError(f"{source.path}: {'; '.join(faults)}. {remedy}")]
 
 
 def contamination_command(
@@ -345,28 +357,29 @@ def contamination_command(
     show_log(stderr=as_json)
     refuse_ignored({"--task-folder": task_folder is not None and not task}, "without --task")
     loaded = load_recipe(recipe, overrides or ())
-    with (
-        redirect_stdout(sys.stderr) if as_json else nullcontext()
-    ):  # output of lm-eval, and the log
+    # lm-eval prints, and so does the log.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
         questions = []
         if task:
             from cpt.evaluation.tasks import task_texts  # imports torch, which takes seconds
 
-            questions = [
-                EvaluationDocument(*question) for question in task_texts(task, task_folder)
-            ]
-        found = find_contamination(*sections_of(loaded), questions)
+            for question in task_texts(task, task_folder):
+                questions.append(EvaluationDocument(*question))
+        contamination = find_contamination(*sections_of(loaded), questions)
+    num_contaminated = contamination.num_contaminated
+    exit_code = 2 if num_contaminated else 0
     if as_json:
-        print_json(found.to_json())
-        raise typer.Exit(2 if found.num_contaminated else 0)
-    for hit in found.hits[:CONTAMINATED_SHOWN]:
+        print_json(contamination.to_json())
+        raise typer.Exit(exit_code)
+    for hit in contamination.hits[:CONTAMINATED_SHOWN]:
         typer.echo(str(hit))
-    if (more := found.num_contaminated - CONTAMINATED_SHOWN) > 0:
-        typer.echo(f"... and {more:,} more: --json lists up to 100 of each source")
+    if num_contaminated > CONTAMINATED_SHOWN:
+        num_others = num_contaminated - CONTAMINATED_SHOWN
+        typer.echo(f"... and {num_others:,} more: --json lists up to 100 of each source")
     outcome = ""
-    if found.num_contaminated and is_refused(loaded.data):
+    if num_contaminated and is_refused(loaded.data):
         outcome = " The run trains on them, because `data.filters` sets `own_evaluation: false`."
-    elif found.num_contaminated:
+    elif num_contaminated:
         outcome = " Runs drop documents with the recipe's held-out text; for tasks, set `decontaminate`, `against`."
-    typer.echo(f"{found.summary()}{outcome}")
-    raise typer.Exit(2 if found.num_contaminated else 0)
+    typer.echo(f"{contamination.summary()}{outcome}")
+    raise typer.Exit(exit_code)

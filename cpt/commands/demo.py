@@ -49,15 +49,18 @@ class SeedResult:
     domain_after: float
     general_before: float
     general_after: float
-    worked: bool  # by its verdict
+    worked: bool
+    """By its verdict."""
     headline: str
 
     @property
-    def domain_change(self) -> float:  # percent
+    def domain_change(self) -> float:
+        """In percent."""
         return 100 * (self.domain_after / self.domain_before - 1)
 
     @property
-    def general_change(self) -> float:  # percent
+    def general_change(self) -> float:
+        """In percent."""
         return 100 * (self.general_after / self.general_before - 1)
 
     @property
@@ -75,20 +78,18 @@ class Commands:
     def run(self, *words: Word) -> None:
         """Wait for a command; TrainingError if it fails. A signal is forwarded to it, so that a run can save a
         checkpoint; then KeyboardInterrupt."""
-        code, forwarded = Child(self.printed(*words)).wait_for_end()
+        exit_code, forwarded = Child(self.printed(*words)).wait_for_end()
         if forwarded:
             raise KeyboardInterrupt
-        if code:
+        if exit_code:
             raise TrainingError(
-                f"`cpt {words[0]}` ended with exit code {code}; see above. Repeat it to resume."
+                f"`cpt {words[0]}` ended with exit code {exit_code}; see above. Repeat it to resume."
             )
 
     def ask_server(self, model: Path, prompt: str) -> str | None:
         """Serve a model, complete a prompt with OpenAI's client, stop it; None if a package is missing."""
-        if any(
-            importlib.util.find_spec(package) is None
-            for package in ("fastapi", "uvicorn", "openai")
-        ):
+        packages = ("fastapi", "uvicorn", "openai")
+        if any(importlib.util.find_spec(package) is None for package in packages):
             self.print(
                 f"Serving skipped: fastapi, uvicorn or openai is not installed ({install_line('serving')})."
             )
@@ -193,40 +194,28 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
         raise ResourceError(
             f"cannot write into {folder}: {problem.strerror}. Choose another --folder."
         ) from problem
-    documents, general = folders["domain", "train"], folders["general", "train"]
-    for path, what in (
-        (documents, "code, the domain to learn"),
-        (general, "prose, the base's training data"),
-    ):
+    documents = folders["domain", "train"]
+    general = folders["general", "train"]
+    contents = {
+        documents: "code, the domain to learn",
+        general: "prose, the base's training data",
+    }
+    for path, content in contents.items():
         sizes = [file.stat().st_size for file in path.iterdir()]
-        cpt.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {what}")
+        cpt.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {content}")
     cpt.title("2  A base model: a tokenizer and 1.3M parameters, trained on the prose")
     base = train_base(folder, general, overrides, cpt)
     cpt.title("3  Your turn: a folder of documents and a base model become a recipe")
     recipe = folder / "recipe.yaml"
-    if not recipe.exists():
-        options: list[Word] = [
-            "--general",
-            general,
-            "--shift",
-            "strong",
-            "--tokens",
-            TOKENS,
-        ]  # code is far from prose
-        cpt.run(
-            "init",
-            documents,
-            "--model",
-            base.export_folder,
-            "--gpu",
-            "cpu",
-            *options,
-            "--output",
-            recipe,
-        )
-    else:
+    if recipe.exists():
         cpt.print(f"{recipe} exists already.")
-    cpt.title(f"4  Continued pre-training, {len(seeds)} time{'s' if len(seeds) > 1 else ''}")
+    else:
+        options: list[Word] = ["--model", base.export_folder, "--gpu", "cpu"]
+        options += ["--general", general, "--shift", "strong"]  # code is far from prose
+        options += ["--tokens", TOKENS, "--output", recipe]
+        cpt.run("init", documents, *options)
+    times = "times" if len(seeds) > 1 else "time"
+    cpt.title(f"4  Continued pre-training, {len(seeds)} {times}")
     runs = train_seeds(folder, recipe, seeds, overrides, cpt)
     cpt.title("5  Export: weights for other programs, and a server")
     model = folder / "model"
@@ -239,7 +228,7 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
     summary = {
         "rows": [asdict(result) for result in results],
         "page": str(runs[0].folder / VERDICT_PAGE),
-        "answer": answer and {"prompt": PROMPT, "text": answer},
+        "answer": {"prompt": PROMPT, "text": answer} if answer else answer,
         "passed": passed,
     }
     (folder / "summary.json").write_text(
@@ -251,22 +240,15 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
 
 def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Commands) -> Run:
     """Train the base model that a user would download from the Hub: the demo works offline."""
-    recipe = RECIPES / "demo" / "base.yaml"
-    tokenizer, base = folder / "tokenizer", Run(folder / "base")
+    tokenizer = folder / "tokenizer"
+    base = Run(folder / "base")
     if not (tokenizer / "tokenizer.json").exists():
-        text = f"prose={general}"
-        cpt.run(
-            "tokenizer",
-            "train",
-            "--text",
-            text,
-            "--vocabulary",
-            VOCABULARY_SIZE,
-            "--output",
-            tokenizer,
-        )
+        options: list[Word] = ["--text", f"prose={general}", "--vocabulary", VOCABULARY_SIZE]
+        cpt.run("tokenizer", "train", *options, "--output", tokenizer)
     if not base.is_finished:
-        recipe = Path(os.path.relpath(recipe)) if recipe.is_relative_to(Path.cwd()) else recipe
+        recipe = RECIPES / "demo" / "base.yaml"
+        if recipe.is_relative_to(Path.cwd()):
+            recipe = Path(os.path.relpath(recipe))
         cpt.run("train", recipe, *moved_paths(folder), *overrides)
     cpt.print(f"The base model is {base.export_folder}.")
     return base
@@ -288,14 +270,11 @@ def train_seeds(
 ) -> list[Run]:
     """Train the recipe that `cpt init` wrote, once per seed; each run ends with its verdict."""
     runs = [Run(folder / f"code-seed{seed}") for seed in seeds]
-    done = [
-        run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete"))
-        for run in runs
-    ]
-    if not all(done):
+    finished = [run for run in runs if has_verdict(run)]
+    if len(finished) < len(runs):
         cpt.run("check", recipe, f"output_dir={folder}", *overrides)
-    for seed, run, is_done in zip(seeds, runs, done, strict=True):
-        if is_done:
+    for seed, run in zip(seeds, runs, strict=True):
+        if run in finished:
             cpt.print(f"{run.folder} is finished.")
         else:
             name = f"name={run.folder.name}"
@@ -303,9 +282,13 @@ def train_seeds(
     return runs
 
 
+def has_verdict(run: Run) -> bool:
+    return run.is_finished and bool(read_object(run.folder / VERDICT).get("is_complete"))
+
+
 def read_result(run: Run) -> SeedResult:
     verdict = read_object(run.folder / VERDICT)
-    domain, general = sorted(verdict["sets"], key=lambda one: bool(one["is_general"]))
+    domain, general = sorted(verdict["sets"], key=lambda of_set: bool(of_set["is_general"]))
     return SeedResult(
         run=run.folder.name,
         domain_before=domain["before"],
@@ -318,36 +301,36 @@ def read_result(run: Run) -> SeedResult:
 
 
 def print_results(results: Sequence[SeedResult], console: Console, folder: Path) -> None:
-    columns = ("domain before", "after", "change", "general before", "after", "change")
-    numbers = [Column(name, justify="right") for name in columns]
-    table = Table("", *numbers, title="Bits per byte on held-out documents")
-    for one in results:
-        domain = (
-            f"{one.domain_before:.3f}",
-            f"{one.domain_after:.3f}",
-            f"{one.domain_change:+.1f} %",
+    headings = ("domain before", "after", "change", "general before", "after", "change")
+    columns = [Column(heading, justify="right") for heading in headings]
+    table = Table("", *columns, title="Bits per byte on held-out documents")
+    for result in results:
+        table.add_row(
+            result.run.removeprefix("code-"),
+            f"{result.domain_before:.3f}",
+            f"{result.domain_after:.3f}",
+            f"{result.domain_change:+.1f} %",
+            f"{result.general_before:.3f}",
+            f"{result.general_after:.3f}",
+            f"{result.general_change:+.1f} %",
         )
-        general = (
-            f"{one.general_before:.3f}",
-            f"{one.general_after:.3f}",
-            f"{one.general_change:+.1f} %",
-        )
-        table.add_row(one.run.removeprefix("code-"), *domain, *general)
     console.print(table)
-    num_passed = sum(one.passed for one in results)
+    num_passed = sum(result.passed for result in results)
     outcome = "[bold green]Passed" if num_passed == len(results) else "[bold red]NOT passed"
     console.print(
         f"{outcome}: domain text falls by {DOMAIN_FALL_PERCENT:.0f} % or more, general text rises by"
         f" {GENERAL_RISE_PERCENT:.0f} % or less, in {num_passed} of {len(results)} seeds."
     )
-    for one in results:
-        console.print(f"{one.run.removeprefix('code-')}: {one.headline}", highlight=False)
-    first, last = (folder / results[number].run for number in (0, -1))
+    for result in results:
+        console.print(f"{result.run.removeprefix('code-')}: {result.headline}", highlight=False)
+    first = folder / results[0].run
+    last = folder / results[-1].run
     lines = [
         f"The verdict: {first / VERDICT_PAGE}",
         f"The model: {folder / 'model'}",
         "Next:",
         f"  cpt report {first}",
-        *([f"  cpt compare {first} {last}"] if first != last else []),
     ]
+    if first != last:
+        lines.append(f"  cpt compare {first} {last}")
     console.print("\n".join(lines), highlight=False, soft_wrap=True)

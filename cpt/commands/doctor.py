@@ -64,11 +64,11 @@ KERNELS = {  # module -> feature that needs it, and how to install it
 @dataclass(frozen=True)
 class Diagnosis:
     part: str
-    here: str
+    state: str
     costs: str = ""
     """The effect of a missing or small resource."""
     remedy: str = ""
-    broken: bool = False
+    is_broken: bool = False
     """Whether cpt cannot run because of it."""
 
 
@@ -92,9 +92,7 @@ def command(
             "cpt doctor RECIPE compares nodes. Run it on each by torchrun, as in cpt doctor --help."
         )
     from cpt.distributed import join_processes, leave_processes
-    from cpt.launch.nodes import (
-        compare_nodes,
-    )  # imports torch, and the table has to work without it
+    from cpt.launch.nodes import compare_nodes  # torch, without which the table has to work
 
     loaded = load_recipe(recipe, overrides or ())
     join_processes(loaded.training)
@@ -104,25 +102,32 @@ def command(
 
 def print_machine() -> int:
     """Print the table; the exit code is 2 if cpt cannot run."""
-    findings = list(examine(describe_machine()))
+    diagnoses = list(examine(describe_machine()))
     console = open_console()
-    columns = (Column(title, overflow="fold") for title in ("part", "here", "effect"))
+    columns = [Column(heading, overflow="fold") for heading in ("part", "here", "effect")]
     table = Table(*columns, title="This machine")
-    for finding in findings:
-        style = "red" if finding.broken else "yellow" if finding.costs else None
-        table.add_row(*map(escape, (finding.part, finding.here, finding.costs)), style=style)
+    for diagnosis in diagnoses:
+        style = None
+        if diagnosis.is_broken:
+            style = "red"
+        elif diagnosis.costs:
+            style = "yellow"
+        cells = (diagnosis.part, diagnosis.state, diagnosis.costs)
+        table.add_row(*map(escape, cells), style=style)
     console.print(table)
-    for finding in findings:
-        if finding.remedy:  # untruncated, for copying
-            console.print(f"{finding.part}: {finding.remedy}", markup=False)
-    return 2 if any(finding.broken for finding in findings) else 0
+    for diagnosis in diagnoses:
+        if diagnosis.remedy:  # untruncated, for copying
+            console.print(f"{diagnosis.part}: {diagnosis.remedy}", markup=False)
+    return 2 if any(diagnosis.is_broken for diagnosis in diagnoses) else 0
 
 
 def examine(machine: Machine) -> Iterator[Diagnosis]:
     for number, gpu in enumerate(machine.gpus):
-        memory = f"{gpu.memory_gib:.1f} GiB ({gpu.free_gib:.1f} free)"
-        here = f"{gpu.name}, {memory}, compute capability {gpu.compute_capability}, driver {gpu.driver}"
-        yield Diagnosis(f"GPU {number}", here)
+        state = (
+            f"{gpu.name}, {gpu.memory_gib:.1f} GiB ({gpu.free_gib:.1f} free),"
+            f" compute capability {gpu.compute_capability}, driver {gpu.driver}"
+        )
+        yield Diagnosis(f"GPU {number}", state)
     if not machine.gpus:
         costs = "training runs on the CPU: enough for the demo, not for real models"
         yield Diagnosis("GPU", "none (nvidia-smi shows none)", costs)
@@ -139,14 +144,15 @@ def examine(machine: Machine) -> Iterator[Diagnosis]:
     yield Diagnosis("CPU cores", str(machine.cpu_cores))
     free = f"{machine.free_host_memory_gib:.1f} free, which can be pinned: `ulimit -l` does not limit it"
     yield Diagnosis("host memory", f"{machine.host_memory_gib:.1f} GiB ({free})")
-    shared = machine.shared_memory_gib or 0.0
-    loss = (
-        "data workers and NCCL may fail with `bus error`",
-        "docker run --shm-size=8g, or --ipc=host",
-    )
-    yield Diagnosis(
-        "shared memory", f"{shared:.2f} GiB", *(loss if shared < SMALL_SHARED_MEMORY_GIB else ())
-    )
+    shared_gib = machine.shared_memory_gib or 0.0
+    shared_memory = Diagnosis("shared memory", f"{shared_gib:.2f} GiB")
+    if shared_gib < SMALL_SHARED_MEMORY_GIB:
+        shared_memory = replace(
+            shared_memory,
+            costs="data workers and NCCL may fail with `bus error`",
+            remedy="docker run --shm-size=8g, or --ipc=host",
+        )
+    yield shared_memory
     yield Diagnosis("free disk here", f"{machine.free_disk_gib:.1f} GiB")
     yield from examine_stack()
     if machine.gpus:
@@ -157,9 +163,8 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
     try:
         import torch  # here, so that a broken install becomes a row of the table
     except (ImportError, OSError) as error:
-        yield Diagnosis(
-            "torch", f"cannot be imported: {error}", "cpt cannot run", "make setup", broken=True
-        )
+        state = f"cannot be imported: {error}"
+        yield Diagnosis("torch", state, "cpt cannot run", "make setup", is_broken=True)
         return
     cuda = torch.version.cuda
     problem = torch_problem(gpus)
@@ -168,11 +173,12 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
             torch.ones(1, device="cuda").add(1)
     except RuntimeError as error:  # also if other programs fill the GPU
         problem = str(error).splitlines()[0]
-    here = f"{torch.__version__} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
+    build = f"CUDA {cuda}" if cuda else "CPU build"
+    state = f"{torch.__version__} ({build})"
     if problem is not None:
-        yield Diagnosis("torch", here, f"the GPU is not used: {problem}", SET, broken=True)
+        yield Diagnosis("torch", state, f"the GPU is not used: {problem}", SET, is_broken=True)
         return
-    yield Diagnosis("torch", here)
+    yield Diagnosis("torch", state)
     if any(lacks_cudnn_attention(gpu, cuda) for gpu in gpus):
         costs = "attention of Hopper GPUs is slower, most of all over long rows"
         remedy = (
@@ -183,14 +189,14 @@ def examine_torch(gpus: list[Gpu]) -> Iterator[Diagnosis]:
 
 def examine_kernel(module: str) -> Diagnosis:
     """Check a package that is compiled for one version of torch and CUDA."""
-    missing, remedy = KERNELS[module]
+    feature, remedy = KERNELS[module]
     if importlib.util.find_spec(module) is None:
-        return Diagnosis(module, "missing", missing, remedy)
+        return Diagnosis(module, "missing", feature, remedy)
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except (ImportError, OSError) as problem:  # built for another torch: undefined symbol
         return Diagnosis(module, "installed", f"cannot be imported: {problem}", remedy)
-    return Diagnosis(module, getattr(found, "__version__", "installed"))
+    return Diagnosis(module, getattr(imported, "__version__", "installed"))
 
 
 def examine_stack() -> Iterator[Diagnosis]:
@@ -198,13 +204,11 @@ def examine_stack() -> Iterator[Diagnosis]:
         requirement = Requirement(line)
         if requirement.marker is not None or requirement.name == "torch":
             continue
-        found = Diagnosis(
-            requirement.name, "missing", f"cpt needs {line}", f"pip install '{line}'", broken=True
-        )
+        state = "missing"
         with suppress(metadata.PackageNotFoundError):
-            version = metadata.version(requirement.name)
-            is_fine = requirement.specifier.contains(version, prereleases=True)
-            found = (
-                Diagnosis(requirement.name, version) if is_fine else replace(found, here=version)
-            )
-        yield found
+            state = metadata.version(requirement.name)
+            if requirement.specifier.contains(state, prereleases=True):
+                yield Diagnosis(requirement.name, state)
+                continue
+        remedy = f"pip install '{line}'"
+        yield Diagnosis(requirement.name, state, f"cpt needs {line}", remedy, is_broken=True)

@@ -9,21 +9,11 @@ from typing import Annotated
 
 import typer
 from rich.table import Column, Table
-from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import AsJson, TaskFolder, print_json, refuse_ignored, show_log
 from cpt.distributed import is_main_process, join_processes, leave_processes
 from cpt.errors import DataError, RecipeError
-from cpt.evaluation.evaluate import (
-    EvaluationRequest,
-    build_report,
-    held_out_sets,
-    measure,
-    model_at,
-)
 from cpt.evaluation.reports import EvaluationReport
-from cpt.evaluation.sets import has_held_out
-from cpt.evaluation.tasks import task_choices
 from cpt.formatting import open_console
 from cpt.recipe.load import load_recipe
 from cpt.runs.folder import RECIPE
@@ -73,48 +63,66 @@ def command(
     Example: cpt evaluate runs/my-run --against Qwen/Qwen2.5-1.5B --task hellaswag --limit 200
     """
     show_log(stderr=as_json)
+    if not task:
+        of_tasks = {
+            "--task-folder": task_folder is not None,
+            "--allow-code": allow_code,
+            "--limit": limit is not None,
+            "--num-fewshot": num_fewshot is not None,
+        }
+        refuse_ignored(of_tasks, "without --task")
+    if not text:
+        refuse_ignored({"--sequence-length": sequence_length is not None}, "without --text")
+    recipe_of_run = Path(model).expanduser() / RECIPE
+    own_recipe = None
+    if recipe is not None or recipe_of_run.exists():
+        own_recipe = load_recipe(recipe or recipe_of_run)
+
+    # Imported after the recipe is loaded: they import torch, which takes seconds.
+    from transformers.utils.logging import disable_progress_bar
+
+    from cpt.evaluation.evaluate import (
+        EvaluationRequest,
+        build_report,
+        held_out_sets,
+        measure,
+        model_at,
+    )
+    from cpt.evaluation.sets import has_held_out
+    from cpt.evaluation.tasks import task_choices
+
     disable_progress_bar()
-    of_tasks = {
-        "--task-folder": task_folder is not None,
-        "--allow-code": allow_code,
-        "--limit": limit is not None,
-    }
-    refuse_ignored(
-        {} if task else {**of_tasks, "--num-fewshot": num_fewshot is not None}, "without --task"
-    )
-    refuse_ignored(
-        {"--sequence-length": sequence_length is not None and not text}, "without --text"
-    )
     join_processes({})
-    saved = Path(model).expanduser() / RECIPE
-    own = load_recipe(recipe or saved) if recipe is not None or saved.exists() else None
-    models = [
-        model_at(path, None if own is None else own.model)
-        for path in (model, against)
-        if path is not None
-    ]
-    run = saved.parent if recipe is None else None
-    if task and not (text or domain_test) and own is not None and not has_held_out(own):
-        evaluated = None
-        log.info(f"The recipe `{own.name}` has no held-out documents: only tasks are evaluated.")
+    own_model = None if own_recipe is None else own_recipe.model
+    models = [model_at(model, own_model)]
+    if against is not None:
+        models.append(model_at(against, own_model))
+    only_tasks = bool(task) and not text and not domain_test
+    if only_tasks and own_recipe is not None and not has_held_out(own_recipe):
+        sets = None
+        log.info(
+            f"The recipe `{own_recipe.name}` has no held-out documents: only tasks are evaluated."
+        )
     else:
-        evaluated = held_out_sets(own, text or [], sequence_length, models, run)
-    if evaluated is None and not task:
+        run = recipe_of_run.parent if recipe is None else None
+        sets = held_out_sets(own_recipe, text or [], sequence_length, models, run)
+    if sets is None and not task:
         raise RecipeError(
             f"nothing to evaluate {model} on. Add --text name=held_out.jsonl, --recipe or --task."
         )
+    tasks = []
+    if task is not None:
+        tasks = task_choices(task, task_folder, allow_code, limit, num_fewshot)
     request = EvaluationRequest(
-        evaluated,
+        sets,
         domain_test=domain_test or (),
-        tasks=[]
-        if task is None
-        else task_choices(task, task_folder, allow_code, limit, num_fewshot),
+        tasks=tasks,
         batch_size=batch_size,
         is_compared=len(models) > 1,
     )
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():  # lm-eval prints too
-            found = build_report(*(measure(one, request) for one in models))
+            report = build_report(*(measure(evaluated, request) for evaluated in models))
     except DataError as problem:
         if not text:
             raise
@@ -123,16 +131,16 @@ def command(
             re.sub(r"`evaluation\.perplexity\[\d+\]\.path`", "`--text`", str(problem))
         ) from problem
     if is_main_process() and as_json:
-        print_json(found.to_json())
+        print_json(report.to_json())
     elif is_main_process():
-        print_report(found)
+        print_report(report)
     leave_processes()
 
 
-def print_report(found: EvaluationReport) -> None:
+def print_report(report: EvaluationReport) -> None:
     console = open_console()
-    if found.sets:
-        columns = (
+    if report.sets:
+        headings = (
             "documents",
             "tokens",
             "loss",
@@ -140,20 +148,22 @@ def print_report(found: EvaluationReport) -> None:
             "bits per byte",
             "next-token accuracy",
         )
-        table = Table(
-            "held-out set", *(Column(name, justify="right") for name in columns), title=found.model
-        )
-        for one in found.sets:
-            cells = (
-                f"{one.loss:.4f}",
-                f"{one.perplexity:,.2f}",
-                f"{one.bits_per_byte:.4f}",
-                f"{one.accuracy:.1%}",
+        columns = [Column(heading, justify="right") for heading in headings]
+        table = Table("held-out set", *columns, title=report.model)
+        for held_out in report.sets:
+            table.add_row(
+                held_out.name,
+                f"{held_out.documents:,}",
+                f"{held_out.tokens:,}",
+                f"{held_out.loss:.4f}",
+                f"{held_out.perplexity:,.2f}",
+                f"{held_out.bits_per_byte:.4f}",
+                f"{held_out.accuracy:.1%}",
             )
-            table.add_row(one.name, f"{one.documents:,}", f"{one.tokens:,}", *cells)
         console.print(table)
-    if not found.verdicts():
+    verdicts = report.verdicts()
+    if not verdicts:
         return
-    console.print(f"Against {found.base}:" if found.base else "Found:")
-    for line in found.verdicts():
+    console.print(f"Against {report.base}:" if report.base else "Found:")
+    for line in verdicts:
         console.print(f"  {line}", markup=False)

@@ -17,7 +17,6 @@ from cpt.distributed import print_once
 from cpt.errors import Interrupted, RecipeError
 from cpt.formatting import open_console
 from cpt.launch.supervise import command_of_attempt, refuse_launcher
-from cpt.planning.gate import print_report
 from cpt.plugins import did_you_mean
 from cpt.process import Child
 from cpt.recipe.load import changes_between, load_with_tree, saved_recipe
@@ -50,13 +49,17 @@ class Pipeline:
     def made_by_others(self, step: Step) -> list[Step]:
         """The steps whose model, tokenizer, teacher or reward model this step uses."""
         recipe = step.recipe
-        teacher = recipe.training.get("teacher_model_name_or_path")
-        rewards = [reward.options.get("path") for reward in recipe.rewards]
-        named = [recipe.model.path, recipe.tokenizer.path, teacher, *rewards]
-        paths = [
-            Path(path).expanduser().absolute() for path in named if isinstance(path, str) and path
+        names = [
+            recipe.model.path,
+            recipe.tokenizer.path,
+            recipe.training.get("teacher_model_name_or_path"),
+            *(reward.options.get("path") for reward in recipe.rewards),
         ]
-        folders = {folder for path in paths for folder in (path, *path.parents)}
+        folders: set[Path] = set()
+        for name in names:
+            if isinstance(name, str) and name:
+                path = Path(name).expanduser().absolute()
+                folders |= {path, *path.parents}
         return [other for other in self.steps if other.run.folder.absolute() in folders]
 
 
@@ -84,26 +87,31 @@ def command(
     refuse_launcher("pipeline", sets_processes=processes > 1, launcher=launcher)
     pipeline = load_pipeline(file, overrides or ())
     print_status(pipeline)
-    if mistakes := sum(check_step(pipeline, step) for step in pipeline.steps):
-        print_once(f"{mistakes} of {len(pipeline.steps)} steps cannot run. Nothing was started.")
+    num_steps = len(pipeline.steps)
+    num_wrong = sum(has_mistakes(pipeline, step) for step in pipeline.steps)
+    if num_wrong:
+        print_once(f"{num_wrong} of {num_steps} steps cannot run. Nothing was started.")
         raise typer.Exit(2)
-    unfinished = () if dry_run else [step for step in pipeline.steps if not step.run.is_finished]
+    unfinished = [step for step in pipeline.steps if not step.run.is_finished]
+    if dry_run or not unfinished:
+        return
+    options = ["--processes", str(processes)]
+    if launcher is not None:
+        options = ["--launcher", launcher]
+    if supervise:
+        options.append("--supervise")
     for step in unfinished:
-        how = ["--launcher", launcher] if launcher is not None else ["--processes", str(processes)]
-        words = [str(step.file), *step.overrides, *how, *(["--supervise"] if supervise else [])]
-        title = (
-            f"step {step.number} of {len(pipeline.steps)}, {step.recipe.name} ({step.recipe.stage})"
-        )
+        title = f"step {step.number} of {num_steps}, {step.recipe.name} ({step.recipe.stage})"
         print_once(f"{title}: {step.run.folder}")
-        code, forwarded = Child(command_of_attempt(words, 1, None)).wait_for_end()
+        arguments = [str(step.file), *step.overrides, *options]
+        exit_code, forwarded = Child(command_of_attempt(arguments, 1, None)).wait_for_end()
         if forwarded or not step.run.is_finished:
-            end(pipeline, step, file, code, forwarded)
-    if unfinished:
-        print_status(pipeline)
+            end(pipeline, step, file, exit_code, forwarded)
+    print_status(pipeline)
 
 
-def check_step(pipeline: Pipeline, step: Step) -> bool:
-    """Whether the step has mistakes.
+def has_mistakes(pipeline: Pipeline, step: Step) -> bool:
+    """Check a step, and print what is wrong.
 
     If an earlier step has not made its model yet, it is checked with the model that the earlier step starts from. If
     its teacher or a reward model is missing, only the recipe is checked.
@@ -113,13 +121,16 @@ def check_step(pipeline: Pipeline, step: Step) -> bool:
     step = with_existing_model(pipeline, step)
     waiting = [other for other in pipeline.made_by_others(step) if not other.run.is_finished]
     if waiting:
-        folder, number = waiting[0].run.folder, waiting[0].number
+        first = waiting[0]
         print_once(
-            f"{step.file}: continues from {folder}, so files and memory are checked after step {number}."
+            f"{step.file}: continues from {first.run.folder}, so files and memory are checked after step"
+            f" {first.number}."
         )
         return False
-    found = print_report(step.file, step.recipe, step.root)
-    return bool(found.mistakes or found.blockers)
+    from cpt.planning.gate import print_report  # torch, which takes seconds
+
+    findings = print_report(step.file, step.recipe, step.root)
+    return bool(findings.mistakes or findings.blockers)
 
 
 def with_existing_model(pipeline: Pipeline, step: Step) -> Step:
@@ -129,48 +140,55 @@ def with_existing_model(pipeline: Pipeline, step: Step) -> Step:
     for other in reversed(pipeline.steps[: step.number - 1]):
         if other.run.is_finished:
             continue
-        made = other.run.folder.absolute()
-        same = other.recipe.model
-        if is_below(recipe.tokenizer.path, made) or (
-            recipe.tokenizer.path is None and is_below(recipe.model.path, made)
-        ):
+        folder = other.run.folder.absolute()
+        path_of_tokenizer = recipe.tokenizer.path
+        if path_of_tokenizer is None:
+            path_of_tokenizer = recipe.model.path
+        if is_below(path_of_tokenizer, folder):
             recipe = recipe.model_copy(update={"tokenizer": other.recipe.tokenizer})
-        if is_below(recipe.model.path, made):
+        if is_below(recipe.model.path, folder):
+            base = other.recipe.model
             names = ("path", "revision", "config", "from_scratch", "import_", "trust_remote_code")
-            start = {name: getattr(same, name) for name in names}
-            start |= {"parameters": None, "rope": recipe.model.rope or same.rope}
-            model = recipe.model.model_copy(update=start)
-            recipe = recipe.model_copy(update={"model": model})
+            update = {name: getattr(base, name) for name in names}
+            update["parameters"] = None
+            update["rope"] = recipe.model.rope or base.rope
+            recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=update)})
     return replace(step, recipe=recipe)
 
 
 def is_below(path: str | None, folder: Path) -> bool:
-    return path is not None and folder in (Path(path).absolute(), *Path(path).absolute().parents)
+    if path is None:
+        return False
+    absolute = Path(path).absolute()
+    return folder == absolute or folder in absolute.parents
 
 
-def end(pipeline: Pipeline, step: Step, file: Path, code: int, forwarded: int) -> None:
+def end(pipeline: Pipeline, step: Step, file: Path, exit_code: int, forwarded: int) -> None:
     """Report how the step ended and how to resume; raise Interrupted if a signal stopped it, else typer.Exit with its
     exit code."""
     print_status(pipeline)
     status = step.run.status()
-    again = f"The same command resumes it: cpt pipeline {file}"
-    if forwarded or code == Interrupted.exit_code:
-        why = f"{signal.Signals(forwarded).name}: " if forwarded else ""
-        at = f"stopped at step {status.get('step', 0)} of its run"
-        raise Interrupted(f"{why}step {step.number}, {step.recipe.name}, {at}. {again}")
+    title = f"step {step.number}, {step.recipe.name},"
+    remedy = f"The same command resumes it: cpt pipeline {file}"
+    if forwarded or exit_code == Interrupted.exit_code:
+        received = f"{signal.Signals(forwarded).name}: " if forwarded else ""
+        steps = f"stopped at step {status.get('step', 0)} of its run"
+        raise Interrupted(f"{received}{title} {steps}. {remedy}")
     reason = str(status.get("message") or "see its output above").splitlines()[0]
-    print_once(f"step {step.number}, {step.recipe.name}, ended with exit code {code}: {reason}")
-    print_once(f"Later steps were not started. Fix the cause. {again}")
-    raise typer.Exit(max(code, 1))
+    print_once(f"{title} ended with exit code {exit_code}: {reason}")
+    print_once(f"Later steps were not started. Fix the cause. {remedy}")
+    raise typer.Exit(max(exit_code, 1))
 
 
 def print_status(pipeline: Pipeline) -> None:
     table = Table("step", "stage", "run", "status", title=pipeline.name, title_justify="left")
     for step in pipeline.steps:
-        status = step.run.status()
-        state = "finished" if step.run.is_finished else str(status.get("state", "waiting"))
-        if state != "finished" and "step" in status and "steps" in status:
-            state += f" at {status['step']} of {status['steps']}"
+        state = "finished"
+        if not step.run.is_finished:
+            status = step.run.status()
+            state = str(status.get("state", "waiting"))
+            if state != "finished" and "step" in status and "steps" in status:
+                state += f" at {status['step']} of {status['steps']}"
         table.add_row(str(step.number), step.recipe.stage, str(step.run.folder), state)
     open_console().print(table, markup=False)
 
@@ -180,38 +198,39 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
     line."""
     mistakes = Mistakes()
     root = read_or_raise(path, mistakes)
-    written = root.value
-    for key in written.keys() - set(KEYS):
+    sections = root.value
+    for key in sections.keys() - set(KEYS):
         hint = f"{did_you_mean(key, KEYS)} Keys: {', '.join(KEYS)}"
-        mistakes.add(written[key].position, f"`{key}` is not a key of a pipeline.{hint}")
-    if "name" not in written or not isinstance(written["name"].value, str):
+        mistakes.add(sections[key].position, f"`{key}` is not a key of a pipeline.{hint}")
+    if "name" not in sections or not isinstance(sections["name"].value, str):
         mistakes.add(root.position, "`name` is missing: the pipeline's name")
-    if (
-        "steps" not in written
-        or not isinstance(written["steps"].value, list)
-        or not written["steps"].value
-    ):
+    nodes = sections["steps"].value if "steps" in sections else []
+    if not isinstance(nodes, list) or not nodes:
         example = "`steps: [{recipe: pretrain.yaml}, {recipe: sft.yaml}]`"
         mistakes.add(root.position, f"`steps` is missing: a list of recipes, {example}")
         mistakes.raise_if_any()
-    steps, problems = [], []
-    for number, node in enumerate(written["steps"].value, start=1):
+    steps = []
+    problems = []
+    for number, node in enumerate(nodes, start=1):
         keys = plain(node)
         if not isinstance(keys, dict) or not isinstance(keys.get("recipe"), str):
             example = "`{recipe: sft.yaml, name: chat}`"
             mistakes.add(
-                node.place,
+                node.position,
                 f"step {number}: `recipe` is missing, the path of a YAML file: {example}",
             )
             continue
         file = path.parent / Path(keys.pop("recipe")).expanduser()
         changes = (*as_overrides(keys), *overrides)
         try:
-            steps.append(Step(number, file, changes, *load_with_tree(file, changes)))
+            recipe, tree = load_with_tree(file, changes)
+            steps.append(
+                Step(number=number, file=file, overrides=changes, recipe=recipe, root=tree)
+            )
         except RecipeError as problem:
             problems.append(f"step {number} ({file}):\n{problem}")
     mistakes.raise_if_any()
-    pipeline = Pipeline(str(written["name"].value), tuple(steps))
+    pipeline = Pipeline(str(sections["name"].value), tuple(steps))
     problems += [f"{path}: {problem}" for problem in conflicts(pipeline)]
     if problems:
         raise RecipeError("\n".join(problems))
@@ -251,7 +270,7 @@ def refused_changes(step: Step) -> Iterator[str]:
             return
         remedy = "Give the step another `name`, or remove the folder."
         if all(change.kind == "from_step" for change in changes):
-            words = shlex.join([str(step.file), *step.overrides])
-            remedy = f"Apply the change first: cpt train {words} --change"
+            arguments = shlex.join([str(step.file), *step.overrides])
+            remedy = f"Apply the change first: cpt train {arguments} --change"
         listing = "\n".join(f"  {change}" for change in changes)
         yield f"step {step.number}: {folder} is a run of another recipe (there -> here):\n{listing}\n{remedy}"

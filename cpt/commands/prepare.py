@@ -9,14 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from cpt.cache import cannot_keep, default_cache_dir
 from cpt.command_line import Overrides, RecipePath, show_log
 from cpt.data.readers.columns import form_of_stage
-from cpt.data.rows.build import PreparedData, data_of, shards_of, with_checked_form
 from cpt.data.rows.contamination import with_decontamination
 from cpt.data.rows.open_sources import open_sources
 from cpt.data.store.parallel import num_workers
@@ -25,11 +24,12 @@ from cpt.data.store.token_files import Bucket, bucket
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import SourceShard, make_in_order
 from cpt.errors import LaunchError, RecipeError, ResourceError, install_line
-from cpt.optim.schedules import phases_in_tokens
 from cpt.recipe.load import load_recipe
 from cpt.recipe.rules import keyed_sources
 from cpt.recipe.schema import Recipe
-from cpt.tokenizer.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from cpt.data.rows.build import PreparedData
 
 log = logging.getLogger("cpt")
 UPLOADS_AT_ONCE = 16
@@ -51,30 +51,36 @@ def command(
 
     Example: cpt prepare recipe.yaml --shard 3/16
     """
-    show_log()
-    start = time.monotonic()
-    loaded = load_recipe(recipe, overrides or ())
     if shard is not None and cluster is not None:
         raise RecipeError("--shard and --with ray both divide the work. Remove one of the two.")
+    show_log()
+    loaded = load_recipe(recipe, overrides or ())
+
+    # Imported after the recipe is loaded: they import torch, which takes seconds.
+    from cpt.data.rows.build import data_of
+    from cpt.tokenizer.load import load_tokenizer
+
+    start = time.monotonic()
     if cluster is not None:
-        typer.echo(
-            f"{prepare_on_ray(loaded):,} shards made by Ray ({time.monotonic() - start:.1f} s)."
-        )
+        made_by_ray = prepare_on_ray(loaded)
+        typer.echo(f"{made_by_ray:,} shards made by Ray ({time.monotonic() - start:.1f} s).")
     if shard is not None:
-        part = re.fullmatch(r"(\d+)/(\d+)", shard)
-        if part is None or not 1 <= int(part[1]) <= int(part[2]):
+        numbers = re.fullmatch(r"(\d+)/(\d+)", shard)
+        if numbers is None or not 1 <= int(numbers[1]) <= int(numbers[2]):
             raise RecipeError(
                 f"--shard: expected I/N with I from 1 to N, such as 3/16, got `{shard}`."
             )
-        count, missing = prepare_shard(loaded, int(part[1]), int(part[2]))
-        typer.echo(f"{count:,} shards made for part {shard} ({time.monotonic() - start:.1f} s).")
-        if missing:
+        num_made, num_missing = prepare_shard(loaded, int(numbers[1]), int(numbers[2]))
+        seconds = time.monotonic() - start
+        typer.echo(f"{num_made:,} shards made for part {shard} ({seconds:.1f} s).")
+        if num_missing:
             typer.echo(
-                f"{missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}"
+                f"{num_missing:,} shards of other parts are missing. Afterwards: cpt prepare {recipe}"
             )
             return
     prepared = data_of(loaded, load_tokenizer(loaded.tokenizer, loaded.model), whole=True)
-    if (store := bucket()) is not None:
+    store = bucket()
+    if store is not None:
         log.info(f"{upload(prepared, store):,} shards uploaded to {store.url}.")
     seconds = time.monotonic() - start
     documents = sum(source.documents for source in prepared.sources)
@@ -83,16 +89,17 @@ def command(
     )
 
 
-def upload(prepared: PreparedData, store: Bucket) -> int:
+def upload(prepared: "PreparedData", store: Bucket) -> int:
     """Upload the shards that are on this disk but not in the bucket; return their number."""
-    new: list[Path] = []
+    new_folders: list[Path] = []
     for source in prepared.tokenized.values():
-        there = store.shards(source.folder)
-        folders = map(source.shard_folder, source.plan.numbers)
-        new += [folder for folder in folders if folder.name not in there and folder.exists()]
+        uploaded = store.shards(source.folder)
+        for folder in map(source.shard_folder, source.plan.numbers):
+            if folder.name not in uploaded and folder.exists():
+                new_folders.append(folder)
     with ThreadPoolExecutor(UPLOADS_AT_ONCE) as pool:
-        list(pool.map(partial(upload_shard, store=store), new))
-    return len(new)
+        list(pool.map(partial(upload_shard, store=store), new_folders))
+    return len(new_folders)
 
 
 def upload_shard(folder: Path, store: Bucket) -> None:
@@ -105,13 +112,14 @@ def upload_shard(folder: Path, store: Bucket) -> None:
 def prepare_shard(recipe: Recipe, part: int, of: int) -> tuple[int, int]:
     """Make part `part` of `of` parts, counted from 1; return the number of shards made by this call, and of those
     still missing in the store. Parts may be made at the same time, on any machines."""
-    shards, store = all_shards(recipe), bucket()
-    mine = unmade(shards[part - 1 :: of])
-    workers = min(num_workers(), len(mine)) if len(mine) > 1 else 0
-    for source, number in make_in_order(mine, workers, list({source for source, _ in mine})):
+    shards = all_shards(recipe)
+    store = bucket()
+    missing = unmade(shards[part - 1 :: of])
+    workers = min(num_workers(), len(missing)) if len(missing) > 1 else 0
+    for source, number in make_in_order(missing, workers, list({source for source, _ in missing})):
         if store is not None:
             upload_shard(source.shard_folder(number), store)
-    return len(mine), len(unmade(shards))
+    return len(missing), len(unmade(shards))
 
 
 def prepare_on_ray(recipe: Recipe) -> int:
@@ -129,18 +137,14 @@ def prepare_on_ray(recipe: Recipe) -> int:
     try:
         task = ray.remote(num_cpus=1, max_retries=RETRIES, retry_exceptions=False)(make_remotely)
         works = {source: ray.put(source.proven_work) for source, _ in missing}
-        waiting = [
-            task.remote(
-                works[source],
-                source.plan.shards[number],
-                source.shard_folder(number).name,
-                str(Path.cwd()),
-            )
-            for source, number in missing
-        ]
-        while waiting:
-            (ready,), waiting = ray.wait(waiting, num_returns=1)
-            ray.get(ready)
+        unfinished = []
+        for source, number in missing:
+            name = source.shard_folder(number).name
+            shard = source.plan.shards[number]
+            unfinished.append(task.remote(works[source], shard, name, str(Path.cwd())))
+        while unfinished:
+            (finished,), unfinished = ray.wait(unfinished, num_returns=1)
+            ray.get(finished)
     except ray.exceptions.RayTaskError as problem:
         raise problem.cause from problem
     except ray.exceptions.RayError as problem:
@@ -156,12 +160,17 @@ def make_remotely(work: ShardWork, shard: Shard, name: str, folder: str) -> None
     """One Ray task. Relative paths refer to the folder in which the command was started."""
     os.chdir(folder)
     work(shard, name)
-    if (store := bucket()) is not None:
+    store = bucket()
+    if store is not None:
         upload_shard(work.folder / name, store)
 
 
 def all_shards(recipe: Recipe) -> list[SourceShard]:
     """Every shard of the sources and held-out sets that the run opens, in an order that all processes share."""
+    from cpt.data.rows.build import shards_of, with_checked_form
+    from cpt.optim.schedules import phases_in_tokens
+    from cpt.tokenizer.load import load_tokenizer
+
     cache_dir = default_cache_dir().absolute()  # Ray's tasks may start in another folder
     data, evaluation = with_checked_form(
         phases_in_tokens(recipe), recipe.evaluation, form_of_stage(recipe.stage)
@@ -181,13 +190,11 @@ def all_shards(recipe: Recipe) -> list[SourceShard]:
 
 def unmade(shards: Sequence[SourceShard]) -> list[SourceShard]:
     """The shards that are neither on this disk nor in the bucket."""
-    store, found = bucket(), list[SourceShard]()
-    for source, wanted in groupby(shards, key=lambda shard: shard[0]):
+    store = bucket()
+    missing: list[SourceShard] = []
+    for source, of_source in groupby(shards, key=lambda shard: shard[0]):
         uploaded = store.shards(source.folder) if store is not None else set()
-        missing = source.missing([number for _, number in wanted])
-        found += [
-            (source, number)
-            for number in missing
-            if source.shard_folder(number).name not in uploaded
-        ]
-    return found
+        for number in source.missing([number for _, number in of_source]):
+            if source.shard_folder(number).name not in uploaded:
+                missing.append((source, number))
+    return missing

@@ -26,7 +26,8 @@ def command(
     """
     console = open_console()
     if copy is not None:
-        if existing := [name for name in FOLDERS if (copy / name).exists()]:
+        existing = [name for name in FOLDERS if (copy / name).exists()]
+        if existing:
             raise ResourceError(
                 f"{copy}: {', '.join(existing)} exists already. Name another folder."
             )

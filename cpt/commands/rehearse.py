@@ -7,15 +7,13 @@ import shlex
 import shutil
 import signal
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
-import torch
 import typer
-from transformers import AutoConfig, AutoTokenizer
 
 from cpt import errors
 from cpt.cache import size_of
@@ -31,7 +29,6 @@ from cpt.errors import (
     ResourceError,
     TrainingError,
 )
-from cpt.export.proof import logits_in_another_process, proof_text
 from cpt.files import locked
 from cpt.formatting import format_bytes, open_console, while_working
 from cpt.hardware import host_memory_gib
@@ -40,8 +37,6 @@ from cpt.launch.supervise import (
     refuse_launcher,
     refuse_more_than_the_machine_holds,
 )
-from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
-from cpt.planning.gate import probe, refuse_mistakes
 from cpt.plugins import import_user_module
 from cpt.process import Child
 from cpt.recipe.load import dump_recipe, load_with_tree
@@ -49,20 +44,16 @@ from cpt.recipe.schema import Checkpoints, Component, Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.folder import read_objects
 from cpt.runs.record import EXPORT, LOCK, Run
-from cpt.training.contents import BIT_EXACT
 
 PROGRAM = Path(__file__).with_name("rehearse_program.py")
 NAME = "run"
-KILLED = re.compile(
-    r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9"
-)  # of torchrun, deepspeed, accelerate
-ROUNDING, ROUNDING_IN_16_BITS = 1e-3, 2e-2  # relative differences of losses
+KILLED = re.compile(r"Signal 9 \(SIGKILL\)|return code = -9|SIGKILL: 9")
+"""Lines of torchrun, deepspeed and accelerate."""
+ROUNDING = 1e-3  # relative differences of losses
+ROUNDING_IN_16_BITS = 2e-2
 NOT_REHEARSED = ("logging_first_step", "logging_strategy")
-DECISIVE = (
-    "recipe",
-    "longest rows",
-    "first steps",
-)  # later steps are not tried if one of these failed
+DECISIVE = ("recipe", "longest rows", "first steps")
+"""Later steps are not tried if one of these failed."""
 
 
 class SkippedPart(Exception):  # noqa: N818
@@ -94,12 +85,22 @@ class Rehearsal:
     measured: str = ""
 
     def __post_init__(self) -> None:
-        self.run, recipe = self.scratch / NAME, self.recipe
-        never = ("every_tokens", "every_steps", "weights_every_steps", "archive", "average")
-        saves = {**dict.fromkeys(never), "keep": Checkpoints().keep}
-        evaluation: dict[str, Any] = {"every_tokens": None, "every_steps": None, "tasks": []}
-        evaluation |= {"tasks_every_tokens": None, "tasks_device": "auto"}
-        evaluation |= {
+        self.run = self.scratch / NAME
+        recipe = self.recipe
+        checkpoints = {
+            "every_tokens": None,
+            "every_steps": None,
+            "weights_every_steps": None,
+            "archive": None,
+            "average": None,
+            "keep": Checkpoints().keep,
+        }
+        evaluation = {
+            "every_tokens": None,
+            "every_steps": None,
+            "tasks": [],
+            "tasks_every_tokens": None,
+            "tasks_device": "auto",
             "prompts": recipe.evaluation.prompts[:1],
             "retain": dict.fromkeys(recipe.evaluation.retain),
             "stop": None,
@@ -110,7 +111,7 @@ class Rehearsal:
         changes = {
             "name": NAME,
             "output_dir": self.scratch,
-            "checkpoints": recipe.checkpoints.model_copy(update=saves),
+            "checkpoints": recipe.checkpoints.model_copy(update=checkpoints),
             "evaluation": recipe.evaluation.model_copy(update=evaluation),
             "monitoring": recipe.monitoring.model_copy(update={"trackers": []}),
             "safety": recipe.safety.model_copy(update={"on_oom": Component(name="abort")}),
@@ -130,7 +131,8 @@ class Rehearsal:
             "disk": self.check_disk,
             "resume": self.resume,
         }
-        failed, findings = "", list[RehearsedPart]()
+        failed = ""
+        findings: list[RehearsedPart] = []
         for step, check in steps.items():
             try:
                 if failed:
@@ -140,22 +142,29 @@ class Rehearsal:
             except SkippedPart as reason:
                 finding = RehearsedPart(step, "not run", str(reason))
             except CptError as problem:
-                failed = step if step in DECISIVE else ""
+                if step in DECISIVE:
+                    failed = step
                 finding = RehearsedPart(step, "FAILED", str(problem), type(problem).__name__)
             findings.append(finding)
             if shows:
-                text = f"{finding.error}: {finding.result}" if finding.error else finding.result
-                typer.echo(
-                    f"{step:<13}{finding.verdict:<8}{textwrap.indent(text, ' ' * 21).lstrip()}"
-                )
+                text = finding.result
+                if finding.error:
+                    text = f"{finding.error}: {text}"
+                indented = textwrap.indent(text, " " * 21).lstrip()
+                typer.echo(f"{step:<13}{finding.verdict:<8}{indented}")
         return findings
 
     def check_recipe(self) -> str:
+        from cpt.planning.gate import refuse_mistakes
+
         warnings = refuse_mistakes(self.rehearsed, root=self.root).warnings
-        return "no mistakes" + (f", {len(warnings)} warning(s), see cpt check" if warnings else "")
+        if warnings:
+            return f"no mistakes, {len(warnings)} warning(s), see cpt check"
+        return "no mistakes"
 
     def train_longest_rows(self) -> str:
-        if (problem := self.start("longest_rows")) is not None:
+        problem = self.start("longest_rows")
+        if problem is not None:
             raise problem
         shutil.rmtree(self.run)
         return f"rows of {self.recipe.data.sequence_length:,} tokens; {self.measured}"
@@ -176,27 +185,27 @@ class Rehearsal:
         """Read every file of the checkpoint back; errors of the preceding evaluation are raised here too."""
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
-            events = [
-                event
-                for event in read_objects(self.run / "events.jsonl")
-                if event["kind"] == "save_failed"
-            ]
-            if events:
+            events = read_objects(self.run / "events.jsonl")
+            failures = [event["message"] for event in events if event["kind"] == "save_failed"]
+            if failures:
                 raise ResourceError(
-                    f"{events[-1]['message']} Free some space, or set `output_dir` to another disk."
+                    f"{failures[-1]} Free some space, or set `output_dir` to another disk."
                 )
             raise self.failure or CheckpointError("no checkpoint was saved.")
-        damaged = [
-            f"{found.folder.name}/{damage}"
-            for found in verify_path(checkpoint)
-            for damage in found.found
-        ]
+        damaged = []
+        for verified in verify_path(checkpoint):
+            damaged += [f"{verified.folder.name}/{damage}" for damage in verified.found]
         if damaged:
             raise CheckpointError(f"{'; '.join(damaged[:3])}. Set `output_dir` to another disk.")
         return f"{format_bytes(size_of(checkpoint))}; all files are intact"
 
     def check_exported(self) -> str:
         """Load the exported model with plain transformers, in a process without cpt."""
+        import torch
+        from transformers import AutoConfig, AutoTokenizer
+
+        from cpt.export.proof import logits_in_another_process, proof_text
+
         export = self.run / EXPORT
         if not (export / "config.json").exists():
             raise self.failure or SkippedPart("no model was exported")
@@ -219,6 +228,8 @@ class Rehearsal:
 
     def resume(self) -> str:
         """Continue from the checkpoint in new processes; losses must be bit-equal, or equal up to rounding."""
+        from cpt.training.contents import BIT_EXACT
+
         saved = published_checkpoints(self.run)
         if not saved:
             raise SkippedPart("nothing was saved")
@@ -230,25 +241,28 @@ class Rehearsal:
         if not checkpoint.exists():  # the run refused it and continued from an older state
             reasons = [file.read_text().strip() for file in self.run.glob("bad-*/reason.txt")]
             raise CheckpointError(f"{checkpoint.name} was refused: {'; '.join(reasons)}")
-        manifest, resumed = read_manifest(checkpoint), losses_of(self.run)
+        manifest = read_manifest(checkpoint)
+        resumed = losses_of(self.run)
         steps = [step for step in self.losses if step > manifest.step]
         if problem is not None and (self.failure is None or max(resumed) <= manifest.step):
             raise problem
-        difference = max(
-            (abs(resumed[step] / self.losses[step] - 1) for step in steps), default=0.0
-        )
-        what = f"steps {', '.join(map(str, steps))} in new processes"
+        title = f"steps {', '.join(map(str, steps))} in new processes"
         if all(resumed[step].hex() == self.losses[step].hex() for step in steps):
-            return f"{what}: bit-equal losses"
+            return f"{title}: bit-equal losses"
+        difference = max(abs(resumed[step] / self.losses[step] - 1) for step in steps)
         in_16_bits = self.recipe.training.get("bf16") or self.recipe.training.get("fp16")
         allowed = ROUNDING_IN_16_BITS if in_16_bits else ROUNDING
         if manifest.exactness == BIT_EXACT or not difference <= allowed:  # NaN is not
-            remedy = "State that affects the next step is not in the checkpoint: give that object a state_dict"
-            raise CheckpointError(f"{what}: losses differ by {difference:.1e}. {remedy}.")
-        return f"{what}: losses differ by {difference:.1e}, as expected for this run ({manifest.exactness})"
+            raise CheckpointError(
+                f"{title}: losses differ by {difference:.1e}. State that affects the next step is not in the"
+                " checkpoint: give that object a state_dict."
+            )
+        return f"{title}: losses differ by {difference:.1e}, as expected for this run ({manifest.exactness})"
 
     def check_disk(self) -> str:
         """Compare the disk space needed by the whole run, from measured sizes, with the free space."""
+        from cpt.planning.check_resources import DiskNeeds, check_disk, checkpoints_at_once
+
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             raise SkippedPart("no checkpoint or export to measure")
@@ -261,55 +275,61 @@ class Rehearsal:
 
     def start(self, part: str) -> CptError | None:
         """Run a part to its end, and describe its processes' measurements (the maximum over processes)."""
-        file, log, reports = (
-            self.scratch / "recipe.yaml",
-            self.scratch / f"{part}.log",
-            self.scratch / part,
-        )
+        file = self.scratch / "recipe.yaml"
+        log = self.scratch / f"{part}.log"
+        reports = self.scratch / part
         file.write_text(dump_recipe(self.rehearsed))
         reports.mkdir()
-        words = command_of_attempt(
+        command = command_of_attempt(
             [part, str(file), str(reports)], self.processes, self.launcher, PROGRAM
         )
         # Without PYTHONSAFEPATH, Python would import modules from the program's folder first.
         environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": environment_alone()["PYTHONPATH"]}
         with log.open("wb") as output:
-            child = Child(words, environment=environment, output=output)
+            child = Child(command, environment=environment, output=output)
             try:
-                code = child.wait()
+                exit_code = child.wait()
             finally:
                 child.kill_family()
-        found = [json.loads(path.read_text()) for path in reports.iterdir()]
-        most = {key: max(one[key] for one in found) for key in (found[0] if found else ())}
-        if most:
-            gpu = (
-                f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}, "
-                if "gpu" in most
-                else ""
-            )
-            host = f"host {format_bytes(most['host'])} per process, of {host_memory_gib():,.1f} GiB"
-            self.measured = f"{most['seconds']:.2f} s per step; {gpu}{host}"
-        if code == 0:
-            return None
-        status, text = Run(self.run).status(), log.read_text(errors="replace")
-        if code in (-9, 137) or KILLED.search(text):
-            return ResourceError(
-                "a process was killed (SIGKILL), most likely because the host ran out of memory. Set"
-                " `training.per_device_train_batch_size` lower, `checkpoints.in_background: false`, or offload less."
-                f" The log is {log}."
-            )
-        if status.get("state") not in ("failed", "interrupted"):
-            last = "".join(text.splitlines(keepends=True)[-5:]).strip()
-            return LaunchError(f"the processes ended with code {code}:\n{last}\nThe log is {log}.")
-        error, message = status["error"], str(status["message"])
-        if (kind := getattr(errors, error, None)) is not None:
-            return cast(CptError, kind(message))
-        if "OutOfMemory" in error or "out of memory" in message.lower():
-            remedy = (
-                "Set `gradient_checkpointing: true` or smaller batches; `cpt plan` proposes a fit"
-            )
-            return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}.")
-        return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
+        measurements = [json.loads(path.read_text()) for path in reports.iterdir()]
+        if measurements:
+            self.measured = format_measurements(measurements)
+        return None if exit_code == 0 else error_of_part(self.run, exit_code, log)
+
+
+def format_measurements(measurements: Sequence[Mapping[str, float]]) -> str:
+    """The maximum over processes of each measurement."""
+    most = {key: max(of_process[key] for of_process in measurements) for key in measurements[0]}
+    parts = [f"host {format_bytes(most['host'])} per process, of {host_memory_gib():,.1f} GiB"]
+    if "gpu" in most:
+        parts.insert(0, f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}")
+    return f"{most['seconds']:.2f} s per step; {', '.join(parts)}"
+
+
+def error_of_part(run: Path, exit_code: int, log: Path) -> CptError:
+    """Why the processes ended, from the run's status and their log."""
+    status = Run(run).status()
+    text = log.read_text(errors="replace")
+    if exit_code in (-9, 137) or KILLED.search(text):
+        return ResourceError(
+            "a process was killed (SIGKILL), most likely because the host ran out of memory. Set"
+            " `training.per_device_train_batch_size` lower, `checkpoints.in_background: false`, or offload less."
+            f" The log is {log}."
+        )
+    if status.get("state") not in ("failed", "interrupted"):
+        last_lines = "".join(text.splitlines(keepends=True)[-5:]).strip()
+        return LaunchError(
+            f"the processes ended with code {exit_code}:\n{last_lines}\nThe log is {log}."
+        )
+    error = status["error"]
+    message = str(status["message"])
+    kind = getattr(errors, error, None)
+    if kind is not None:
+        return cast(CptError, kind(message))
+    if "OutOfMemory" in error or "out of memory" in message.lower():
+        remedy = "Set `gradient_checkpointing: true` or smaller batches; `cpt plan` proposes a fit"
+        return ResourceError(f"out of memory: {message.splitlines()[0][:400]} {remedy}.")
+    return TrainingError(f"{error}: {message[:400]}. The traceback is in {log}.")
 
 
 def losses_of(run: Path) -> dict[int, float]:
@@ -322,6 +342,8 @@ def losses_of(run: Path) -> dict[int, float]:
 def scratch_folder(recipe: Recipe) -> Iterator[Path]:
     """An empty folder next to the run's, locked for one rehearsal at a time."""
     folder = recipe.output_dir / f".{recipe.name}.rehearsal"
+    from cpt.planning.gate import probe
+
     probe("output_dir", folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(
@@ -378,13 +400,16 @@ def command(
         folder = str(scratch) if failed else None
         typer.echo(json.dumps({"passed": not failed, "folder": folder, "findings": rows}, indent=1))
     if failed:
-        kept = f"The rehearsal's folder is {scratch}; the next rehearsal replaces it."
-        raise RehearsalError(f"the run would fail: {', '.join(failed)}. {kept}")
+        raise RehearsalError(
+            f"the run would fail: {', '.join(failed)}. The rehearsal's folder is {scratch}; the next rehearsal"
+            " replaces it."
+        )
     if not as_json:
-        words = ["cpt", "train", str(recipe), *(overrides or ()), *(["--lora"] if lora else [])]
-        if processes > 1 or launcher is not None:
-            words += [
-                "--supervise",
-                *(["--launcher", launcher] if launcher else ["--processes", str(processes)]),
-            ]
-        typer.echo(f"Every step succeeded. Start the run: {shlex.join(words)}")
+        start = ["cpt", "train", str(recipe), *(overrides or ())]
+        if lora:
+            start.append("--lora")
+        if launcher is not None:
+            start += ["--supervise", "--launcher", launcher]
+        elif processes > 1:
+            start += ["--supervise", "--processes", str(processes)]
+        typer.echo(f"Every step succeeded. Start the run: {shlex.join(start)}")

@@ -1,6 +1,7 @@
 """Run one part of a rehearsal: `rehearse_program.py PART RECIPE REPORTS`, started by the run's launcher."""
 
 import json
+import math
 import resource
 import time
 from collections.abc import Callable
@@ -8,11 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from cpt.command_line import (
-    LocalRank,
-    run_command,
-    show_log,
-)  # first: it silences libraries that the others import
+# first: it silences libraries that the others import
+from cpt.command_line import LocalRank, run_command, show_log
 
 # isort: split
 import numpy as np
@@ -32,7 +30,8 @@ from cpt.evaluation.scoring import PromptSamples
 from cpt.recipe.load import load_recipe
 from cpt.training.trainer import CPTTrainer
 
-SAVED_STEP, LAST_STEP = 2, 4
+SAVED_STEP = 2
+LAST_STEP = 4
 LONGEST_ROWS_STEPS = 2  # the first creates the optimizer's states, the second starts with them
 EVALUATED_DOCUMENTS = 64  # the longest of each held-out set, which need the most memory
 PROMPTS_READ = 4096
@@ -60,7 +59,9 @@ class Rehearsed(TrainerCallback):
     """Measure steps, evaluate and save after one of them, and stop early."""
 
     def __init__(self, reports: Path, *, evaluates: bool) -> None:
-        self.report, self.evaluates, self.began = reports / f"rank-{rank()}.json", evaluates, 0.0
+        self.report = reports / f"rank-{rank()}.json"
+        self.evaluates = evaluates
+        self.began = 0.0
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -72,17 +73,18 @@ class Rehearsed(TrainerCallback):
     ) -> None:
         if args.device.type == "cuda":
             torch.cuda.synchronize()
-        found = {"seconds": time.perf_counter() - self.began}
-        found["host"] = (
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        )  # the peaks of this process in bytes
+        measurements = {"seconds": time.perf_counter() - self.began}
+        # The peaks of this process, in bytes.
+        measurements["host"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if torch.cuda.is_initialized():
-            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-            found |= {"gpu": torch.cuda.max_memory_reserved(), "gpu_total": total}
-        self.report.write_text(json.dumps(found))
+            device = torch.cuda.get_device_properties(torch.cuda.current_device())
+            measurements["gpu"] = torch.cuda.max_memory_reserved()
+            measurements["gpu_total"] = device.total_memory
+        self.report.write_text(json.dumps(measurements))
         step = state.global_step
         if step == min(SAVED_STEP, max(1, state.max_steps - 1)):
-            control.should_save, control.should_evaluate = True, self.evaluates
+            control.should_save = True
+            control.should_evaluate = self.evaluates
         elif step >= LAST_STEP:
             control.should_training_stop = True
 
@@ -95,16 +97,17 @@ class LongestRows(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, trainer: CPTTrainer) -> None:
-        self.rows, self.length = trainer.rows, trainer.recipe.data.sequence_length
-        writing = vars(trainer).get("generation_config")
-        self.model_writes = writing is not None
-        if writing is not None:
-            writing.min_new_tokens = writing.max_new_tokens
-        first, self.longest_prompt = self.rows[0], None
+        self.rows = trainer.rows
+        self.length = trainer.recipe.data.sequence_length
+        generation = vars(trainer).get("generation_config")
+        self.model_writes = generation is not None
+        if generation is not None:
+            generation.min_new_tokens = generation.max_new_tokens
+        self.longest_prompt = None
+        first = self.rows[0]
         if "prompt" in first and "prompt_ids" not in first:
-            prompts = (
-                self.rows[number] for number in range(min(trainer.length.rows, PROMPTS_READ))
-            )
+            num_prompts = min(trainer.length.rows, PROMPTS_READ)
+            prompts = (self.rows[number] for number in range(num_prompts))
             self.longest_prompt = max(prompts, key=lambda row: len(str(row["prompt"])))
 
     def __getitem__(self, number: int) -> dict[str, Any]:
@@ -113,22 +116,25 @@ class LongestRows(Dataset[dict[str, Any]]):
             return self.longest_prompt
         if "prompt_ids" in row:
             answers = [name for name in ANSWERS if name in row]
-            words = [word for name in ("prompt_ids", *answers) for word in row[name]]
-            words = (words * -(-self.length // len(words)))[: self.length]
-            return {**row, "prompt_ids": words[:1], **dict.fromkeys(answers, words[1:])}
-        given = row["input_ids"].flatten()
-        ids = given.repeat(-(-self.length // len(given)))[: self.length]
-        labels, positions = ids.clone(), torch.arange(self.length)
+            tokens = list(row["prompt_ids"])
+            for name in answers:
+                tokens += row[name]
+            tokens = (tokens * math.ceil(self.length / len(tokens)))[: self.length]
+            return {**row, "prompt_ids": tokens[:1], **dict.fromkeys(answers, tokens[1:])}
+        tokens_of_row = row["input_ids"].flatten()
+        ids = tokens_of_row.repeat(math.ceil(self.length / len(tokens_of_row)))[: self.length]
+        labels = ids.clone()
+        positions = torch.arange(self.length)
         labels[0] = IGNORED
         example = {"input_ids": ids, "labels": labels, "position_ids": positions}
-        if (
-            "attention_mask" in row
-        ):  # with a token budget a row is a whole batch: one document of all its tokens
+        if "attention_mask" in row:
+            # With a token budget a row is a whole batch: one document of all its tokens.
             example["attention_mask"] = torch.ones_like(ids)
             return {name: values[None] for name, values in example.items()}
+        half = self.length // 2
         if self.model_writes:
             labels[:-1] = IGNORED
-        elif (half := self.length // 2) > 0:
+        elif half > 0:
             labels[half] = IGNORED
             positions[half:] -= half
         return example
@@ -141,12 +147,15 @@ def prepare(trainer: CPTTrainer, part: str, reports: Path) -> None:
     if part == "longest_rows":
         trainer.rows = LongestRows(trainer)
         trainer.add_callback(EndAtLog(LONGEST_ROWS_STEPS))
-    packing, sets = trainer.recipe.data.packing, dict(trainer.held_out)
+    packing = trainer.recipe.data.packing
+    sets = dict(trainer.held_out)
     for name, held_out in trainer.held_out.items():
-        rows, chosen = held_out.rows, held_out.chosen
-        if chosen is not None and isinstance(rows, PackedRows):
-            lengths = np.diff(rows.documents.offsets)[chosen]
-            longest = chosen[np.sort(np.argsort(-lengths, kind="stable")[:EVALUATED_DOCUMENTS])]
+        rows = held_out.rows
+        documents = held_out.chosen
+        if documents is not None and isinstance(rows, PackedRows):
+            lengths = np.diff(rows.documents.offsets)[documents]
+            longest_first = np.argsort(-lengths, kind="stable")
+            longest = documents[np.sort(longest_first[:EVALUATED_DOCUMENTS])]
             layout = Layout(rows.sequence_length, packing, None, rows.pad, held_out.form)
             sets[name] = held_out_set(name, rows.documents, longest, layout, default_cache_dir())
     trainer.held_out = sets

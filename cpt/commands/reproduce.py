@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 # first: it silences libraries that the others import
 from cpt.command_line import AsJson, Launcher, LocalRank, print_json, run_command
@@ -16,7 +16,6 @@ from cpt.command_line import AsJson, Launcher, LocalRank, print_json, run_comman
 import typer
 
 from cpt.analysis.compare import by_short_path, environment_rows
-from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
 from cpt.data.readers.sources import contents_of, states_of
 from cpt.distributed import environment_alone, print_once
 from cpt.errors import (
@@ -34,8 +33,7 @@ from cpt.launch.supervise import (
     refuse_launcher,
     refuse_more_than_the_machine_holds,
 )
-from cpt.models.config import hash_weights
-from cpt.process import Child
+from cpt.process import MOST_WITHOUT_PROGRESS, Child
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Recipe
@@ -59,30 +57,29 @@ from cpt.runs.folder import (
 )
 from cpt.runs.history import write_history
 from cpt.runs.record import Run, deciding_variables, describe_environment
-from cpt.tokenizer.load import load_tokenizer
-from cpt.training.inputs import hash_of_tokenizer
-from cpt.training.restart import MOST_WITHOUT_PROGRESS
-from cpt.training.trainer import CPTTrainer
+
+if TYPE_CHECKING:
+    from cpt.training.trainer import CPTTrainer
 
 DIFFERS = 3  # the exit code; 2 means a user error
-SUFFIX, TAG = "-reproduced", "reproduces "
+SUFFIX = "-reproduced"
+TAG = "reproduces "
 OF_A_MACHINE = "CUDA_VISIBLE_DEVICES"  # device numbers of one machine
 OF_A_START = ("variable ", "host_memory_gib", "platform")  # restored, or irrelevant to results
-DECIDED = (
-    "loss",
-    "grad_norm",
-)  # metrics determined by recipe, data and code; those of evaluations are too
+DECIDED = ("loss", "grad_norm")
+"""Metrics determined by recipe, data and code; those of evaluations are too."""
 
 
 @dataclass(frozen=True)
 class Reproduction:
-    logs: int  # number of compared logs with a loss
+    logs: int
+    """Number of compared logs with a loss."""
     evaluations: int
     last_step: int
-    difference: dict[str, Any] | None  # first difference: step, metric, and its values then and now
-    weights_differ: (
-        list[str] | None
-    )  # files of the final model that differ; None if a run has no final model
+    difference: dict[str, Any] | None
+    """First difference: step, metric, and its values then and now."""
+    weights_differ: list[str] | None
+    """Files of the final model that differ; None if a run has no final model."""
 
     @property
     def is_bit_equal(self) -> bool:
@@ -111,65 +108,74 @@ def command(
     refuse_launcher("reproduce", sets_processes=processes is not None, launcher=launcher)
     folder = find_run(run)
     record = read_complete(folder)
-    environment = record.environment
-    number = processes or int(environment.get("processes", 1))
+    num_processes = processes or int(record.environment.get("processes", 1))
     file = (folder / RECIPE).resolve()
-    with contextlib.chdir(place_of(environment)):
+    with contextlib.chdir(working_directory(record.environment)):
         recipe = load_recipe(file)
         if launcher is None:
-            refuse_more_than_the_machine_holds(number, on_gpus=not recipe.training.get("use_cpu"))
-        earlier = [
-            (Recipe.model_validate(line["recipe"]), get_dict(line, "inputs"))
-            for line in record.history
-        ]
-        for one, inputs in [(recipe, record.inputs), *earlier]:
-            refuse_changed_inputs(folder, one, inputs)
-        now = {**describe_environment(), "processes": number}
-    # A logged loss is the mean since the previous log, so the repetition ends at a log.
-    logged = record.metrics.curve("loss", "step")[0]
-    last = None if steps is None else next((int(one) for one in logged if one >= steps), None)
-    rows = [
-        row
-        for row in environment_rows([record.environments, [now]])
-        if not row.name.startswith(OF_A_START)
-    ]
-    differences = [f"{row.name}: {row.values[0]} -> {row.values[1]}" for row in rows]
+            on_gpus = not recipe.training.get("use_cpu")
+            refuse_more_than_the_machine_holds(num_processes, on_gpus=on_gpus)
+        refuse_changed_inputs(folder, recipe, record.inputs)
+        earlier_recipes = [Recipe.model_validate(line["recipe"]) for line in record.history]
+        for line, earlier_recipe in zip(record.history, earlier_recipes, strict=True):
+            refuse_changed_inputs(folder, earlier_recipe, get_dict(line, "inputs"))
+        environment = {**describe_environment(), "processes": num_processes}
+    differences = []
+    for row in environment_rows([record.environments, [environment]]):
+        if not row.name.startswith(OF_A_START):
+            differences.append(f"{row.name}: {row.values[0]} -> {row.values[1]}")
     if not as_json:
         for difference in differences:
             print_once(f"Changed since then: {difference}.")
-    words = ["--steps", str(last)] if last else []
-    history = [
-        {
-            **line,
-            "replay": True,
-            "recipe": repetition_of(record, one, inputs).model_dump(mode="json", by_alias=True),
-        }
-        for line, (one, inputs) in zip(record.history, earlier, strict=True)
-    ]
-    repetition = repetition_of(record, recipe, record.inputs)
-    again = run_again(record, repetition, history, words, number, launcher, quiet=as_json)
-    result = compare_results(record, again)
-    old_rows, new_rows = (
-        get(one, "data", "fingerprint") for one in (record.inputs, read_object(again / INPUTS))
+    repeated_folder = run_again(
+        record,
+        repetition_of(record, recipe, record.inputs),
+        repeated_history(record, earlier_recipes),
+        last_step=None if steps is None else first_logged_step(record, steps),
+        processes=num_processes,
+        launcher=launcher,
+        quiet=as_json,
     )
-    if old_rows != new_rows:
-        differences.append(f"rows made from the same files (fingerprint): {old_rows} -> {new_rows}")
+    result = compare_results(record, repeated_folder)
+    fingerprint = get(record.inputs, "data", "fingerprint")
+    new_fingerprint = get(read_object(repeated_folder / INPUTS), "data", "fingerprint")
+    if fingerprint != new_fingerprint:
+        differences.append(
+            f"rows made from the same files (fingerprint): {fingerprint} -> {new_fingerprint}"
+        )
     if as_json:
-        kept = None if result.is_bit_equal else str(again)
-        found = {
+        content = {
             "bit_equal": result.is_bit_equal,
             **asdict(result),
             "differs": differences,
-            "folder": kept,
+            "folder": None if result.is_bit_equal else str(repeated_folder),
         }
-        print_json(found)
+        print_json(content)
     else:
         print_once("\n".join(report(result, differences)))
     if not result.is_bit_equal:
         if not as_json:
-            print_once(f"Compare them: cpt compare {folder} {again}")
+            print_once(f"Compare them: cpt compare {folder} {repeated_folder}")
         raise typer.Exit(DIFFERS)
-    shutil.rmtree(again)
+    shutil.rmtree(repeated_folder)
+
+
+def first_logged_step(record: RunRecord, steps: int) -> int | None:
+    """A logged loss is the mean since the previous log, so a repetition of `steps` ends at the next log."""
+    for step in record.metrics.curve("loss", "step")[0]:
+        if step >= steps:
+            return int(step)
+    return None
+
+
+def repeated_history(record: RunRecord, recipes: Sequence[Recipe]) -> list[Content]:
+    """The changes of the run's recipe, for its repetition."""
+    history = []
+    for line, recipe in zip(record.history, recipes, strict=True):
+        repetition = repetition_of(record, recipe, get_dict(line, "inputs"))
+        content = repetition.model_dump(mode="json", by_alias=True)
+        history.append({**line, "replay": True, "recipe": content})
+    return history
 
 
 def read_complete(folder: Path) -> RunRecord:
@@ -185,7 +191,7 @@ def read_complete(folder: Path) -> RunRecord:
     return record
 
 
-def place_of(environment: Content) -> Path:
+def working_directory(environment: Content) -> Path:
     """The run's working directory, for relative paths; the current one if it no longer exists."""
     started_in = Path(environment.get("folder", "."))
     return started_in if started_in.is_dir() else Path.cwd()
@@ -193,6 +199,10 @@ def place_of(environment: Content) -> Path:
 
 def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None:
     """Compare data, tokenizer and weights with their recorded hashes; DataError names each file that differs."""
+    from cpt.models.config import hash_weights
+    from cpt.tokenizer.load import load_tokenizer
+    from cpt.training.inputs import hash_of_tokenizer
+
     changed = []
     for number, source in enumerate(recipe.data.sources):
         recorded = get_dict(inputs, "data", "sources", reported_name(source), "files")
@@ -201,20 +211,21 @@ def refuse_changed_inputs(folder: Path, recipe: Recipe, inputs: Content) -> None
         recorded = get_dict(inputs, "data", "held_out", reported_name(held_out))
         changed += changed_files(held_out, f"evaluation.perplexity[{number}]", recorded)
     try:
-        found = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
-        if get(inputs, "tokenizer", "xxh3") not in (None, found):
+        tokenizer_hash = hash_of_tokenizer(load_tokenizer(recipe.tokenizer, recipe.model))
+        if get(inputs, "tokenizer", "xxh3") not in (None, tokenizer_hash):
             changed.append(
                 f"tokenizer: {get(inputs, 'tokenizer', 'path')} encodes to different ids"
             )
     except CptError as problem:
         changed.append(f"tokenizer: {problem}")
     for part in ("weights", "teacher"):
-        hashes, path = get_dict(inputs, part, "sha256"), get(inputs, part, "path")
+        hashes = get_dict(inputs, part, "sha256")
+        if not hashes:
+            continue
+        path = get(inputs, part, "path")
         try:
-            now = hash_weights(path, get(inputs, part, "revision")) if hashes else {}
-            changed += [
-                f"{part}: {Path(path) / name} differs" for name in differing_files(hashes, now)
-            ]
+            names = differing_files(hashes, hash_weights(path, get(inputs, part, "revision")))
+            changed += [f"{part}: {Path(path) / name} differs" for name in names]
         except (CptError, OSError) as problem:
             changed.append(f"{part}: {path}: {problem}")
     if changed:
@@ -231,30 +242,31 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
         states = states_of(source, key)
     except CptError as problem:
         return [f"{key}: {problem}"]
-    now = contents_of(states)
-    names = (
-        differing_files(by_short_path(recorded), by_short_path(now)) if now else []
-    )  # a function has no files
+    hashes = contents_of(states)
+    if not hashes:  # a function has no files
+        return []
+    names = differing_files(by_short_path(recorded), by_short_path(hashes))
     return [f"{key}: {name} differs" for name in names]
 
 
-def differing_files(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def differing_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Names of the files that changed or are missing or new, from the hashes of two times."""
-    return sorted(name for name in {**then, **now} if then.get(name) != now.get(name))
+    names = before.keys() | after.keys()
+    return sorted(name for name in names if before.get(name) != after.get(name))
 
 
 def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
     """The recipe to run: the run's, with the values chosen for `auto`, without trackers, callbacks and archive."""
-    chosen = get_dict(inputs, "training")
-    training = {
-        key: chosen.get(key, value) if value == "auto" else value
-        for key, value in recipe.training.items()
-    }
-    if chosen.get(
-        "deepspeed"
-    ):  # the recorded content: the file may have changed, or come from accelerate's config
-        training["deepspeed"] = chosen["deepspeed"]
-    model, dtype = recipe.model, get(inputs, "weights", "dtype")
+    recorded = get_dict(inputs, "training")
+    training = dict(recipe.training)
+    for key, value in recipe.training.items():
+        if value == "auto":
+            training[key] = recorded.get(key, value)
+    if recorded.get("deepspeed"):
+        # The recorded content: the file may have changed, or come from accelerate's config.
+        training["deepspeed"] = recorded["deepspeed"]
+    model = recipe.model
+    dtype = get(inputs, "weights", "dtype")
     is_sharded = training.get("deepspeed") or training.get("fsdp")
     if model.dtype == "auto" and model.lora is None and dtype is not None and not is_sharded:
         model = model.model_copy(update={"dtype": dtype})
@@ -284,38 +296,44 @@ def run_again(
     record: RunRecord,
     recipe: Recipe,
     history: Sequence[Content],
-    words: Sequence[str],
+    *,
+    last_step: int | None,
     processes: int,
     launcher: str | None,
-    *,
     quiet: bool,
 ) -> Path:
-    """Run the recipe with these options of `run_recipe`, and return its folder; TrainingError if it fails. The
-    changes in `history` are made at their steps."""
+    """Run the recipe until `last_step`, and return its folder; TrainingError if it fails. The changes in `history` are
+    made at their steps."""
     folder = empty_folder(recipe)
     if history:
         folder.mkdir(parents=True)
         write_history(folder, history)
     file = folder.with_name(f".{folder.name}.yaml")
     file.write_text(dump_recipe(recipe), encoding="utf-8")
-    program = command_of_attempt([str(file), *words], processes, launcher, Path(__file__))
-    variables, output = environment_of(record), sys.stderr if quiet else None
+    arguments = [str(file)]
+    if last_step is not None:
+        arguments += ["--steps", str(last_step)]
+    program = command_of_attempt(arguments, processes, launcher, Path(__file__))
+    variables = environment_of(record)
     try:
         for _ in range(len(history) + 1 + MOST_WITHOUT_PROGRESS):
             child = Child(
-                program, inherits=variables, folder=place_of(record.environment), output=output
+                program,
+                inherits=variables,
+                folder=working_directory(record.environment),
+                output=sys.stderr if quiet else None,
             )
-            code, _ = child.wait_for_end()
+            exit_code, _ = child.wait_for_end()
             if Run(folder).status().get("error") != RestartNeeded.__name__:
                 break
     finally:
         file.unlink(missing_ok=True)
-    if code:
+    if exit_code:
         status = Run(folder).status()
-        why = (
-            f"{status['error']}: {status['message']}" if "error" in status else f"exit code {code}"
-        )
-        raise TrainingError(f"the repetition failed ({why}). Its folder: {folder}.")
+        reason = f"exit code {exit_code}"
+        if "error" in status:
+            reason = f"{status['error']}: {status['message']}"
+        raise TrainingError(f"the repetition failed ({reason}). Its folder: {folder}.")
     return folder
 
 
@@ -335,45 +353,50 @@ def environment_of(record: RunRecord) -> dict[str, str]:
     """This process's environment variables, with those of the run that can change results."""
     variables = {**get_dict(record.environment, "variables")}
     cores = get(record.environment, "hardware", "cores")
-    if (
-        cores is not None
-        and cores != count_cpu_cores()
-        and record.environment.get("processes", 1) == 1
-    ):
-        variables.setdefault(
-            "OMP_NUM_THREADS", str(cores)
-        )  # torch's default is the cores; affects sums
+    has_other_cores = cores is not None and cores != count_cpu_cores()
+    if has_other_cores and record.environment.get("processes", 1) == 1:
+        # torch's default is the number of cores, and it changes the order of sums.
+        variables.setdefault("OMP_NUM_THREADS", str(cores))
     variables.pop(OF_A_MACHINE, None)
     replaced = deciding_variables().keys() - {OF_A_MACHINE}
-    kept = {name: value for name, value in os.environ.items() if name not in replaced}
+    inherited = {name: value for name, value in os.environ.items() if name not in replaced}
     # Otherwise Python imports from the program's folder first, whose files could shadow other modules.
     return {
-        **kept,
+        **inherited,
         **variables,
         "PYTHONSAFEPATH": "1",
         "PYTHONPATH": environment_alone()["PYTHONPATH"],
     }
 
 
-def compare_results(record: RunRecord, again: Path) -> Reproduction:
+def compare_results(record: RunRecord, repeated_folder: Path) -> Reproduction:
     """Compare the metrics and final weights that both runs have."""
-    before, after = (decided_metrics(folder) for folder in (record.folder, again))
+    before = decided_metrics(record.folder)
+    after = decided_metrics(repeated_folder)
     common = [key for key in before if key in after]
-    differing = (
-        (*key, before[key], after[key]) for key in common if repr(before[key]) != repr(after[key])
-    )
-    first = next(differing, None)  # repr has all digits, and NaN equals NaN
-    models = (folder / EXPORT for folder in (record.folder, again))
-    then, now = (
-        {path.name: size_and_hash(path) for path in model.glob("*.safetensors")} for model in models
-    )
+    difference = None
+    for step, metric in common:
+        then = before[step, metric]
+        now = after[step, metric]
+        if repr(then) != repr(now):  # repr has all digits, and NaN equals NaN
+            difference = {"step": step, "metric": metric, "then": then, "now": now}
+            break
+    weights = hashes_of_export(record.folder)
+    repeated_weights = hashes_of_export(repeated_folder)
+    weights_differ = None
+    if weights and repeated_weights:
+        weights_differ = differing_files(weights, repeated_weights)
     return Reproduction(
-        logs=sum(name == "loss" for _, name in common),
+        logs=len([step for step, name in common if name == "loss"]),
         evaluations=len({step for step, name in common if name.startswith(EVALUATED)}),
         last_step=max((step for step, _ in common), default=0),
-        difference=first and dict(zip(("step", "metric", "then", "now"), first, strict=True)),
-        weights_differ=differing_files(then, now) if then and now else None,
+        difference=difference,
+        weights_differ=weights_differ,
     )
+
+
+def hashes_of_export(run: Path) -> dict[str, Any]:
+    return {path.name: size_and_hash(path) for path in (run / EXPORT).glob("*.safetensors")}
 
 
 def decided_metrics(folder: Path) -> dict[tuple[int, str], float]:
@@ -389,23 +412,26 @@ def decided_metrics(folder: Path) -> dict[tuple[int, str], float]:
 def report(result: Reproduction, differences: Sequence[str]) -> list[str]:
     if result.is_bit_equal:
         weights = "" if result.weights_differ is None else ", and the final weights"
-        evaluations = f"{result.evaluations:,} evaluation{'s' * (result.evaluations != 1)}"
+        evaluations = "1 evaluation"
+        if result.evaluations != 1:
+            evaluations = f"{result.evaluations:,} evaluations"
         counts = f"{result.logs:,} logged losses and {evaluations}"
         return [f"Bit-equal: {counts} up to step {result.last_step}{weights}."]
-    if found := result.difference:
-        lines = [
-            f"NOT equal: {found['metric']} at step {found['step']} was {found['then']}, now {found['now']}."
-        ]
+    difference = result.difference
+    if difference is not None:
+        line = (
+            f"NOT equal: {difference['metric']} at step {difference['step']} was {difference['then']},"
+            f" now {difference['now']}."
+        )
     elif result.weights_differ:
-        lines = [
-            f"NOT equal: losses are equal, but final weights differ: {', '.join(result.weights_differ)}."
-        ]
+        files = ", ".join(result.weights_differ)
+        line = f"NOT equal: losses are equal, but final weights differ: {files}."
     else:
-        lines = ["NOT compared: the two runs logged no loss at the same step."]
+        line = "NOT compared: the two runs logged no loss at the same step."
     if differences:
-        return [*lines, "Changed since then:", *(f"  {difference}" for difference in differences)]
+        return [line, "Changed since then:", *(f"  {difference}" for difference in differences)]
     same = "Code, data, versions and hardware are the same"
-    return [*lines, f"{same}. On GPUs, train with `full_determinism: true` in `training:`."]
+    return [line, f"{same}. On GPUs, train with `full_determinism: true` in `training:`."]
 
 
 def run_recipe(
@@ -413,7 +439,9 @@ def run_recipe(
     steps: Annotated[int | None, typer.Option(help="End at the log of this step.", min=1)] = None,
     local_rank: LocalRank = None,
 ) -> None:
-    def ready(trainer: CPTTrainer) -> None:
+    from cpt.commands.rehearse_program import EndAtLog, train_in_own_process
+
+    def ready(trainer: "CPTTrainer") -> None:
         if steps is not None:
             trainer.add_callback(EndAtLog(steps))
 

@@ -1,5 +1,6 @@
 """`cpt runs` lists runs with their newest metrics; `cpt verify` checks checkpoints for damage."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -46,27 +47,38 @@ def command(
     elif not runs:
         typer.echo(f"No such runs below {folder}." if where else f"No runs below {folder}.")
     else:
-        rows = [run_cells(values) for values in runs.values()]
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        shown = [name for name in rows[0] if any(row[name] for row in rows)]
-        for name in shown:
-            is_text = name in TEXTS
-            table.add_column(
-                name, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
-            )
-        for row in rows:
-            table.add_row(*(row[name] for name in shown))
-        open_console().print(table)
+        open_console().print(table_of_runs(list(runs.values())))
+
+
+def table_of_runs(runs: Sequence[Values]) -> Table:
+    """A row per run; a column that is empty in all of them is left out."""
+    rows = [run_cells(values) for values in runs]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    headings = [heading for heading in rows[0] if any(row[heading] for row in rows)]
+    for heading in headings:
+        if heading in TEXTS:
+            table.add_column(heading, overflow="fold")
+        else:
+            table.add_column(heading, justify="right", overflow="fold", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[heading] for heading in headings))
+    return table
 
 
 def run_cells(values: Values) -> dict[str, str]:
-    state, style = values["state"], STYLES.get(values["state"])
-    step, steps = format_count(values["step"]), format_count(values["steps"])
+    state = escape(values["state"])
+    style = STYLES.get(values["state"])
+    if style is not None:
+        state = f"[{style}]{state}[/{style}]"
+    step = format_count(values["step"])
+    steps = format_count(values["steps"])
+    if steps and step != steps:
+        step = f"{step or 0}/{steps}"
     return {
         "run": escape(values["name"]),
         "stage": escape(values["stage"] or ""),
-        "state": f"[{style}]{state}[/{style}]" if style else escape(state),
-        "step": step if step == steps or not steps else f"{step or 0}/{steps}",
+        "state": state,
+        "step": step,
         "tokens": format_count(values["tokens"]),
         "loss": decimal(values["loss"]),
         "bits per byte": held_out(values),
@@ -80,9 +92,9 @@ def run_cells(values: Values) -> dict[str, str]:
 def held_out(values: Values) -> str:
     """The bits per byte of each held-out set, with its name if there are several."""
     sets = {set_name(key): decimal(value) for key, value in values.items() if is_bits_per_byte(key)}
-    return escape(
-        "  ".join(f"{name} {value}" if len(sets) > 1 else value for name, value in sets.items())
-    )
+    if len(sets) == 1:
+        return sets.popitem()[1]
+    return escape("  ".join(f"{name} {value}" for name, value in sets.items()))
 
 
 def decimal(number: float | None) -> str:
@@ -102,23 +114,22 @@ def verify_command(
 
     Example: cpt verify runs/my-run
     """
-    from cpt.checkpoints.manifest import (
-        verify_path,
-    )  # imports torch, which `cpt runs` does not need
+    from cpt.checkpoints.manifest import verify_path
 
-    verified = verify_path(path)
-    damaged = [one for one in verified if one.found]
-    for one in verified:
-        if not one.found:
-            typer.echo(
-                f"{one.folder}: intact (step {one.step}, {format_bytes(one.num_bytes)} read)"
-            )
-    if damaged:
-        listing = "\n".join(
-            f"  {damage}" for one in damaged for damage in [f"{one.folder}:", *map(str, one.found)]
-        )
+    checkpoints = verify_path(path)
+    num_damaged = 0
+    listing = []
+    for checkpoint in checkpoints:
+        if checkpoint.found:
+            num_damaged += 1
+            listing.append(f"  {checkpoint.folder}:")
+            listing += [f"  {damage}" for damage in checkpoint.found]
+        else:
+            size = format_bytes(checkpoint.num_bytes)
+            typer.echo(f"{checkpoint.folder}: intact (step {checkpoint.step}, {size} read)")
+    if num_damaged:
         raise CheckpointError(
-            f"{len(damaged)} of {len(verified)} are damaged:\n{listing}\n"
+            f"{num_damaged} of {len(checkpoints)} are damaged:\n" + "\n".join(listing) + "\n"
             "`cpt train` skips damaged checkpoints and resumes from an older one.\n"
             "Write a damaged model again: cpt export RUN/checkpoint-N --output FOLDER."
         )

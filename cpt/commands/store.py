@@ -19,34 +19,6 @@ from cpt.formatting import format_bytes, format_duration, open_console
 
 KINDS = ("tokens", "rows", "duplicates")
 LEFT_BEHIND = (".unfinished", ".removed")
-
-
-@dataclass(frozen=True)
-class Entry:
-    folder: Path
-    kind: str
-    is_complete: bool  # and of this version of cpt
-    num_bytes: int
-    unused_seconds: float  # since a process last opened it
-    description: SourceDescription | None  # of complete tokens
-
-
-def entries(cache_dir: Path) -> list[Entry]:
-    """Return the stored entries, the last used first."""
-    found = []
-    for kind in KINDS:
-        for folder in (path for path in (cache_dir / kind).glob("*") if path.is_dir()):
-            description, is_complete = None, folder.suffix not in LEFT_BEHIND
-            if is_complete and kind == "tokens":
-                try:
-                    description = read_description(folder)
-                except (DataError, OSError, ValueError, TypeError):
-                    is_complete = False
-            unused = max(0.0, time.time() - folder.stat().st_mtime)
-            found.append(Entry(folder, kind, is_complete, size_of(folder), unused, description))
-    return sorted(found, key=lambda entry: entry.unused_seconds)
-
-
 COMMANDS = {  # name -> module:function
     "list": "cpt.commands.store:list_command",
     "verify": "cpt.commands.store:verify_command",
@@ -54,28 +26,72 @@ COMMANDS = {  # name -> module:function
 }
 
 
+@dataclass(frozen=True)
+class Entry:
+    folder: Path
+    kind: str
+    is_complete: bool
+    """And of this version of cpt."""
+    num_bytes: int
+    unused_seconds: float
+    """Since a process last opened it."""
+    description: SourceDescription | None
+    """Of complete tokens."""
+
+    @property
+    def unused(self) -> str:
+        return f"{format_duration(self.unused_seconds)} ago"
+
+
 def list_command() -> None:
     """List the stored entries, the last used first.
 
     Example: cpt store list
     """
-    found = entries(default_cache_dir())
+    entries = read_entries(default_cache_dir())
     table = Table("entry", "what", "source", "tokenizer", "tokens", "size", "last used")
-    for entry in found:
-        what = entry.kind if entry.is_complete else f"{entry.kind}, incomplete or old"
-        known, about = entry.description, ("", "", "")
-        if known is not None:
-            about = (
-                known.made_from.get("source", ""),
-                known.made_from.get("tokenizer", ""),
-                f"{known.tokens:,}",
-            )
-        size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
-        table.add_row(entry.folder.name[:12], what, *about, size, f"{unused} ago")
+    for entry in entries:
+        kind = entry.kind if entry.is_complete else f"{entry.kind}, incomplete or old"
+        cells = ["", "", ""]
+        if entry.description is not None:
+            made_from = entry.description.made_from
+            cells = [
+                made_from.get("source", ""),
+                made_from.get("tokenizer", ""),
+                f"{entry.description.tokens:,}",
+            ]
+        size = format_bytes(entry.num_bytes)
+        table.add_row(entry.folder.name[:12], kind, *cells, size, entry.unused)
     console = open_console()
     console.print(table)
-    total = format_bytes(sum(entry.num_bytes for entry in found))
-    console.print(f"{default_cache_dir()}: {len(found)} entries, {total}", markup=False)
+    total = format_bytes(sum(entry.num_bytes for entry in entries))
+    console.print(f"{default_cache_dir()}: {len(entries)} entries, {total}", markup=False)
+
+
+def read_entries(cache_dir: Path) -> list[Entry]:
+    """Return the stored entries, the last used first."""
+    entries = []
+    for kind in KINDS:
+        for folder in (cache_dir / kind).glob("*"):
+            if not folder.is_dir():
+                continue
+            description = None
+            is_complete = folder.suffix not in LEFT_BEHIND
+            if is_complete and kind == "tokens":
+                try:
+                    description = read_description(folder)
+                except (DataError, OSError, ValueError, TypeError):
+                    is_complete = False
+            entry = Entry(
+                folder=folder,
+                kind=kind,
+                is_complete=is_complete,
+                num_bytes=size_of(folder),
+                unused_seconds=max(0.0, time.time() - folder.stat().st_mtime),
+                description=description,
+            )
+            entries.append(entry)
+    return sorted(entries, key=lambda entry: entry.unused_seconds)
 
 
 def verify_command() -> None:
@@ -83,15 +99,22 @@ def verify_command() -> None:
 
     Example: cpt store verify
     """
-    tokens = [entry for entry in entries(default_cache_dir()) if entry.kind == "tokens"]
-    known = [(entry.folder, entry.description) for entry in tokens if entry.description is not None]
-    shards = [folder / name for folder, description in known for name in description.shards]
-    if damaged := [str(shard) for shard in shards if not is_intact_shard(shard)]:
+    num_verified = 0
+    num_skipped = 0
+    damaged = []
+    for entry in read_entries(default_cache_dir()):
+        if entry.description is not None:
+            num_verified += 1
+            shards = [entry.folder / name for name in entry.description.shards]
+            damaged += [str(shard) for shard in shards if not is_intact_shard(shard)]
+        elif entry.kind == "tokens":
+            num_skipped += 1
+    if damaged:
         raise DataError(
             f"damaged: {', '.join(damaged)}. Delete these folders; the next run makes them again."
         )
     typer.echo(
-        f"Intact: {len(known)}. Skipped (incomplete or of another version): {len(tokens) - len(known)}."
+        f"Intact: {num_verified}. Skipped (incomplete or of another version): {num_skipped}."
     )
 
 
@@ -107,26 +130,33 @@ def prune_command(
 
     Example: cpt store prune --unused-days 30 --dry-run
     """
-    freed = 0
-    for entry in entries(default_cache_dir()):
+    freed_bytes = 0
+    for entry in read_entries(default_cache_dir()):
         is_old = unused_days is not None and entry.unused_seconds > unused_days * 86_400
         if entry.is_complete and not is_old:
             continue
-        is_removed = dry_run or remove(entry.folder)
-        action = ("would remove" if dry_run else "removed") if is_removed else "in use, kept:"
-        size, unused = format_bytes(entry.num_bytes), format_duration(entry.unused_seconds)
-        typer.echo(f"{action} {entry.kind}/{entry.folder.name} ({size}, last used {unused} ago)")
-        freed += entry.num_bytes if is_removed else 0
-    typer.echo(f"{format_bytes(freed)} {'would be ' if dry_run else ''}freed.")
+        if dry_run:
+            action = "would remove"
+            freed_bytes += entry.num_bytes
+        elif remove(entry.folder):
+            action = "removed"
+            freed_bytes += entry.num_bytes
+        else:
+            action = "in use, kept:"
+        size = format_bytes(entry.num_bytes)
+        name = f"{entry.kind}/{entry.folder.name}"
+        typer.echo(f"{action} {name} ({size}, last used {entry.unused})")
+    outcome = "would be freed" if dry_run else "freed"
+    typer.echo(f"{format_bytes(freed_bytes)} {outcome}.")
 
 
 def remove(folder: Path) -> bool:
     """Remove an entry's folder; False if a running process reads or makes it."""
-    with ExitStack() as held:
+    with ExitStack() as handles:
         for path in (folder, lock_file(folder.with_name(folder.name.partition(".")[0]))):
             with suppress(FileNotFoundError):
                 handle = os.open(path, os.O_RDONLY)
-                held.callback(os.close, handle)
+                handles.callback(os.close, handle)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -6,34 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
 from cpt.command_line import refuse_ignored
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
-from cpt.export.export import new_folder
-from cpt.export.write import check_output
 from cpt.formatting import open_console
-from cpt.models.build import load_weights
-from cpt.models.config import load_config
-from cpt.models.new_rows import (
-    EXTENSION,
-    Distilled,
-    Rows,
-    add_rows,
-    check_can_distill,
-    distill_rows,
-    tables,
-)
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import DocumentSource, Model
-from cpt.tokenizer.extend_vocabulary import Extension, extend_vocabulary
-from cpt.tokenizer.load import from_folder_or_hub
-from cpt.tokenizer.train_bpe import train_bpe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from cpt.models.new_rows import Distilled, Rows
+    from cpt.tokenizer.extend_vocabulary import Extension
 
 SAMPLE_DOCUMENTS = 1000  # to compare lengths before and after
 SAMPLE_CHARACTERS = 20_000  # of each document
@@ -93,10 +81,13 @@ def train_command(
     Example: cpt tokenizer train --text code=corpus/ --vocabulary 32000 --output tokenizer
     """
     texts = open_texts(text, text_column, max_mb)
+
+    from cpt.export.write import check_output  # torch
+    from cpt.tokenizer.train_bpe import train_bpe
+
     check_output(output)
-    trained = train_bpe(
-        (document for one in texts.values() for document in one), vocabulary, output
-    )
+    documents = chain.from_iterable(texts.values())
+    trained = train_bpe(documents, vocabulary, output)
     console = open_console()
     console.print(f"{len(trained):,} tokens, learned from {describe(texts)}", markup=False)
     console.print(
@@ -131,46 +122,59 @@ def extend_command(
 
     Example: cpt tokenizer extend Qwen/Qwen3-0.6B-Base --text corpus/train.jsonl --add 2000 --output extended
     """
-    disable_progress_bar()
     in_folder = Path(model).expanduser().is_dir()
     refuse_ignored({"--revision": revision is not None and in_folder}, "with a model in a folder")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     texts = open_texts(text, text_column, max_mb)
+
+    # Imported after the options are checked: they import torch, which takes seconds.
+    from transformers.utils.logging import disable_progress_bar
+
+    from cpt.export.write import check_output
+    from cpt.models.build import load_weights
+    from cpt.models.config import load_config
+    from cpt.models.new_rows import add_rows, check_can_distill, tables
+    from cpt.tokenizer.extend_vocabulary import extend_vocabulary
+    from cpt.tokenizer.load import from_folder_or_hub
+
+    disable_progress_bar()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     check_output(output)
     typer.echo(f"Loading {model}, and reading up to {max_mb} MB of text ...", err=True)
     section = Model(path=model, revision=revision)
     config = load_config(section)
     tokenizer = from_folder_or_hub(model, revision, trust_remote_code=False)
-    built = load_weights(section, config, None, "auto")
-    num_ids, num_rows = max(tokenizer.get_vocab().values()) + 1, tables(built)[0].weight.shape[0]
+    extended = load_weights(section, config, None, "auto")
+    num_ids = max(tokenizer.get_vocab().values()) + 1
+    num_rows = tables(extended)[0].weight.shape[0]
     if num_ids > num_rows:
         raise RecipeError(
             f"{model}: its tokenizer has ids up to {num_ids - 1:,}, its embedding {num_rows:,} rows. Use its own."
         )
     if rows == "token_distillation":
-        check_can_distill(built)
+        check_can_distill(extended)
     typer.echo(f"Adding {add:,} tokens ...", err=True)
     sample: list[str] = []
     extension = extend_vocabulary(tokenizer, sampled(texts.values(), sample), add)
     pieces = {token.id: token.pieces for token in extension.tokens}
-    grown, distilled = add_rows(built, pieces, num_ids, ROWS_MULTIPLE), None
+    new_rows = add_rows(extended, pieces, num_ids, ROWS_MULTIPLE)
+    distilled = None
     if rows == "token_distillation":
-        distilled = distill(built, pieces, extension.tokenizer, sample)
+        distilled = distill(extended, pieces, extension.tokenizer, sample)
     record = {
         "base": model,
         "revision": revision,
-        "learned_from": {name: one.metrics() for name, one in texts.items()},
-        "rows": asdict(grown),
-        "distilled": distilled and asdict(distilled),
+        "learned_from": {name: reader.metrics() for name, reader in texts.items()},
+        "rows": asdict(new_rows),
+        "distilled": None if distilled is None else asdict(distilled),
     }
-    lengths = write_extended(output, built, tokenizer, extension, sample, record)
+    lengths = write_extended(output, extended, tokenizer, extension, sample, record)
     print_extension(
-        model,
         output,
         extension,
-        grown,
-        f"{len(tokenizer):,}, learned from {describe(texts)}",
+        new_rows,
         lengths,
+        base=model,
+        added_to=f"{len(tokenizer):,}, learned from {describe(texts)}",
     )
 
 
@@ -196,10 +200,13 @@ def open_texts(texts: Sequence[str] | None, text_column: str, max_mb: int) -> di
 
 def describe(texts: Mapping[str, TextReader]) -> str:
     """Such as `domain: 1,234 documents, 2.3 MB (its beginning)`."""
-    return "; ".join(
-        f"{name}: {one.documents:,} documents, {one.bytes / 1e6:.1f} MB{' (its beginning)' if one.is_cut else ''}"
-        for name, one in texts.items()
-    )
+    descriptions = []
+    for name, reader in texts.items():
+        description = f"{name}: {reader.documents:,} documents, {reader.bytes / 1e6:.1f} MB"
+        if reader.is_cut:
+            description += " (its beginning)"
+        descriptions.append(description)
+    return "; ".join(descriptions)
 
 
 def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
@@ -211,13 +218,15 @@ def sampled(texts: Iterable[TextReader], sample: list[str]) -> Iterator[str]:
 
 
 def distill(
-    model: PreTrainedModel,
+    model: "PreTrainedModel",
     pieces: Mapping[int, Sequence[int]],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     texts: Sequence[str],
-) -> Distilled:
+) -> "Distilled":
     """Train the new input rows on the beginnings of texts, on the accelerator if there is one."""
     import torch
+
+    from cpt.models.new_rows import distill_rows
 
     typer.echo("Training the new rows ...", err=True)
     sequences = [tokenizer(text)["input_ids"][:DISTILLED_TOKENS] for text in texts]
@@ -233,39 +242,43 @@ def distill(
 
 def write_extended(
     output: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    extension: Extension,
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    extension: "Extension",
     sample: Sequence[str],
     record: Mapping[str, Any],
 ) -> dict[str, float]:
     """Write the folder atomically, and return bytes per token of the sample before and after; RecipeError if the
     reloaded tokenizer differs from the new one, or makes a text longer."""
+    from cpt.export.export import new_folder
+    from cpt.models.new_rows import EXTENSION
+    from cpt.tokenizer.load import from_folder_or_hub
+
     with new_folder(output) as unfinished:
         extension.tokenizer.save_pretrained(unfinished)
-        written = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)
+        reloaded = from_folder_or_hub(str(unfinished), None, trust_remote_code=False)
         texts = [*sample, "".join(tokenizer.all_special_tokens)]
-        old, new, read = (
-            one(texts)["input_ids"] for one in (tokenizer, extension.tokenizer, written)
-        )
-        is_longer = any(len(ids) > len(short) for ids, short in zip(read, old, strict=True))
-        if read != new or read[-1] != old[-1] or is_longer:
+        old_ids = tokenizer(texts)["input_ids"]
+        new_ids = extension.tokenizer(texts)["input_ids"]
+        reloaded_ids = reloaded(texts)["input_ids"]
+        is_longer = any(len(new) > len(old) for new, old in zip(reloaded_ids, old_ids, strict=True))
+        changes_special = reloaded_ids[-1] != old_ids[-1]
+        if reloaded_ids != new_ids or changes_special or is_longer:
             kind = type(tokenizer).__name__
             raise RecipeError(
                 f"{kind} does not reload an extended tokenizer.json unchanged. Use another model."
             )
         num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in sample)
         lengths = {
-            "before": num_bytes / sum(map(len, old)),
-            "after": num_bytes / sum(map(len, read)),
+            "before": num_bytes / sum(map(len, old_ids)),
+            "after": num_bytes / sum(map(len, reloaded_ids)),
         }
         model.save_pretrained(unfinished)
         tokens = []
         for token in extension.tokens:
-            ids = list(token.pieces)
-            tokens.append(
-                {**asdict(token), "pieces": tokenizer.convert_ids_to_tokens(ids), "piece_ids": ids}
-            )
+            piece_ids = list(token.pieces)
+            pieces = tokenizer.convert_ids_to_tokens(piece_ids)
+            tokens.append({**asdict(token), "pieces": pieces, "piece_ids": piece_ids})
         content = {**record, "bytes_per_token": lengths, "tokens": tokens}
         (unfinished / EXTENSION).write_text(
             json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
@@ -274,19 +287,23 @@ def write_extended(
 
 
 def print_extension(
-    base: str,
     output: Path,
-    extension: Extension,
-    rows: Rows,
-    added_to: str,
+    extension: "Extension",
+    rows: "Rows",
     lengths: Mapping[str, float],
+    *,
+    base: str,
+    added_to: str,
 ) -> None:
-    before, after = lengths["before"], lengths["after"]
-    head = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"
+    from cpt.models.new_rows import EXTENSION
+
+    before = lengths["before"]
+    after = lengths["after"]
+    tables = "Embedding, which is the head too" if rows.is_tied else "Embedding and head"
     lines = [
         f"{len(extension.tokens):,} tokens added to {added_to}",
         f"Bytes per token of its first documents: {before:.3f} -> {after:.3f} ({100 * (after / before - 1):+.1f} %).",
-        f"{head}: {rows.before:,} -> {rows.after:,} rows; each new row is the mean of its pieces' rows.",
+        f"{tables}: {rows.before:,} -> {rows.after:,} rows; each new row is the mean of its pieces' rows.",
         f"The model is in {output}; the added tokens are in {output / EXTENSION}.",
         f"Evaluate it on other text: cpt tokenizer report {base} --against {output} --text FILES",
     ]

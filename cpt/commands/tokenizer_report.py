@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
-from transformers import PreTrainedTokenizerBase
 
 from cpt.command_line import AsJson
 from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
@@ -19,8 +18,9 @@ from cpt.data.store.shards import batches
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
 from cpt.recipe.schema import Model, Tokenizer
-from cpt.tokenizer.extend_vocabulary import is_reached
-from cpt.tokenizer.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 COMMANDS = {  # name -> module:function
     "report": "cpt.commands.tokenizer_report:report_command",
@@ -37,21 +37,25 @@ class Subject:
     """A reported tokenizer, and the counts so far."""
 
     name: str
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     plain: DocumentEncoder
-    encoder: DocumentEncoder  # the fastest encoder that gave the same ids as `plain` for the current text
-    seen: NDArray[np.int64]  # how often each id occurs in the texts
-    texts: list[dict[str, Any]] = field(default_factory=list)  # the statistics of each text
+    encoder: DocumentEncoder
+    """The fastest encoder that gave the same ids as `plain` for the current text."""
+    id_counts: NDArray[np.int64]
+    """How often each id occurs in the texts."""
+    texts: list[dict[str, Any]] = field(default_factory=list)
+    """The statistics of each text."""
 
 
 @dataclass(frozen=True)
 class VocabularyMetrics:
     size: int
-    regular: int  # tokens that are neither special nor added
-    never_seen: list[int]  # ids of regular tokens that do not occur in the texts
-    unreachable: list[
-        tuple[int, str]
-    ]  # those of them, with their strings, that no tried text is encoded to either
+    regular: int
+    """Tokens that are neither special nor added."""
+    never_seen: list[int]
+    """Ids of regular tokens that do not occur in the texts."""
+    unreachable: list[tuple[int, str]]
+    """Those of them, with their strings, that no tried text is encoded to either."""
 
 
 def report_command(
@@ -70,17 +74,29 @@ def report_command(
     --against extended
     """
     texts = open_texts(text, text_column, max_mb)
+
+    from cpt.tokenizer.load import load_tokenizer  # transformers
+
     subjects = []
     for path in (model, against):
-        if path is not None:
-            tokenizer = load_tokenizer(Tokenizer(path=path), Model())
-            encoder, largest = DocumentEncoder(tokenizer), max(tokenizer.get_vocab().values())
-            subjects.append(
-                Subject(path, tokenizer, encoder, encoder, np.zeros(largest + 1, np.int64))
-            )
-    for name, one in texts.items():
-        measure_text(subjects, name, one)
-    vocabularies = [vocabulary_metrics(subject.tokenizer, subject.seen) for subject in subjects]
+        if path is None:
+            continue
+        tokenizer = load_tokenizer(Tokenizer(path=path), Model())
+        encoder = DocumentEncoder(tokenizer)
+        num_ids = max(tokenizer.get_vocab().values()) + 1
+        subject = Subject(
+            name=path,
+            tokenizer=tokenizer,
+            plain=encoder,
+            encoder=encoder,
+            id_counts=np.zeros(num_ids, np.int64),
+        )
+        subjects.append(subject)
+    for name, reader in texts.items():
+        measure_text(subjects, name, reader)
+    vocabularies = [
+        vocabulary_metrics(subject.tokenizer, subject.id_counts) for subject in subjects
+    ]
     if as_json:
         content = [
             {
@@ -102,16 +118,16 @@ def report_command(
 def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> None:
     """Encode a text with every tokenizer."""
     num_words = 0
-    num_tokens = [0 for _ in subjects]
+    num_tokens = [0] * len(subjects)
     for number, pairs in enumerate(batches((document, None) for document in text)):
         batch = [document for document, _ in pairs]
-        for which, subject in enumerate(subjects):
+        for index, subject in enumerate(subjects):
             if number == 0:
                 subject.encoder = subject.plain.proven_for(batch[:PROOF_DOCUMENTS])
             ids, lengths = subject.encoder.encode(batch)
-            subject.seen += np.bincount(ids, minlength=len(subject.seen))
-            num_added = 1 + (subject.plain.bos is not None)  # EOS and BOS of each document
-            num_tokens[which] += int(lengths.sum()) - num_added * len(batch)
+            subject.id_counts += np.bincount(ids, minlength=len(subject.id_counts))
+            num_added = 1 if subject.plain.bos is None else 2  # EOS and BOS of each document
+            num_tokens[index] += int(lengths.sum()) - num_added * len(batch)
         num_words += sum(len(document.split()) for document in batch)
     for subject, tokens in zip(subjects, num_tokens, strict=True):
         metrics = {
@@ -126,64 +142,70 @@ def measure_text(subjects: Sequence[Subject], name: str, text: TextReader) -> No
 
 
 def vocabulary_metrics(
-    tokenizer: PreTrainedTokenizerBase, seen: NDArray[np.int64]
+    tokenizer: "PreTrainedTokenizerBase", id_counts: NDArray[np.int64]
 ) -> VocabularyMetrics:
-    """`seen`: how often each id occurs in the texts. A token counts as unreachable if its own string, alone and in a
-    few contexts, is encoded without it, which is not a proof."""
-    backend, added = tokenizer.backend_tokenizer, tokenizer.added_tokens_decoder
-    regular = sorted(set(tokenizer.get_vocab().values()) - set(added))
-    never_seen = [number for number in regular if not seen[number]]
+    """Return the tokens that do not occur in the texts, of which `id_counts` counts each id. A token counts as
+    unreachable if its own string, alone and in a few contexts, is encoded without it, which is not a proof."""
+    from cpt.tokenizer.extend_vocabulary import is_reached  # transformers
+
+    backend = tokenizer.backend_tokenizer
+    regular = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder))
+    never_seen = [number for number in regular if not id_counts[number]]
     unreachable = [
         (number, backend.id_to_token(number))
         for number in never_seen
         if not is_reached(backend, number)
     ]
-    return VocabularyMetrics(len(tokenizer), len(regular), never_seen, unreachable)
+    return VocabularyMetrics(
+        size=len(tokenizer), regular=len(regular), never_seen=never_seen, unreachable=unreachable
+    )
 
 
 def print_texts(console: Console, subjects: Sequence[Subject]) -> None:
     """Print a row per text, with columns per tokenizer."""
+    first, *others = subjects
     columns = right("documents", "MB", "bytes per token", "tokens per word")
-    names = [escape(subject.name) for subject in subjects]
-    for other in names[1:]:
+    for other in others:
         columns += right(
-            f"bytes per token of {other}", "tokens per word", "length of its sequences"
+            f"bytes per token of {escape(other.name)}", "tokens per word", "length of its sequences"
         )
-    table = Table("text", *columns, title=names[0], title_justify="left")
-    for one, *others in zip(*(subject.texts for subject in subjects), strict=True):
+    table = Table("text", *columns, title=escape(first.name), title_justify="left")
+    for index, text in enumerate(first.texts):
+        name = escape(text["name"])
+        if text["is_cut"]:
+            name += " (its beginning)"
         cells = [
-            f"{escape(one['name'])}{' (its beginning)' if one['is_cut'] else ''}",
-            f"{one['documents']:,}",
+            name,
+            f"{text['documents']:,}",
+            f"{text['bytes'] / 1e6:,.1f}",
+            f"{text['bytes_per_token']:.3f}",
+            f"{text['tokens_per_word']:.2f}",
         ]
-        cells += [
-            f"{one['bytes'] / 1e6:,.1f}",
-            f"{one['bytes_per_token']:.3f}",
-            f"{one['tokens_per_word']:.2f}",
-        ]
-        for same in others:
-            longer = 100 * (same["tokens"] / max(1, one["tokens"]) - 1)
+        for other in others:
+            same_text = other.texts[index]
+            longer_percent = 100 * (same_text["tokens"] / max(1, text["tokens"]) - 1)
             cells += [
-                f"{same['bytes_per_token']:.3f}",
-                f"{same['tokens_per_word']:.2f}",
-                f"{longer:+.1f} %",
+                f"{same_text['bytes_per_token']:.3f}",
+                f"{same_text['tokens_per_word']:.2f}",
+                f"{longer_percent:+.1f} %",
             ]
         table.add_row(*cells)
     console.print(table)
 
 
 def print_vocabulary(console: Console, subject: Subject, vocabulary: VocabularyMetrics) -> None:
-    never, regular, engine = len(vocabulary.never_seen), vocabulary.regular, subject.encoder.engine
+    title = f"{subject.name}: {vocabulary.size:,} tokens, encoded by {subject.encoder.engine}"
+    console.print(title, style="bold", markup=False)
+    num_unseen = len(vocabulary.never_seen)
+    percent = 100 * num_unseen / max(1, vocabulary.regular)
     console.print(
-        f"{subject.name}: {vocabulary.size:,} tokens, encoded by {engine}",
-        style="bold",
-        markup=False,
+        f"  never seen in these texts: {num_unseen:,} of {vocabulary.regular:,} ({percent:.1f} %)"
     )
-    console.print(
-        f"  never seen in these texts: {never:,} of {regular:,} ({100 * never / max(1, regular):.1f} %)"
-    )
-    some = ", ".join(f"{token!r} ({number})" for number, token in vocabulary.unreachable[:EXAMPLES])
-    such = f", such as {some}" if some else ""
-    console.print(f"  unreachable: {len(vocabulary.unreachable):,}{such}", markup=False)
+    line = f"  unreachable: {len(vocabulary.unreachable):,}"
+    if vocabulary.unreachable:
+        examples = [f"{token!r} ({number})" for number, token in vocabulary.unreachable[:EXAMPLES]]
+        line += f", such as {', '.join(examples)}"
+    console.print(line, markup=False)
 
 
 def right(*names: str) -> list[Column]:

@@ -1,12 +1,11 @@
 """`cpt train RECIPE`; also the program that `accelerate launch`, `torchrun` and `deepspeed` start."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from transformers.utils.logging import disable_progress_bar
 
 from cpt.checkpoints.resume import wanted_checkpoint
 from cpt.command_line import (
@@ -19,21 +18,13 @@ from cpt.command_line import (
     refuse_ignored,
     show_log,
 )
-from cpt.commands.verdict import print_verdict
 from cpt.distributed import join_processes, leave_processes, num_nodes, world_size
 from cpt.errors import RecipeError, RestartNeeded
-from cpt.evaluation.evaluate import needs_verdict
-from cpt.launch.nodes import compare_nodes
 from cpt.launch.supervise import BY_THE_LAUNCHER, MOST_RESTARTS, supervise_run
-from cpt.planning.check_model import refuse_unreachable_model
-from cpt.planning.check_resources import placed
 from cpt.recipe.load import load_with_tree
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.record import Run
-from cpt.train import train
-from cpt.training.changes import RecipeChanges
-from cpt.training.restart import restart
 
 
 def command(
@@ -84,50 +75,62 @@ def command(
     Example: cpt train recipe.yaml budget.tokens=10_000_000 name=first-try
     """
     show_log()
-    disable_progress_bar()  # transformers' bars per file read or written; the run has its own
     refuse_ignored(
         {"--restarts": restarts != MOST_RESTARTS and not supervise}, "without --supervise"
     )
     refuse_ignored({"--processes": processes > 1 and launcher is not None}, BY_THE_LAUNCHER)
-    loaded, root = load_with_tree(recipe, overrides or (), lora=lora)
     if from_checkpoint is not None and (new or resume != "latest"):
         raise RecipeError(
             "--from-checkpoint names the checkpoint and starts a new run: remove --new and --resume."
         )
-    wanted = wanted_checkpoint(resume)
-    options = {
+    loaded, root = load_with_tree(recipe, overrides or (), lora=lora)
+    checkpoint = wanted_checkpoint(resume)
+
+    # Imported after the recipe is loaded: they import torch, which takes seconds.
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from cpt.commands.verdict import print_verdict
+    from cpt.evaluation.evaluate import needs_verdict
+    from cpt.training.changes import RecipeChanges
+    from cpt.training.restart import restart
+
+    disable_progress_bar()  # transformers' bars per file read or written; the run has its own
+    flags = {
         "--lora": lora,
         "--allow-restart": allow_restart,
         "--trust-checkpoint": trust_checkpoint,
+        "--change": change,
     }
-    options |= {"--change": change}
-    words = [
+    # The same command, for the processes of a supervisor and for a restart.
+    arguments = [
         str(recipe),
         *(overrides or ()),
-        *(name for name, is_given in options.items() if is_given),
+        *(name for name, is_set in flags.items() if is_set),
     ]
+    if note is not None:
+        arguments += ["--note", note]
+    if from_checkpoint is not None:
+        arguments += ["--from-checkpoint", str(from_checkpoint)]
 
-    def ask(changes: str) -> bool:
-        words.append("--change")  # for the processes that a supervisor starts
+    def confirm(changes: str) -> bool:
+        arguments.append("--change")  # for the processes that a supervisor starts
         return typer.confirm(f"{changes}\nApply?")
 
+    accept: Callable[[str], bool] | bool = change
     is_on_terminal = world_size() == 1 and sys.stdin.isatty() and sys.stdout.isatty()
-    accept = ask if is_on_terminal and not change else change
-    values = {"--note": note, "--from-checkpoint": from_checkpoint}
-    words += [
-        word for name, value in values.items() if value is not None for word in (name, str(value))
-    ]
+    if is_on_terminal and not change:
+        accept = confirm
     if supervise or processes > 1 or launcher is not None:
-        words, most = [*words, "--resume", resume], restarts if supervise else None
-        check = RecipeChanges(loaded, accept, note, from_checkpoint, wanted).check
+        arguments += ["--resume", resume]
         supervise_run(
             loaded,
-            words,
-            check=check,
+            arguments,
+            check=RecipeChanges(loaded, accept, note, from_checkpoint, checkpoint).check,
             new=new,
             processes=processes,
             launcher=launcher,
-            restarts=most,
+            restarts=restarts if supervise else None,
         )
         return
     names: list[str] = []
@@ -139,17 +142,16 @@ def command(
             change=accept,
             note=note,
             from_checkpoint=from_checkpoint,
-            resume=wanted,
+            resume=checkpoint,
             allow_restart=allow_restart,
             trust_checkpoint=trust_checkpoint,
             ready=lambda trainer: names.append(trainer.run_folder.name),
         )
     except RestartNeeded as problem:
-        restart(problem, [*words, *(f"name={name}" for name in names)])
+        restart(problem, [*arguments, *(f"name={name}" for name in names)])
     run = Run(final.parent)
-    gpus = max(
-        1, min(torch.cuda.device_count(), world_size() // num_nodes())
-    )  # of this machine that the run used
+    # GPUs of this machine that the run used
+    gpus = max(1, min(torch.cuda.device_count(), world_size() // num_nodes()))
     verdict = ["cpt.commands.verdict", str(run.folder), "--processes", str(gpus)]
     leave_processes(then=verdict if needs_verdict(run) else ())
     if needs_verdict(run):
@@ -159,8 +161,20 @@ def command(
 def check_and_train(
     recipe: Recipe, root: Node | None = None, *, new: bool = False, **options: Any
 ) -> Path:
-    """Check the recipe, replace each `auto` by a value, record both recipes and the plan, and train (`options` are
-    those of `cpt.train.train`). A CptError lists all mistakes, with the lines from `root` (of `load_with_tree`)."""
+    """Check the recipe, replace each `auto` by a value, record both recipes and the plan, and train.
+
+    Args:
+        root: the recipe's tree of `load_with_tree`, for the lines of mistakes.
+        options: those of `cpt.train.train`.
+
+    Raises:
+        CptError: lists all mistakes.
+    """
+    from cpt.launch.nodes import compare_nodes
+    from cpt.planning.check_model import refuse_unreachable_model
+    from cpt.planning.check_resources import placed
+    from cpt.train import train
+
     join_processes(recipe.training)
     compare_nodes(recipe)
     refuse_unreachable_model(recipe)

@@ -2,17 +2,13 @@
 
 import signal
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
-from accelerate.utils.memory import clear_device_cache
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers.utils.logging import disable_progress_bar
 
-from cpt.checkpoints.retention import archive_record
 from cpt.command_line import Processes, run_command, show_log
 from cpt.distributed import (
     environment_alone,
@@ -22,17 +18,17 @@ from cpt.distributed import (
     print_once,
 )
 from cpt.errors import CheckpointError, Interrupted
-from cpt.evaluation.evaluate import complete_verdict
 from cpt.evaluation.reports import ScoreReport
 from cpt.evaluation.sentences import signed
-from cpt.evaluation.verdict import SetVerdict, Verdict
-from cpt.export.export import write_model_card
 from cpt.formatting import format_count, open_console
 from cpt.launch.supervise import command_of_attempt, refuse_more_than_the_machine_holds
 from cpt.process import Child
 from cpt.recipe.load import saved_recipe
 from cpt.runs.folder import VERDICT_PAGE
 from cpt.runs.record import Run
+
+if TYPE_CHECKING:
+    from cpt.evaluation.verdict import SetVerdict, Verdict
 
 SECONDS_FOR_OTHERS = 6 * 3600  # a process waits so long for the slowest one
 
@@ -50,21 +46,26 @@ def command(
     Example: cpt verdict runs/my-run
     """
     show_log()
-    disable_progress_bar()
     finished = Run(run)
     if not run.is_dir() or not finished.is_finished:
         raise CheckpointError(
             f"{run} is not a finished run. Give its folder, or let it finish: cpt train RECIPE"
         )
+
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     if processes > 1:
         refuse_more_than_the_machine_holds(processes, on_gpus=torch.cuda.is_available())
-        words = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]
+        arguments = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]
         environment = {"PYTHONPATH": environment_alone()["PYTHONPATH"]}
-        child = Child(command_of_attempt(words, processes, None, "-m"), environment=environment)
-        code, number = child.wait_for_end()
-        if number:
-            raise Interrupted(f"stopped by {signal.Signals(number).name}. Again: cpt verdict {run}")
-        if code == 0:
+        child = Child(command_of_attempt(arguments, processes, None, "-m"), environment=environment)
+        exit_code, received = child.wait_for_end()
+        if received:
+            name = signal.Signals(received).name
+            raise Interrupted(f"stopped by {name}. Again: cpt verdict {run}")
+        if exit_code == 0:
             return
         print_once(
             f"warning: {processes} processes could not measure {run} (see above). One process tries again."
@@ -76,6 +77,12 @@ def command(
 
 def print_verdict(run: Run, *, batch_size: int = 8) -> None:
     """Complete the verdict, add it to the model's card, and print it in a few lines."""
+    from accelerate.utils.memory import clear_device_cache
+
+    from cpt.checkpoints.retention import archive_record
+    from cpt.evaluation.evaluate import complete_verdict
+    from cpt.export.export import write_model_card
+
     clear_device_cache(garbage_collection=True)  # of a run that ended in this process
     verdict = complete_verdict(run, batch_size=batch_size)
     if not is_main_process():
@@ -90,7 +97,7 @@ def print_verdict(run: Run, *, batch_size: int = 8) -> None:
     show(verdict, run, open_console())
 
 
-def show(verdict: Verdict, run: Run, console: Console) -> None:
+def show(verdict: "Verdict", run: Run, console: Console) -> None:
     """Print the numbers as a table, what was not run, then the result and the next step, and where everything is."""
     table = Table(
         "",
@@ -105,13 +112,14 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         box=None,
         pad_edge=False,
     )
-    for one in sorted(verdict.sets, key=lambda one: one.is_general):
-        table.add_row(*row_of_set(one))
-    for test in [*verdict.domain_test, *verdict.tasks]:
+    for of_set in sorted(verdict.sets, key=lambda of_set: of_set.is_general):
+        table.add_row(*row_of_set(of_set))
+    scores = [*verdict.domain_test, *verdict.tasks]
+    for test in scores:
         table.add_row(*row_of_score(test))
     if table.rows:
         console.print(table)
-    for test in [*verdict.domain_test, *verdict.tasks]:
+    for test in scores:
         if test.transitions is not None:
             console.print(
                 f"{test.name}, {test.metric}, by question: {test.transitions}.", markup=False
@@ -132,15 +140,24 @@ def show(verdict: Verdict, run: Run, console: Console) -> None:
         console.print(f"Serve it: {verdict.serve}", markup=False)
 
 
-def row_of_set(of_set: SetVerdict) -> list[str]:
-    kind, difference = "general" if of_set.is_general else "domain", of_set.difference
-    name = escape(of_set.name) if of_set.name == kind else f"{escape(of_set.name)} ({kind})"
+def row_of_set(of_set: "SetVerdict") -> list[str]:
+    kind = "general" if of_set.is_general else "domain"
+    name = escape(of_set.name)
+    if of_set.name != kind:
+        name += f" ({kind})"
     per_byte = f"{100 * (of_set.after / of_set.before - 1):+.1f} %"
-    row = [f"{name}, bits per byte", format_count(of_set.documents)]
-    row += [f"{of_set.before:.4f}", f"{of_set.after:.4f}"]
+    row = [
+        f"{name}, bits per byte",
+        format_count(of_set.documents),
+        f"{of_set.before:.4f}",
+        f"{of_set.after:.4f}",
+    ]
+    difference = of_set.difference
     if difference is None:
         return [*row, "", "none", per_byte, "", of_set.outcome]
-    worse = "" if difference.num_worse is None else f"{difference.num_worse / difference.items:.0%}"
+    worse = ""
+    if difference.num_worse is not None:
+        worse = f"{difference.num_worse / difference.items:.0%}"
     change = f"{difference.decides.percents[0]:+.1f} %"
     return [*row, change, signed(difference.decides), per_byte, worse, of_set.outcome]
 
@@ -150,20 +167,23 @@ def row_of_score(test: ScoreReport) -> list[str]:
     difference = test.against
     if difference is None:
         return [*row, "", f"{test.value:.3f}", "", "none", "", "", "unknown"]
-    row.append(f"{difference.before:.3f}")
-    row.append(f"{test.value:.3f}")
-    row.append(f"{difference.difference:+.3f}")
-    row.append(f"{difference.low:+.3f} to {difference.high:+.3f}")
+    row += [
+        f"{difference.before:.3f}",
+        f"{test.value:.3f}",
+        f"{difference.difference:+.3f}",
+        f"{difference.low:+.3f} to {difference.high:+.3f}",
+    ]
     outcome = difference.outcome(higher_is_better=test.higher_is_better)
     return [*row, "", "", outcome]
 
 
-def show_data(verdict: Verdict, console: Console) -> None:
+def show_data(verdict: "Verdict", console: Console) -> None:
     """Print what became of the training data."""
     for source in verdict.sources:
         if source.account:
             console.print(source.account, markup=False, highlight=False)
-    if num_dropped := sum(source.decontaminated for source in verdict.sources):
+    num_dropped = sum(source.decontaminated for source in verdict.sources)
+    if num_dropped:
         console.print(f"Dropped as contaminated: {num_dropped:,} training documents.")
 
 

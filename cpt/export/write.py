@@ -55,9 +55,7 @@ from cpt.models.config import hash_weights, load_config
 from cpt.models.inventory import build_on_meta, vocabulary_size
 from cpt.models.new_rows import carry_extension
 
-DtypeName = Literal["bfloat16", "float16", "float32"]
 QuantizedTo = Literal["int8", "int4", "nf4"]
-MAX_RISE = 0.05  # relative increase of bits per byte by quantizing
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,11 @@ from typing import Literal
 from cpt.command_line import refuse_ignored
 from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded, TrainingError
 from cpt.hardware import count_cpu_cores, find_gpus
-from cpt.process import Child, ReceivedSignals, send
+from cpt.process import MOST_WITHOUT_PROGRESS, Child, ReceivedSignals, send
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import (
+    SIGNAL_FOR_STACKS,
+    STACKS,
     LastHeartbeat,
     is_of_this_host,
     name_processes,
@@ -29,8 +31,6 @@ from cpt.runs.events import (
 )
 from cpt.runs.folder import EVENTS
 from cpt.runs.record import Run, start_run
-from cpt.training.liveness import SIGNAL_FOR_STACKS, STACKS
-from cpt.training.restart import MOST_WITHOUT_PROGRESS
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.py"
 MOST_RESTARTS = 10  # per hour, of a supervised run

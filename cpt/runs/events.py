@@ -3,6 +3,7 @@ of its processes, to monitor the run from outside."""
 
 import json
 import logging
+import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -89,6 +90,8 @@ def skipped_steps(folder: Path) -> int:
 
 # --- heartbeats ---
 
+STACKS = "stacks"  # folder of the stacks that a process writes at this signal
+SIGNAL_FOR_STACKS = signal.SIGUSR2
 
 Phase = Literal["starting", "training", "between", "ending"]
 

@@ -16,24 +16,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-import transformers
 import typer
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from jinja2 import TemplateError
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoTokenizer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.utils.import_utils import is_serve_available
-from transformers.utils.logging import disable_progress_bar
 
-from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
 from cpt.command_line import refuse_ignored
 from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError, install_line
-from cpt.export.proof import brings_its_code
-from cpt.export.trained import NAME_IT, TOKENIZER_FILES, import_own_code
 from cpt.hf_internals import server_thread
-from cpt.models.config import read_config
-from cpt.models.families import FAMILIES
 from cpt.process import ReceivedSignals, free_port
 from cpt.recipe.schema import Model
 from cpt.runs.record import EXPORT, RECIPE, Run
@@ -222,6 +212,8 @@ def serve(
 
     Example: cpt serve runs/my-run --port 8000
     """
+    from transformers.utils.logging import disable_progress_bar
+
     disable_progress_bar()
     servable = check_servable(model, module)
     check_port(host, port)
@@ -280,7 +272,6 @@ def chat(
 
     Example: cpt chat runs/my-run
     """
-    disable_progress_bar()
     if url is None and model is None:
         raise LaunchError(
             "the model is missing: cpt chat MODEL, or cpt chat --url http://HOST:PORT"
@@ -311,6 +302,9 @@ def chat(
         chat_with_server(url, model, flags or [], system_prompt, (host, port) if browser else None)
         return
     assert model is not None
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
     servable = check_servable(model, module)
     if browser:
         check_port(host, port)
@@ -410,6 +404,11 @@ def check_servable(model: str, module: str | None = None) -> Servable:
     Args:
         module: `package.module` that registers the model's family; by default that of the run's recipe.
     """
+    from transformers import AutoTokenizer
+    from transformers.utils.import_utils import is_serve_available
+
+    from cpt.models.config import read_config
+
     if not is_serve_available():
         raise ResourceError(
             f"serving needs fastapi, uvicorn and openai. Install them: {install_line('serving')}"
@@ -442,6 +441,10 @@ def check_servable(model: str, module: str | None = None) -> Servable:
 
 def check_folder(folder: Path, module: str | None = None) -> Path:
     """Return the folder to serve: this one, or a finished run's model."""
+    from cpt.checkpoints.model_folder import Tensors, config_json, kind_of
+    from cpt.export.trained import TOKENIZER_FILES
+    from cpt.models.families import FAMILIES
+
     if (folder / RECIPE).is_file() and kind_of(folder) == "nothing":
         if not Run(folder).is_finished:
             raise CheckpointError(
@@ -473,6 +476,12 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
 
 def check_architecture(folder: Path, module: str | None = None) -> None:
     """Hugging Face's server only accepts the class that config.json names."""
+    import transformers
+
+    from cpt.checkpoints.model_folder import config_json
+    from cpt.export.proof import brings_its_code
+    from cpt.export.trained import NAME_IT, import_own_code
+
     config = config_json(folder)
     architecture = (config.get("architectures") or ["(none named)"])[0]
     model_type = config.get("model_type", "")
@@ -493,6 +502,9 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
 def can_be_served(architecture: str, model_type: str) -> bool:
     """Whether the server will find the class: in transformers, or registered with AutoModelForCausalLM. The server of
     transformers 5.23 uses `getattr(transformers, architecture)`, so a registered class is set there."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return True
     if model_type not in CONFIG_MAPPING:

@@ -4,7 +4,6 @@ import faulthandler
 import logging
 import math
 import os
-import signal
 import socket
 import statistics
 import threading
@@ -28,6 +27,8 @@ from cpt.errors import (
 )
 from cpt.hardware import GIB
 from cpt.runs.events import (
+    SIGNAL_FOR_STACKS,
+    STACKS,
     LastHeartbeat,
     Phase,
     is_of_this_host,
@@ -41,13 +42,11 @@ from cpt.runs.record import Run
 from cpt.torch_internals import set_group_timeouts
 
 log = logging.getLogger("cpt")
-STACKS = "stacks"
 SECONDS_BETWEEN_WRITES = 1.0
 SECONDS_BETWEEN_PULSES = 2.0
 STEPS_LOOKED_AT = 20
 SECONDS_BETWEEN_CPU_LOOKS = 10.0  # at processor time
 LEAST_WORK = 0.01  # share of one core: waiting uses less, work on a slow disk uses more
-SIGNAL_FOR_STACKS = signal.SIGUSR2
 OUTSIDE_OF_TRAINING = ("starting", "ending")
 SECONDS_FOR_AN_ANSWER = 8.0  # four pulses
 SECONDS_BETWEEN_LOOKS = 0.2

@@ -29,6 +29,7 @@ from cpt.distributed import (
 from cpt.errors import Interrupted, ResourceError, RestartNeeded
 from cpt.files import sealed, write_atomic
 from cpt.hardware import GIB
+from cpt.process import MOST_WITHOUT_PROGRESS
 from cpt.recipe.schema import Component, Recipe
 from cpt.runs.events import record_event
 from cpt.runs.folder import LEARNED
@@ -40,9 +41,6 @@ log = logging.getLogger("cpt")
 MICRO_BATCH = "micro_batch"
 ROLLBACK = "rollback"
 RESTARTS = "CPT_RESTARTS"  # in the environment: number of consecutive restarts with the same reason, and the reason
-MOST_WITHOUT_PROGRESS = (
-    3  # without progress: a step, a smaller micro-batch or another roll-back changes the reason
-)
 
 
 def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:

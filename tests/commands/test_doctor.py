@@ -41,7 +41,7 @@ def test_kernels_are_for_machines_with_a_gpu(machine):
     without, with_gpu = rows(machine), rows(replace(machine, gpus=[GPU]))
     kernels = doctor.KERNELS.keys()
     assert not kernels & without.keys() and kernels < with_gpu.keys()
-    assert all(with_gpu[name].remedy for name in kernels if with_gpu[name].here == "missing")
+    assert all(with_gpu[name].remedy for name in kernels if with_gpu[name].state == "missing")
 
 
 def test_what_triton_lacks_has_its_own_row_and_remedy(machine):
@@ -52,7 +52,7 @@ def test_what_triton_lacks_has_its_own_row_and_remedy(machine):
     found = rows(broken)
     assert found["C compiler"].remedy == "apt-get install gcc python3-dev"
     assert "apt-get install gcc python3-dev" in found["Python.h"].remedy
-    assert failure in found["Triton"].here and "adamw_8bit" in found["Triton"].costs
+    assert failure in found["Triton"].state and "adamw_8bit" in found["Triton"].costs
     assert not rows(replace(machine, gpus=[GPU]))["Triton"].costs
 
 
@@ -74,19 +74,19 @@ def test_a_gpu_on_which_torch_fails_is_an_error(monkeypatch):
 
     monkeypatch.setattr(torch, "ones", fails)
     (row,) = doctor.examine_torch([GPU])
-    assert row.broken and row.costs.endswith("no kernel image is available")
+    assert row.is_broken and row.costs.endswith("no kernel image is available")
 
 
 def test_a_driver_that_is_too_old_for_torch_is_named(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     (row,) = doctor.examine_torch([replace(GPU, driver="550.54.14")])
-    assert row.broken and "needs driver 580" in row.costs and doctor.PAGE in row.remedy
+    assert row.is_broken and "needs driver 580" in row.costs and doctor.PAGE in row.remedy
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
 def test_a_gpu_that_torch_cannot_use_is_an_error(machine):
     found = rows(replace(machine, gpus=[GPU]))
-    assert "H100 80GB HBM3" in found["GPU 0"].here and found["torch"].broken
+    assert "H100 80GB HBM3" in found["GPU 0"].state and found["torch"].is_broken
 
 
 def test_a_kernel_that_cannot_be_imported_is_shown_with_the_reason_and_the_page(
@@ -103,10 +103,10 @@ def test_a_stack_that_is_too_old_is_an_error(monkeypatch):
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: required)
     found = {finding.part: finding for finding in doctor.examine_stack()}
     assert (
-        found["transformers"].broken
+        found["transformers"].is_broken
         and found["transformers"].remedy == "pip install 'transformers>=99'"
     )
-    assert found["no-such-package"].broken and "ruff" not in found
+    assert found["no-such-package"].is_broken and "ruff" not in found
 
 
 def test_a_line_to_be_copied_is_not_wrapped(monkeypatch, capsys):

@@ -13,6 +13,7 @@ from tiny_checkpoints import save_llama
 from cpt.commands import init
 from cpt.data.readers.shared_lines import shared_line_warnings
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
+from cpt.planning import init_recipe
 from cpt.planning.gate import check_reality
 from cpt.recipe.load import load_recipe
 
@@ -144,8 +145,10 @@ def test_bad_rows_and_repeats_become_settings(run, tmp_path):
 def test_advice_appears_where_the_corpus_has_the_size_for_it(
     run, monkeypatch, tokens, options, advised
 ):
-    read = init.read_documents
-    monkeypatch.setattr(init, "read_documents", lambda *given: replace(read(*given), tokens=tokens))
+    read = init_recipe.read_documents
+    monkeypatch.setattr(
+        init_recipe, "read_documents", lambda *given: replace(read(*given), tokens=tokens)
+    )
     run(**options)
     known = ("2409.07431", "2603.04964", "2509.14786", "2510.14865", "raise `r`")
     assert {one for one in known if one in Path("recipe.yaml").read_text()} == advised

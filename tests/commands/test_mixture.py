@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny import write_recipe
 
-from cpt.commands.mixture import forecast
+from cpt.analysis.forecast import forecast
 from cpt.data.rows.build import build_data
 from cpt.recipe.load import load_recipe
 from cpt.tokenizer.load import load_tokenizer

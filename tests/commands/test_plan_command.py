@@ -34,7 +34,7 @@ def plan(tmp_path, monkeypatch):
     """`cpt plan recipe.yaml WORDS`"""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    return lambda *words: CliRunner().invoke(application("plan"), ["plan", "recipe.yaml", *words])
+    return lambda *words: CliRunner().invoke(application(), ["plan", "recipe.yaml", *words])
 
 
 def test_the_page_is_as_approved(plan):

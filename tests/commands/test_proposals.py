@@ -8,10 +8,10 @@ from shipped_setups import different_recipes, shape_of, shipped_recipes, with_fe
 from typer.testing import CliRunner
 
 from cpt.cli import application
-from cpt.commands.plan import plan_recipe
 from cpt.hardware import GIB
 from cpt.models.config import config_from
 from cpt.planning.gate import check_reality
+from cpt.planning.plan import plan_recipe
 from cpt.planning.speed import find_target
 from cpt.recipe.load import load_recipe
 
@@ -59,7 +59,7 @@ def proposals_in(printed):
 
 
 def plan(*words):
-    ended = CliRunner().invoke(application("plan"), ["plan", *map(str, words)])
+    ended = CliRunner().invoke(application(), ["plan", *map(str, words)])
     assert isinstance(ended.exception, SystemExit | None), ended.exception
     return ended.exit_code, ended.output
 

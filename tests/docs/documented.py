@@ -140,7 +140,7 @@ def check_command(words: list[str], folder: Path) -> None:
         return
     errors = sys.modules[typer.BadParameter.__module__]
     try:
-        values = parameters_of(get_command(application(name)), "cpt", given)
+        values = parameters_of(get_command(application()), "cpt", given)
     except typer.Exit:  # --help
         return
     except errors.UsageError as problem:

@@ -112,6 +112,6 @@ def test_options_that_make_no_sense_are_refused_at_once(
 
 
 def test_an_export_without_its_proof_is_never_pushed(base_folder, monkeypatch):
-    monkeypatch.setattr("cpt.commands.export.check_push", lambda *_, **__: None)
+    monkeypatch.setattr("cpt.export.write.check_push", lambda *_, **__: None)
     with pytest.raises(CheckpointError, match="not a verified export"):
         export(base_folder, "--push-to-hub", "chemist/model", "--yes")

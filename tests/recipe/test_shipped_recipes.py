@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from tiny import write_recipe
 
-from cpt.commands.plan import config_without_weights
 from cpt.errors import RecipeError
 from cpt.hardware import GIB
 from cpt.models.config import config_from, load_config
@@ -16,6 +15,7 @@ from cpt.planning.fitting import fits
 from cpt.planning.gate import check_recipe
 from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
+from cpt.planning.plan import config_without_weights
 from cpt.planning.speed import find_target
 from cpt.planning.workload import read_setup
 from cpt.recipe.load import REPOSITORY, differing_keys, load_recipe, load_section, load_with_tree

@@ -101,7 +101,7 @@ def test_a_class_of_the_users_own_is_where_the_server_looks(tmp_path, how, monke
 
 
 def refusal_of_chat(*words):
-    return CliRunner().invoke(application("chat"), ["chat", *map(str, words)]).exception
+    return CliRunner().invoke(application(), ["chat", *map(str, words)]).exception
 
 
 @pytest.mark.parametrize(

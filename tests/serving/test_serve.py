@@ -113,7 +113,7 @@ def test_a_seed_decides_the_answer_also_among_concurrent_requests(client, chat_f
 def test_the_terminal_chats_with_a_server_that_is_running(chat_folder):
     with served(chat_folder) as url:
         words = ["chat", "max_tokens=8", "temperature=0", "--url", url]
-        ended = CliRunner().invoke(application("chat"), words, input=f"{PROMPT}\n!exit\n")
+        ended = CliRunner().invoke(application(), words, input=f"{PROMPT}\n!exit\n")
     assert ended.exit_code == 0 and str(chat_folder) in ended.output
     answer = ended.output.partition("> ")[2].splitlines()[0]
     assert answer.strip()

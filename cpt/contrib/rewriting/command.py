@@ -4,27 +4,23 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Column, Table
 
 from cpt.command_line import refuse_ignored, show_log
-from cpt.contrib.rewriting.model import CONCURRENCY, TIMEOUT, Endpoint, Sampling
-from cpt.contrib.rewriting.rewrite import (
-    WRAP_TOKENS,
-    Estimate,
-    Rewritten,
-    Task,
-    estimate,
-    nothing_kept,
-    rewrite,
-)
-from cpt.contrib.rewriting.styles import NAMES, find_styles
+from cpt.contrib.rewriting.styles import NAMES, WRAP_TOKENS, find_styles
 from cpt.errors import DataError, RecipeError
 from cpt.formatting import open_console
 from cpt.recipe.schema import DocumentSource, Model
 
+if TYPE_CHECKING:
+    from cpt.contrib.rewriting.model import Endpoint
+    from cpt.contrib.rewriting.rewrite import Estimate, Rewritten
+
+CONCURRENCY = 32
+TIMEOUT = 600.0
 TOP_P = 0.95
 SEED = 42
 SECONDS_OF_PROGRESS = 10
@@ -113,35 +109,46 @@ def command(
     Example: cpt data rewrite 'corpus/*.jsonl' --model Qwen/Qwen2.5-1.5B-Instruct --styles question_answers --output qa
     """
     show_log()
-    refuse_ignored(
-        {"--top-p": top_p != TOP_P, "--seed": seed != SEED, "--repeats": repeats > 1}
-        if temperature == 0
-        else {},
-        "with --temperature 0, which draws nothing",
-    )
-    in_folder = Path(model).expanduser().is_dir()
-    of_server = {"--concurrency": concurrency != CONCURRENCY, "--timeout": timeout != TIMEOUT}
-    of_local = {"--batch-size": batch_size != 8, "--trust-remote-code": trust_remote_code}
+    if temperature == 0:
+        of_draws = {"--top-p": top_p != TOP_P, "--seed": seed != SEED, "--repeats": repeats > 1}
+        refuse_ignored(of_draws, "with --temperature 0, which draws nothing")
     if endpoint is None:
+        of_server = {"--concurrency": concurrency != CONCURRENCY, "--timeout": timeout != TIMEOUT}
         refuse_ignored(of_server, "without --endpoint")
+        in_folder = Path(model).expanduser().is_dir()
         refuse_ignored(
             {"--revision": revision is not None and in_folder}, "with a model in a folder"
         )
     else:
-        refuse_ignored({**of_local, "--revision": revision is not None}, "with --endpoint")
+        of_local = {
+            "--batch-size": batch_size != 8,
+            "--trust-remote-code": trust_remote_code,
+            "--revision": revision is not None,
+        }
+        refuse_ignored(of_local, "with --endpoint")
         if not endpoint.startswith(("http://", "https://")):
             raise RecipeError(
                 f"--endpoint {endpoint}: expected a URL such as http://localhost:8000/v1."
             )
     chosen_styles = find_styles(styles)
+    has_further_calls = any(style.then for style in chosen_styles)
     refuse_ignored(
-        {"--further-calls": further_calls != 8 and not any(style.then for style in chosen_styles)},
+        {"--further-calls": further_calls != 8 and not has_further_calls},
         "without active_reading or entigraph",
     )
-    local = Model(path=model, revision=revision, trust_remote_code=trust_remote_code)
+
+    # Imported after the options are checked: they import torch, which takes seconds.
+    from cpt.contrib.rewriting.model import Endpoint, Sampling
+    from cpt.contrib.rewriting.rewrite import Task, estimate, rewrite
+
+    writer: Model | Endpoint = Model(
+        path=model, revision=revision, trust_remote_code=trust_remote_code
+    )
+    if endpoint is not None:
+        writer = Endpoint(endpoint, model, concurrency, timeout)
     task = Task(
         source=DocumentSource(path=source, text_column=text_column, max_documents=max_documents),
-        model=local if endpoint is None else Endpoint(endpoint, model, concurrency, timeout),
+        model=writer,
         styles=chosen_styles,
         sampling=Sampling(max_new_tokens, temperature, top_p),
         max_input_tokens=max_input_tokens,
@@ -156,16 +163,21 @@ def command(
     expected = estimate(task)
     typer.echo(described(expected, price, task.model))
     if not only_estimate:
-        show_rewritten(rewrite(task, output, progress_of(expected.calls), expected.calls), output)
+        done = rewrite(task, output, progress_of(expected.calls), expected.calls)
+        show_rewritten(done, output)
 
 
-def described(expected: Estimate, price: str | None, model: Model | Endpoint) -> str:
+def described(expected: "Estimate", price: str | None, model: "Model | Endpoint") -> str:
+    most_calls = expected.calls
     calls = f"{expected.documents:,} documents, {expected.texts:,} texts"
-    if isinstance(model, Endpoint):
-        max_calls = model.most_calls(expected.calls)
-        calls += f", {expected.calls:,} calls, at most {max_calls:,} calls with repeated ones; without these"
-    else:
+    if isinstance(model, Model):
         calls += f", at most {expected.calls:,} calls"
+    else:
+        most_calls = model.most_calls(expected.calls)
+        calls += (
+            f", {expected.calls:,} calls, at most {most_calls:,} calls with repeated ones;"
+            " without these"
+        )
     tokens = f"at most about {expected.input_tokens:,} tokens in and {expected.output_tokens:,} out"
     if price is None:
         return f"{calls}: {tokens}"
@@ -175,33 +187,34 @@ def described(expected: Estimate, price: str | None, model: Model | Endpoint) ->
         raise RecipeError(f"--price {price}: expected two numbers such as 0.15,0.6.") from problem
     cost = (expected.input_tokens * of_input + expected.output_tokens * of_output) / 1e6
     priced = f"{calls}: {tokens}; cost at most {cost:,.2f}"
-    if isinstance(model, Endpoint) and expected.calls:
-        with_repeated = cost * model.most_calls(expected.calls) / expected.calls
+    if most_calls > expected.calls > 0:
+        with_repeated = cost * most_calls / expected.calls
         priced += f", and {with_repeated:,.2f} with all repeated calls"
     return priced
 
 
-def progress_of(most_calls: int) -> Callable[[Rewritten], None]:
+def progress_of(most_calls: int) -> Callable[["Rewritten"], None]:
     """Print the progress every ten seconds."""
     begin = last = monotonic()
 
-    def report(done: Rewritten) -> None:
+    def report(done: "Rewritten") -> None:
         nonlocal last
         seconds_now = monotonic()
         if seconds_now - last < SECONDS_OF_PROGRESS or not done.calls:
             return
         last = seconds_now
         speed = done.calls / (seconds_now - begin)
-        left = timedelta(seconds=round((most_calls - done.calls_settled) / speed))
-        calls = (
-            f"{done.calls_settled:,} of {most_calls:,} calls, {speed:,.1f} per second, {left} left"
-        )
-        typer.echo(f"{calls}; {done.texts:,} texts written, {done.dropped.total():,} dropped")
+        remaining = timedelta(seconds=round((most_calls - done.calls_settled) / speed))
+        calls = f"{done.calls_settled:,} of {most_calls:,} calls, {speed:,.1f} per second"
+        texts = f"{done.texts:,} texts written, {done.dropped.total():,} dropped"
+        typer.echo(f"{calls}, {remaining} left; {texts}")
 
     return report
 
 
-def show_rewritten(done: Rewritten, output: Path) -> None:
+def show_rewritten(done: "Rewritten", output: Path) -> None:
+    from cpt.contrib.rewriting.rewrite import nothing_kept
+
     console = open_console()
     table = Table(Column("texts", justify="right"), "became")
     table.add_row(f"{done.texts:,}", "kept")

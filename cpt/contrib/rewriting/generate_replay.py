@@ -17,8 +17,6 @@ import typer
 from pydantic import TypeAdapter
 
 from cpt.command_line import show_log
-from cpt.contrib.rewriting import rewrite
-from cpt.contrib.rewriting.model import Answerer, Sampling, encode
 from cpt.data.readers.filters import length, reason_to_drop
 from cpt.data.readers.sources import open_source
 from cpt.data.store.tokenization import adds_bos
@@ -27,7 +25,6 @@ from cpt.files import output_locked
 from cpt.recipe.schema import DocumentSource, Model, Tokenizer
 from cpt.recipe.tree import resolve_scalar
 from cpt.recipe.values import Tokens
-from cpt.tokenizer.load import load_tokenizer
 
 LONGEST = 1024  # tokens of a text, if the model's window has them
 
@@ -55,6 +52,10 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
         DataError: all texts of a group were dropped.
         LaunchError: another process writes to `output`.
     """
+    from cpt.contrib.rewriting import rewrite  # torch
+    from cpt.contrib.rewriting.model import Answerer, Sampling, encode
+    from cpt.tokenizer.load import load_tokenizer
+
     tokenizer = load_tokenizer(Tokenizer(), task.model)
     has_bos = adds_bos(tokenizer) and tokenizer.bos_token_id is not None
     start = int(cast(int, tokenizer.bos_token_id if has_bos else tokenizer.eos_token_id))

@@ -29,7 +29,6 @@ from cpt.data.store.tokenization import adds_bos
 from cpt.errors import Interrupted, LaunchError, RecipeError, ResourceError, install_line
 
 log = logging.getLogger("cpt")
-TEXT = "{text}"
 PLACE = "\ufdd0the text goes here\ufdd0"  # a Unicode noncharacter, which texts do not contain
 SEPARATORS = ("\n\n", "\n", ". ", " ")
 KEYS = ("CPT_API_KEY", "OPENAI_API_KEY")  # of the environment
@@ -48,8 +47,6 @@ NOT_ACCEPTED = re.compile(
     r"|cannot both be",
     re.IGNORECASE,
 )
-CONCURRENCY = 32
-TIMEOUT = 600.0
 
 
 @dataclass(frozen=True)
@@ -177,8 +174,8 @@ class Endpoint:
 
     url: str  # http://localhost:8000/v1
     model: str
-    concurrency: int = CONCURRENCY  # calls at a time
-    timeout: float = TIMEOUT  # seconds for a call
+    concurrency: int  # calls at a time
+    timeout: float  # seconds for a call
 
     def most_calls(self, calls: int) -> int:
         """The bound on calls, repeated ones included, whatever the server does."""

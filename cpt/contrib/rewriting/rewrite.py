@@ -37,7 +37,7 @@ from cpt.contrib.rewriting.model import (
     cut,
     encode,
 )
-from cpt.contrib.rewriting.styles import Style, fill
+from cpt.contrib.rewriting.styles import WRAP_TOKENS, Style, fill
 from cpt.data.readers.comparing import COMPARISON, words_of
 from cpt.data.readers.decontamination import WORDS, decontaminate, runs_of, runs_of_files
 from cpt.data.readers.documents import Document
@@ -55,7 +55,6 @@ GROUP = 256
 GROUPS_AT_ONCE = (
     2  # of a server: while the last answers of a group are written, the next one is sent
 )
-WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: models omit parts of longer texts
 BYTES_PER_TOKEN = 4  # of English text; a server's tokenizer is not known here
 KEY = "source"  # for messages: `source.path`
 OWN_FOLDER = ".rewrite"  # sources skip hidden folders

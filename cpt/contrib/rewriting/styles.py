@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from cpt.contrib.rewriting.model import TEXT
 from cpt.errors import RecipeError
 from cpt.plugins import did_you_mean
 
+TEXT = "{text}"  # in a prompt: the document
+WRAP_TOKENS = 300  # arxiv.org/abs/2401.16380, section 3.1: models omit parts of longer texts
 FOCUS = "{focus}"  # in the prompt of further calls: what this one is about
 BULLET = re.compile(r"^\s*(?:[-*•–]|\(?\d+[.):])\s+")
 MOST_ITEMS = 32

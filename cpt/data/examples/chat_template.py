@@ -4,13 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from os.path import commonprefix
-from typing import Any, NamedTuple
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpt.data.readers.documents import first_line
 from cpt.data.readers.example import NOT_TOKEN, Example, Message, Words, example_of
 from cpt.errors import RecipeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Some templates write the current date. Stored tokens must not change from day to day, so these templates always get
 # 26 July 2024, the fallback date of Llama 3's template.
@@ -403,7 +404,7 @@ def count_turns(messages: Sequence[Message]) -> int:
     return len([message for message in messages if message["role"] == ASSISTANT])
 
 
-def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def turn_end(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The id of the token after the assistant's words in the chat template; None without template or token."""
     template = tokenizer.chat_template
     if isinstance(template, dict):

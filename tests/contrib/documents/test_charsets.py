@@ -224,7 +224,7 @@ def test_the_command_takes_the_encoding(tmp_path):
             str(tmp_path / output),
             *options,
         ]
-        return CliRunner().invoke(application("data"), words).exit_code
+        return CliRunner().invoke(application(), words).exit_code
 
     assert run("refused") == 2
     assert run("given", "--encoding", "cp1251") == 0

@@ -27,7 +27,7 @@ from cpt.export.write import is_plain, merge_proven, rounded_to
     ],
 )
 def test_options_of_another_method_are_refused(tmp_path, words, named):
-    ended = CliRunner().invoke(application("merge"), ["merge", *words, "-o", str(tmp_path / "out")])
+    ended = CliRunner().invoke(application(), ["merge", *words, "-o", str(tmp_path / "out")])
     assert isinstance(ended.exception, RecipeError) and named in str(ended.exception)
 
 

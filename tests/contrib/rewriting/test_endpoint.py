@@ -100,7 +100,7 @@ def ask(corpus, tmp_path, monkeypatch):
         server = Server(respond)
         run.server = server
         sampling = Sampling(64, options.pop("temperature", 0.7))
-        model = Endpoint(server.url, "small", **{"concurrency": 4, **options})
+        model = Endpoint(server.url, "small", **{"concurrency": 4, "timeout": 600.0, **options})
         done = rewrite(
             Task(DocumentSource(path=str(corpus)), model, find_styles("easy"), sampling),
             tmp_path / "out",
@@ -165,7 +165,7 @@ def test_the_bound_on_calls_holds_whatever_the_server_does(ask, kinds):
         assert done.texts + done.dropped.total() == 20 and kinds == ["good", "null"]
     except (Interrupted, LaunchError):
         pass
-    assert 5 <= ask.server.calls <= Endpoint("", "").most_calls(20) == 60
+    assert 5 <= ask.server.calls <= Endpoint("", "", 4, 600.0).most_calls(20) == 60
 
 
 def test_each_call_that_a_server_puts_off_is_repeated_once(ask):

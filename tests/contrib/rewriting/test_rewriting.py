@@ -346,7 +346,7 @@ class Server:
         return Endpoint(
             f"http://127.0.0.1:{self.server.server_port}/v1",
             "small",
-            **{"concurrency": 4, **options},
+            **{"concurrency": 4, "timeout": 600.0, **options},
         )
 
 
@@ -408,7 +408,8 @@ def test_an_answer_of_a_server_is_paid_once(task, tmp_path):
 @pytest.mark.heavy
 def test_a_call_that_cannot_succeed_ends_the_command(task, tmp_path, monkeypatch):
     monkeypatch.setenv("CPT_API_KEY", "sk-secret")
-    refusing, gone = Server(1.0, (401,)), Endpoint(f"http://127.0.0.1:{free_port()}/v1", "small")
+    refusing = Server(1.0, (401,))
+    gone = Endpoint(f"http://127.0.0.1:{free_port()}/v1", "small", 4, 600.0)
     with pytest.raises(LaunchError, match="CPT_API_KEY"):
         rewrite(task(model=refusing.endpoint()), tmp_path / "out")
     assert refusing.keys == {"Bearer sk-secret"}
@@ -424,7 +425,7 @@ def test_the_estimate_counts_calls_and_tokens(task, documents):
     text = " ".join(json.loads(line)["text"] for line in documents.read_text().splitlines())
     found = estimate(
         task(
-            model=Endpoint("http://x/v1", "small"),
+            model=Endpoint("http://x/v1", "small", 4, 600.0),
             styles="easy,active_reading",
             max_input_tokens=900,
         )
@@ -487,7 +488,7 @@ def test_two_hundred_documents_survive_three_kills(task, model_folder, chat_toke
             process.wait()
         assert subprocess.run(command).returncode == 0
         whole = task(
-            model=Endpoint(f"{url}/v1", str(model_folder)),
+            model=Endpoint(f"{url}/v1", str(model_folder), 32, 600.0),
             styles="clear_prose",
             max_input_tokens=300,
         )
