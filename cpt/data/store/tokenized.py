@@ -318,7 +318,7 @@ SourceShard = tuple[TokenizedSource, int]  # a shard of a source
 
 
 @dataclass(frozen=True)
-class Task:
+class ShardTask:
     """The work on one shard, for a worker process."""
 
     source_name: str
@@ -356,18 +356,18 @@ def make_in_order(
     """Make shards of these sources; yields each when it is made, in the given order."""
     in_progress: deque[SourceShard] = deque()
 
-    def tasks() -> Iterator[Task]:
+    def tasks() -> Iterator[ShardTask]:
         for source, number in shards:
             in_progress.append((source, number))
             shard = source.plan.shards[number]
-            yield Task(
+            yield ShardTask(
                 source_name=source.name,
                 shard=shard,
                 folder_name=source.shard_folder(number).name,
                 other_place=source.stored.at_other_place(shard),
             )
 
-    def prepare() -> Callable[[Task], None]:
+    def prepare() -> Callable[[ShardTask], None]:
         return partial(make_shard, {source.name: source.proven_work for source in sources})
 
     for _ in map_in_order(prepare, tasks(), workers, WORKERS_IMPORT):
@@ -376,5 +376,5 @@ def make_in_order(
         yield source, number
 
 
-def make_shard(works: dict[str, ShardWork], task: Task) -> None:
+def make_shard(works: dict[str, ShardWork], task: ShardTask) -> None:
     works[task.source_name](task.shard, task.folder_name, task.other_place)
