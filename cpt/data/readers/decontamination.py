@@ -105,12 +105,12 @@ class Runs:
         owners = self.owners[entries]
         covered = []
         for owner in np.unique(owners).tolist():
-            is_of_owner = owners == owner
+            of_owner = owners == owner
             coverage = Coverage(
                 owner=owner,
-                evaluation_words=num_covered(self.places[entries[is_of_owner]]),
+                evaluation_words=num_covered(self.places[entries[of_owner]]),
                 all_evaluation_words=self._words[owner],
-                share_of_training=num_covered(begins[is_of_owner]) / len(words),
+                share_of_training=num_covered(begins[of_owner]) / len(words),
             )
             covered.append(coverage)
         most = max(covered, key=Coverage.rank)

@@ -232,10 +232,10 @@ class Selection:
         sizes = documents.num_bytes
         left_out: dict[str, int] = {}
         left_out_bytes: dict[str, int] = {}
-        for reason, is_repeated in self.repeated_by_reason(shards).items():
-            if is_repeated.any():
-                left_out[reason] = int(is_repeated.sum())
-                left_out_bytes[reason] = int(sizes[is_repeated].sum())
+        for reason, mask in self.repeated_by_reason(shards).items():
+            if mask.any():
+                left_out[reason] = int(mask.sum())
+                left_out_bytes[reason] = int(sizes[mask].sum())
         is_first = self.is_first(documents, shards)
         is_evaluated = np.isin(documents.hashes, self.evaluated)
         chosen = np.flatnonzero(is_first & ~self.is_held_out(documents) & ~is_evaluated)
