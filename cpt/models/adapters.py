@@ -49,9 +49,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 # peft refuses these layers: Mamba's kernels read their weights directly and would ignore the adapter.
 MAMBA_EXCLUDED = ("out_proj", "conv1d")
 OURS = ("preset", "method", *LORA_QUANTIZATION)  # keys of `model.lora` that peft does not have
-# Values of `init_lora_weights`: the first subtract the adapter from the base weights, the others need data.
+# Values of `init_lora_weights`: these subtract the adapter from the base weights, runs do not support the others.
 START_IN_THE_BASE = ("pissa", "olora", "mica")
-STARTS_FROM_DATA = ("eva", "corda", "lora_ga")
+UNSUPPORTED_STARTS = {
+    **dict.fromkeys(("eva", "corda", "lora_ga"), "needs data before the run"),
+    "loftq": "changes the base weights",
+}
 # Not for all linear layers: without `target_modules` peft chooses by the architecture.
 CHOSEN_BY_PEFT = ("ln_tuning", "ia3")
 ALL_LINEAR = "all-linear"
@@ -64,13 +67,9 @@ def check_lora_options(options: Mapping[str, Any], *, zero3: bool = False) -> No
             "`model.lora.alora_invocation_tokens` adapts parts of texts, so it cannot merge. Remove it."
         )
     start = str(options.get("init_lora_weights")).partition("_niter")[0]
-    if start in STARTS_FROM_DATA:
+    if start in UNSUPPORTED_STARTS:
         raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` needs data before the run. Remove it."
-        )
-    if start == "loftq":
-        raise RecipeError(
-            f"`model.lora.init_lora_weights: {start}` changes the base weights. Remove it."
+            f"`model.lora.init_lora_weights: {start}` {UNSUPPORTED_STARTS[start]}. Remove it."
         )
     if quantization_of(options) is not None and start in START_IN_THE_BASE:
         # It would subtract the adapter from other weights than those it is merged into.

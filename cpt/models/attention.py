@@ -186,12 +186,11 @@ def missing_for(name: str) -> str | None:
         return (
             f"{torch.cuda.get_device_name()} is older than flash kernels (compute capability 8.0)"
         )
-    if name == "flash_attention_3" and torch.cuda.get_device_capability() != HOPPER:
-        return f"it needs a Hopper GPU, and this is a {torch.cuda.get_device_name()}"
-    if name == "flash_attention_3" and not is_flash_attn_3_available():
-        return (
-            "flash_attn_interface is not installed (github.com/Dao-AILab/flash-attention, hopper/)"
-        )
+    if name == "flash_attention_3":
+        if torch.cuda.get_device_capability() != HOPPER:
+            return f"it needs a Hopper GPU, and this is a {torch.cuda.get_device_name()}"
+        if not is_flash_attn_3_available():
+            return "flash_attn_interface is not installed (github.com/Dao-AILab/flash-attention, hopper/)"
     if name == "flash_attention_2" and not is_flash_attn_2_available():
         return "flash-attn is not installed (pip install flash-attn --no-build-isolation)"
     return None

@@ -64,10 +64,13 @@ def freeze_base(
 
 def matching(pattern: str, names: Collection[str]) -> list[str]:
     """The parameters' names that contain the pattern's parts in a row: `layers.0-3.mlp`, `lm_head`, `*norm`."""
-    matches = [name for name in names if fits(pattern, name)]
-    first_end = RANGE.sub(r"\1", pattern)
-    last_end = RANGE.sub(r"\2", pattern)
-    if matches and all(any(fits(end, name) for name in names) for end in (first_end, last_end)):
+
+    def names_with(selector: str) -> list[str]:
+        return [name for name in names if fits(selector, name)]
+
+    matches = names_with(pattern)
+    # Both ends of a range of layers must exist.
+    if matches and names_with(RANGE.sub(r"\1", pattern)) and names_with(RANGE.sub(r"\2", pattern)):
         return matches
     parts: dict[str, None] = {}  # each once, in the order of the model
     last_layer = ""

@@ -93,7 +93,7 @@ def find_optimizer(name: str) -> Callable[..., torch.optim.Optimizer]:
 
 
 def refuse_names_of_others(name: str) -> None:
-    """Write the full name of an optimizer of torch, or of transformers' names for schedule-free ones."""
+    """Refuse torch's names, and transformers' names of schedule-free optimizers, with what to write instead."""
     for class_name, torch_class in vars(torch.optim).items():
         if isinstance(torch_class, type) and class_name.lower() == name.replace("_", "").lower():
             raise RecipeError(
