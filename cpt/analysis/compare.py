@@ -54,6 +54,7 @@ SMOOTHED_OVER = 0.05  # share of a run's tokens
 COMPARED_AT = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the shortest run
 WORTH_PROCESSES = 2**28  # bytes of metrics
 NEXT_TOKEN = ("pretrain", "cpt")  # stages with next-token loss on all text
+NO_CURVE = (np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -468,41 +469,40 @@ def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> l
 
 
 def loss_topic(runs: Sequence[ComparedRun], are_comparable: Sequence[bool], fork: int) -> Topic:
-    curves: list[tuple[Floats, Floats] | None] = []
+    curves = []
     for run, is_comparable in zip(runs, are_comparable, strict=True):
-        tokens, losses = run.record.metrics.curve("loss")
-        has_curve = is_comparable and len(tokens) > 0
-        curves.append((tokens, losses) if has_curve else None)
-    logged = [curve for curve in curves if curve is not None]
-    if not logged:
+        curves.append(run.record.metrics.curve("loss") if is_comparable else NO_CURVE)
+    logged_tokens = [tokens for tokens, _ in curves if len(tokens)]
+    if not logged_tokens:
         return Topic("Training loss", [])
-    ends = [float(tokens[-1]) for tokens, _ in logged]
-    start = min(tokens[0] for tokens, _ in logged) if fork else 0.0
+    ends = [float(tokens[-1]) for tokens in logged_tokens]
+    start = min(tokens[0] for tokens in logged_tokens) if fork else 0.0
     length = min(ends) - start
     positions = [start + length * share for share in COMPARED_AT]
     if max(ends) > min(ends):
         positions.append(max(ends))
     rows = []
     for position in positions:
-        means = [mean_loss(curve, position, SMOOTHED_OVER * length) for curve in curves]
-        name = f"after {position:,.0f} tokens"
-        rows.append(
-            number_row(name, means, "{:.4f}".format, lambda mean, first: f"{mean - first:+.4f}")
-        )
-    different: list[str | None] = []
-    for run, curve in zip(runs[1:], curves[1:], strict=True):
-        different.append(None if curve is None else first_different_log(runs[0], run))
-    if any(different):
-        rows.append(Row("first different log", ["-", *different]))
+        means = [mean_loss(*curve, position, SMOOTHED_OVER * length) for curve in curves]
+        rows.append(number_row(f"after {position:,.0f} tokens", means, "{:.4f}".format, gap))
+    rows.append(different_log_row(runs, curves))
     title = f"Training loss, mean over the previous {SMOOTHED_OVER:.0%} of tokens"
     return Topic(title, [row for row in rows if row.is_known])
 
 
-def mean_loss(curve: tuple[Floats, Floats] | None, position: float, span: float) -> float | None:
+def gap(loss: float, first: float) -> str:
+    return f"{loss - first:+.4f}"
+
+
+def different_log_row(runs: Sequence[ComparedRun], curves: Sequence[tuple[Floats, Floats]]) -> Row:
+    cells: list[str | None] = []
+    for run, (tokens, _) in zip(runs[1:], curves[1:], strict=True):
+        cells.append(first_different_log(runs[0], run) if len(tokens) else None)
+    return Row("first different log", ["-" if any(cells) else None, *cells])
+
+
+def mean_loss(tokens: Floats, losses: Floats, position: float, span: float) -> float | None:
     """The mean of the logs in the span before a number of tokens, or the last log before it."""
-    if curve is None:
-        return None
-    tokens, losses = curve
     last = int(np.searchsorted(tokens, position, side="right"))
     first = min(int(np.searchsorted(tokens, position - span, side="right")), last - 1)
     if last and tokens[-1] >= position:
