@@ -174,9 +174,9 @@ def facts_of_environment(environment: Content) -> Iterator[tuple[str, str]]:
 def seconds_in_steps(record: RunRecord) -> float:
     """Seconds in training steps: the tokens between logs divided by their logged speed."""
     tokens, speeds = record.metrics.curve("tokens_per_second")
-    has_speed = speeds > 0
+    timed = speeds > 0
     trained = np.diff(tokens, prepend=0.0)
-    return float((trained[has_speed] / speeds[has_speed]).sum())
+    return float((trained[timed] / speeds[timed]).sum())
 
 
 def changes(record: RunRecord) -> list[Part]:

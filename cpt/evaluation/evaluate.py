@@ -477,11 +477,11 @@ def sets_after_training(
     if not evaluation.perplexity and (evaluation.held_out_share is None or not is_of_texts):
         return {}, []  # no texts to make questions from
     if not domain_questions(evaluation.tasks):
-        why = "turned off in `evaluation.tasks` (`questions: 0`)"
-        return {}, [NotRun("domain test", why)]
+        reason = "turned off in `evaluation.tasks` (`questions: 0`)"
+        return {}, [NotRun("domain test", reason)]
     if recipe.model.from_scratch:
-        why = "the run started from new weights, so there is nothing to compare with"
-        return {}, [NotRun("domain test", why)]
+        reason = "the run started from new weights, so there is nothing to compare with"
+        return {}, [NotRun("domain test", reason)]
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     return open_evaluation_sets(data_of_recipe(recipe, folder), tokenizer), []
 
