@@ -238,7 +238,7 @@ def changes_by_name(run: ComparedRun, fork: int) -> dict[str, list[str]]:
     for change in run.record.changes:
         if change["kind"] == "free" or change["step"] < fork:
             continue
-        before, after = shown([change["before"], change["after"]])
+        before, after = format_values([change["before"], change["after"]])
         text = f"{before} -> {after}"
         if change["note"]:
             text += f" ({change['note']})"
@@ -262,12 +262,12 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
         trees.append(tree)
     rows = []
     for key, values in differing_values([tree for tree in trees if tree]):
-        cells = iter(shown(values))
+        cells = iter(format_values(values))
         rows.append(Row(key, [next(cells) if tree else None for tree in trees]))
     return Topic("Recipe", rows)
 
 
-def shown(values: Sequence[Any]) -> list[str]:
+def format_values(values: Sequence[Any]) -> list[str]:
     """Format differing values as one line of YAML each; of a long one, the part that differs from the others."""
     texts = [one_line(value) for value in values]
     in_json = [json.dumps(value, default=str) for value in values]
@@ -544,7 +544,7 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
             numbers: list[float | None] = [None]
             for difference in differences:
                 numbers.append(None if difference is None else difference.difference)
-            texts = ["-", *map(shown_difference, differences)]
+            texts = ["-", *map(format_difference, differences)]
             rows.append(Row(f"{name}, difference", texts, numbers))
     return Topic("Held-out text, bits per byte (lower is better)", rows)
 
@@ -560,7 +560,7 @@ def with_error(bits_per_byte: float | None, losses: DocumentLosses | None) -> st
     return f"{bits_per_byte:.4f} ± {math.sqrt(variance):.4f}"
 
 
-def shown_difference(difference: Difference | None) -> str | None:
+def format_difference(difference: Difference | None) -> str | None:
     if difference is None:
         return None
     few = ", few" if difference.is_on_few else ""
@@ -594,12 +594,12 @@ def task_topic(runs: Sequence[ComparedRun]) -> Topic:
             name = f"{get(score, 'name')} ({get(score, 'metric')})"
             if name not in rows:
                 rows[name] = Row(name, [None] * len(runs), [None] * len(runs))
-            rows[name].values[index] = shown_score(value, score)
+            rows[name].values[index] = format_score(value, score)
             rows[name].numbers[index] = float(value)
     return Topic("Tasks, with standard errors", list(rows.values()))
 
 
-def shown_score(value: float, score: Content) -> str:
+def format_score(value: float, score: Content) -> str:
     text = f"{value:.3f}"
     interval = get(score, "interval")
     if interval:
