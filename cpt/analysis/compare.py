@@ -228,8 +228,10 @@ def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
     by_run = [changes_by_name(run, fork) for run in runs]
     rows = []
     for name in dict.fromkeys(name for changes in by_run for name in changes):
-        cells = [", then ".join(changes.get(name, ["unchanged"])) for changes in by_run]
-        rows.append(Row(name, [*cells]))
+        cells: list[str | None] = []
+        for changes in by_run:
+            cells.append(", then ".join(changes.get(name, ["unchanged"])))
+        rows.append(Row(name, cells))
     return Topic("Changes during the run", [row for row in rows if row.differs])
 
 
@@ -316,7 +318,7 @@ def short_hash(text: str) -> str:
 
 def environment_rows(runs: Sequence[Sequence[Content]]) -> list[Row]:
     """Values that differ, from the environments of each run's starts; those of later starts are added."""
-    by_run = [[surroundings(environment) for environment in environments] for environments in runs]
+    by_run = [list(map(surroundings, environments)) for environments in runs]
     names: dict[str, None] = {}
     for starts in by_run:
         for facts in starts:
@@ -642,7 +644,9 @@ def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
 
 
 def events_topic(runs: Sequence[ComparedRun]) -> Topic:
-    counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
+    counts = []
+    for run in runs:
+        counts.append(Counter(str(event.get("kind")) for event in run.record.events))
     rows = []
     for kind in sorted(set().union(*counts)):
         rows.append(number_row(kind, [count[kind] for count in counts], format_count))
