@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
@@ -34,25 +34,27 @@ from cpt.recipe.values import in_yaml
 from cpt.runs.folder import METRICS, Content, Floats, RunRecord, get, get_dict, name_gpus, read_run
 
 FIGURES = (
-    *(
-        "loss",
-        "loss_smoothed",
-        "tokens_per_second",
-        "mfu",
-        "data_wait",
-        "step_seconds_p50",
-        "step_seconds_p95",
-    ),
-    *("gpu_memory_peak_gib", "host_memory_gib", "cost", "eval_*"),
+    "loss",
+    "loss_smoothed",
+    "tokens_per_second",
+    "mfu",
+    "data_wait",
+    "step_seconds_p50",
+    "step_seconds_p95",
+    "gpu_memory_peak_gib",
+    "host_memory_gib",
+    "cost",
+    "eval_*",
 )
 MOST_COLUMNS = 5  # runs as columns; with more, each run is a row
 MOST_FILES = 20
 LONGEST = 100  # characters of a value
 HASH_SHOWN = 12
 SMOOTHED_OVER = 0.05  # share of a run's tokens
-PLACES = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the shortest run
+COMPARED_AT = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the shortest run
 WORTH_PROCESSES = 2**28  # bytes of metrics
 NEXT_TOKEN = ("pretrain", "cpt")  # stages with next-token loss on all text
+NO_CURVE = (np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -99,68 +101,85 @@ class Comparison:
     """Last common step of branches of one run: metrics are those of later steps."""
 
     def headline(self) -> str:
-        counts = [
-            f"{topic.title.lower()} {len(topic.rows)}" for topic in self.differences if topic.rows
-        ]
-        total = sum(len(topic.rows) for topic in self.differences)
-        where = f" ({', '.join(counts)})" if counts else ""
-        fork = (
-            f" They are one run until step {self.fork:,}: metrics are those of later steps."
-            if self.fork
-            else ""
-        )
-        found = f"{total} difference{'s'[: total != 1]}{where}"
-        return f"{len(self.runs)} runs, compared with {self.runs[0].name}: {found}.{fork}"
+        topics = [topic for topic in self.differences if topic.rows]
+        total = sum(len(topic.rows) for topic in topics)
+        text = f"{total} difference" if total == 1 else f"{total} differences"
+        if topics:
+            counts = [f"{topic.title.lower()} {len(topic.rows)}" for topic in topics]
+            text += f" ({', '.join(counts)})"
+        text = f"{len(self.runs)} runs, compared with {self.runs[0].name}: {text}."
+        if self.fork:
+            text += f" They are one run until step {self.fork:,}: metrics are those of later steps."
+        return text
 
     def to_json(self) -> dict[str, Any]:
-        def rows(topics: Sequence[Topic]) -> list[dict[str, Any]]:
-            return [{"topic": topic.title, **asdict(row)} for topic in topics for row in topic.rows]
-
+        runs = []
+        for run in self.runs:
+            record = run.record
+            facts = {"folder": str(record.folder), "stage": record.stage, "state": record.state}
+            runs.append({"name": run.name, **facts})
         return {
-            "runs": [
-                {"name": name, "folder": str(one.folder), "stage": one.stage, "state": one.state}
-                for name, one in [(run.name, run.record) for run in self.runs]
-            ],
+            "runs": runs,
             "fork": self.fork or None,
-            "differences": rows(self.differences),
-            "results": rows(self.results),
+            "differences": rows_with_topics(self.differences),
+            "results": rows_with_topics(self.results),
             "not_compared": self.not_compared,
         }
+
+
+def rows_with_topics(topics: Sequence[Topic]) -> list[dict[str, Any]]:
+    return [{"topic": topic.title, **asdict(row)} for topic in topics for row in topic.rows]
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
     runs = read_runs(folders)
     not_compared: list[str] = []
     for run in runs:
-        record = run.record
-        not_compared += [f"{run.name}: {text}." for text in record.unreadable]
-        not_compared += [f"{run.name}: {name} is missing or unreadable." for name in record.missing]
-        if record.state != "finished":
-            step = format_count(record.metrics.last("step")) or "?"
-            not_compared.append(
-                f"the end of {run.name}: its state is {record.state} at step {step}."
-            )
+        not_compared += missing_in(run)
     fork = last_common_step(runs)
     if fork:
-        runs = [
-            replace(run, record=replace(run.record, metrics=run.record.metrics.after(fork)))
-            for run in runs
-        ]
-        ended = [run.name for run in runs if not run.record.metrics.names]
-        not_compared += [f"metrics of {name}: none after step {fork:,}." for name in ended]
-    environment = Topic("Environment", environment_rows([run.record.environments for run in runs]))
-    differences = [recipe_topic(runs, not_compared), changes_topic(runs, fork), environment]
-    differences += [data_topic(runs), model_topic(runs)]
-    results = [progress_topic(runs), loss_topic(runs, comparable_losses(runs, not_compared), fork)]
-    results += [held_out_topic(runs, not_compared), task_topic(runs), speed_topic(runs)]
-    counts = [Counter(str(event.get("kind")) for event in run.record.events) for run in runs]
-    kinds = sorted({kind for count in counts for kind in count})
-    events = [number_row(kind, [count[kind] for count in counts], format_count) for kind in kinds]
-    results.append(Topic("Events", events))
-    differences, results = (
-        [topic for topic in topics if topic.rows] for topics in (differences, results)
+        runs = [from_step(run, fork) for run in runs]
+        for run in runs:
+            if not run.record.metrics.names:
+                not_compared.append(f"metrics of {run.name}: none after step {fork:,}.")
+    differences = [
+        recipe_topic(runs, not_compared),
+        changes_topic(runs, fork),
+        Topic("Environment", environment_rows([run.record.environments for run in runs])),
+        data_topic(runs),
+        model_topic(runs),
+    ]
+    results = [
+        progress_topic(runs),
+        loss_topic(runs, comparable_losses(runs, not_compared), fork),
+        held_out_topic(runs, not_compared),
+        task_topic(runs),
+        speed_topic(runs),
+        events_topic(runs),
+    ]
+    return Comparison(
+        runs=runs,
+        differences=[topic for topic in differences if topic.rows],
+        results=[topic for topic in results if topic.rows],
+        not_compared=not_compared,
+        fork=fork,
     )
-    return Comparison(runs, differences, results, not_compared, fork)
+
+
+def missing_in(run: ComparedRun) -> Iterator[str]:
+    record = run.record
+    for text in record.unreadable:
+        yield f"{run.name}: {text}."
+    for name in record.missing:
+        yield f"{run.name}: {name} is missing or unreadable."
+    if record.state != "finished":
+        step = format_count(record.metrics.last("step")) or "?"
+        yield f"the end of {run.name}: its state is {record.state} at step {step}."
+
+
+def from_step(run: ComparedRun, step: int) -> ComparedRun:
+    """The run with only the metrics of later steps."""
+    return replace(run, record=replace(run.record, metrics=run.record.metrics.after(step)))
 
 
 def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
@@ -170,8 +189,9 @@ def read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
     while len({part[-length:] for part in parts}) < len(set(parts)):
         length += 1
     names = ["/".join(part[-length:]) for part in parts]
-    sizes = [path.stat().st_size for folder in folders if (path := folder / METRICS).is_file()]
-    if sum(sizes) < WORTH_PROCESSES:
+    paths = [folder / METRICS for folder in folders]
+    num_bytes = sum(path.stat().st_size for path in paths if path.is_file())
+    if num_bytes < WORTH_PROCESSES:
         return list(map(read_compared_run, folders, names))
     with ProcessPoolExecutor(
         len(os.sched_getaffinity(0)), mp_context=get_context("fork")
@@ -193,60 +213,70 @@ def read_compared_run(folder: Path, name: str) -> ComparedRun:
 
 def last_common_step(runs: Sequence[ComparedRun]) -> int:
     """The step at which the first of these runs left their common trunk; 0 if they have none."""
+    # Each run is a trunk of its own, which it never leaves.
     lines = [{run.record.folder.resolve(): math.inf, **run.record.trunks} for run in runs]
-    steps = [min(line[trunk] for line in lines) for trunk in set.intersection(*map(set, lines))]
-    return int(max((step for step in steps if step < math.inf), default=0))
+    last_step = 0.0
+    for trunk in set.intersection(*map(set, lines)):
+        step = min(line[trunk] for line in lines)
+        if step < math.inf:
+            last_step = max(last_step, step)
+    return int(last_step)
 
 
 def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
     """Changes of the recipe, by step and key, that decide what the runs learned."""
-    found = [defaultdict[str, list[str]](list) for _ in runs]
-    for texts, run in zip(found, runs, strict=True):
-        for one in run.record.changes:
-            if one["kind"] != "free" and one["step"] >= fork:
-                note = f" ({one['note']})" if one["note"] else ""
-                before, after = shown([one["before"], one["after"]])
-                change = f"{before} -> {after}{note}"
-                texts[f"step {one['step']}: {one['key']}"].append(change)
-    names = dict.fromkeys(name for texts in found for name in texts)
-    rows = [
-        Row(name, [", then ".join(texts.get(name, ["unchanged"])) for texts in found])
-        for name in names
-    ]
+    by_run = [changes_by_name(run, fork) for run in runs]
+    rows = []
+    for name in dict.fromkeys(name for changes in by_run for name in changes):
+        cells: list[str | None] = []
+        for changes in by_run:
+            cells.append(", then ".join(changes.get(name, ["unchanged"])))
+        rows.append(Row(name, cells))
     return Topic("Changes during the run", [row for row in rows if row.differs])
+
+
+def changes_by_name(run: ComparedRun, fork: int) -> dict[str, list[str]]:
+    changes = defaultdict[str, list[str]](list)
+    for change in run.record.changes:
+        if change["kind"] == "free" or change["step"] < fork:
+            continue
+        before, after = format_values([change["before"], change["after"]])
+        text = f"{before} -> {after}"
+        if change["note"]:
+            text += f" ({change['note']})"
+        changes[f"step {change['step']}: {change['key']}"].append(text)
+    return changes
 
 
 def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     """A row for each key that differs."""
     trees: list[Content] = []
     for run in runs:
-        tree = run.record.recipe
-        try:
-            tree = (
-                Recipe.model_validate(tree).model_dump(mode="json", by_alias=True) if tree else {}
-            )
-        except ValidationError:
-            why = "its recipe.yaml is cut off or of another version, and is compared as written"
-            not_compared.append(f"defaults of {run.name}: {why}.")
-        trees.append(
-            {key: value for key, value in tree.items() if key not in ("name", "output_dir")}
-        )
+        tree = dict(run.record.recipe)
+        if tree:
+            try:
+                tree = Recipe.model_validate(tree).model_dump(mode="json", by_alias=True)
+            except ValidationError:
+                why = "its recipe.yaml is cut off or of another version, and is compared as written"
+                not_compared.append(f"defaults of {run.name}: {why}.")
+        for key in ("name", "output_dir"):
+            tree.pop(key, None)
+        trees.append(tree)
     rows = []
     for key, values in differing_values([tree for tree in trees if tree]):
-        cells = iter(shown(values))
+        cells = iter(format_values(values))
         rows.append(Row(key, [next(cells) if tree else None for tree in trees]))
     return Topic("Recipe", rows)
 
 
-def shown(values: Sequence[Any]) -> list[str]:
+def format_values(values: Sequence[Any]) -> list[str]:
     """Format differing values as one line of YAML each; of a long one, the part that differs from the others."""
     texts = [one_line(value) for value in values]
-    written = [json.dumps(value, default=str) for value in values]
-    if len(set(texts)) < len(set(written)):  # they differ in blanks, or `1` is a text
-        texts = [
-            "not set" if value is UNSET else text
-            for value, text in zip(values, written, strict=True)
-        ]
+    in_json = [json.dumps(value, default=str) for value in values]
+    if len(set(texts)) < len(set(in_json)):  # they differ in blanks, or `1` is a text
+        for index, value in enumerate(values):
+            if value is not UNSET:
+                texts[index] = in_json[index]
     return [around_difference(text, texts) for text in texts]
 
 
@@ -262,11 +292,16 @@ def around_difference(text: str, others: Sequence[str]) -> str:
     """A text, or `LONGEST` characters around the first one in which it differs from the most similar text."""
     if len(text) <= LONGEST:
         return text
-    same = [len(os.path.commonprefix([text, other])) for other in others if other != text]
-    first = max(0, max(same, default=0) - LONGEST // 2)
+    num_same = [len(os.path.commonprefix([text, other])) for other in others if other != text]
+    first = max(0, max(num_same, default=0) - LONGEST // 2)
     first = min(first, len(text) - LONGEST)
     end = first + LONGEST
-    return f"{'...' if first else ''}{text[first:end]}{'...' if end < len(text) else ''}"
+    excerpt = text[first:end]
+    if first > 0:
+        excerpt = f"...{excerpt}"
+    if end < len(text):
+        excerpt = f"{excerpt}..."
+    return excerpt
 
 
 def shorten(text: str) -> str:
@@ -283,15 +318,18 @@ def short_hash(text: str) -> str:
 
 def environment_rows(runs: Sequence[Sequence[Content]]) -> list[Row]:
     """Values that differ, from the environments of each run's starts; those of later starts are added."""
-    found = [[surroundings(environment) for environment in environments] for environments in runs]
+    by_run = [list(map(surroundings, environments)) for environments in runs]
+    names: dict[str, None] = {}
+    for starts in by_run:
+        for facts in starts:
+            names |= dict.fromkeys(facts)
     rows = []
-    for name in dict.fromkeys(
-        name for environments in found for one in environments for name in one
-    ):
-        values = [
-            dict.fromkeys(one.get(name, "none") for one in environments) for environments in found
-        ]
-        rows.append(Row(name, [", then ".join(one) or None for one in values]))
+    for name in names:
+        cells = []
+        for starts in by_run:
+            distinct = dict.fromkeys(facts.get(name, "none") for facts in starts)
+            cells.append(", then ".join(distinct) or None)
+        rows.append(Row(name, cells))
     return [row for row in rows if row.differs]
 
 
@@ -315,50 +353,59 @@ def surroundings(environment: Content) -> dict[str, str]:
 
 def data_topic(runs: Sequence[ComparedRun]) -> Topic:
     """Files that differ, by source; without any, the fingerprint of the rows, which also depends on the recipe."""
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(get_dict(run.record.inputs, "data", "sources"))
     rows = []
-    for source in dict.fromkeys(
-        name for run in runs for name in get_dict(run.record.inputs, "data", "sources")
-    ):
-        files = [
-            by_short_path(get_dict(run.record.inputs, "data", "sources", source, "files"))
-            for run in runs
-        ]
-        differing = rows_of_files(files, f"{source}: ")
-        rows += differing[:MOST_FILES]
-        if len(differing) > MOST_FILES:
-            cells = [
-                f"{len(one):,} files, {short_hash(str(one))}" if one else None for one in files
-            ]
-            rows.append(Row(f"{source}: {len(differing) - MOST_FILES:,} more files differ", cells))
+    for name in names:
+        rows += rows_of_source(runs, name)
     if not rows:
         rows = [Row("fingerprint", [get(run.record.inputs, "data", "fingerprint") for run in runs])]
     return Topic("Data", [row for row in rows if row.differs])
 
 
+def rows_of_source(runs: Sequence[ComparedRun], name: str) -> list[Row]:
+    """The files of a source that differ; with too many, the rest as one row."""
+    files = []
+    for run in runs:
+        hashes = get_dict(run.record.inputs, "data", "sources", name, "files")
+        files.append(by_short_path(hashes))
+    rows = rows_of_files(files, f"{name}: ")
+    if len(rows) <= MOST_FILES:
+        return rows
+    cells: list[str | None] = []
+    for of_run in files:
+        cells.append(f"{len(of_run):,} files, {short_hash(str(of_run))}" if of_run else None)
+    rest = Row(f"{name}: {len(rows) - MOST_FILES:,} more files differ", cells)
+    return [*rows[:MOST_FILES], rest]
+
+
 def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
     """Hashes by name of the file, or by path if two have the same name."""
-    names = Counter(PurePath(path).name for path in files)
-    return {
-        PurePath(path).name if names[PurePath(path).name] == 1 else path: value
-        for path, value in files.items()
-    }
+    counts = Counter(PurePath(path).name for path in files)
+    hashes = {}
+    for path, file_hash in files.items():
+        name = PurePath(path).name
+        hashes[name if counts[name] == 1 else path] = file_hash
+    return hashes
 
 
 def rows_of_files(files: Sequence[Mapping[str, str]], title: str = "") -> list[Row]:
     """Files whose hashes differ; none if the contents are the same under other names, or only one run has any."""
-    if len({tuple(sorted(one.values())) for one in files if one}) < 2:
+    contents = {tuple(sorted(of_run.values())) for of_run in files if of_run}
+    if len(contents) < 2:
         return []
     rows = []
-    for name in sorted({name for one in files for name in one}):
-        hashes = [one.get(name, "missing")[:HASH_SHOWN] if one else None for one in files]
-        rows.append(Row(f"{title}{name}", hashes))
+    for name in sorted(set().union(*files)):
+        cells = [of_run.get(name, "missing")[:HASH_SHOWN] if of_run else None for of_run in files]
+        rows.append(Row(f"{title}{name}", cells))
     return [row for row in rows if row.differs]
 
 
 def model_topic(runs: Sequence[ComparedRun]) -> Topic:
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") or "" for run in runs]
     rows = [
-        Row("tokenizer", [one[:HASH_SHOWN] or None for one in tokenizers]),
+        Row("tokenizer", [tokenizer[:HASH_SHOWN] or None for tokenizer in tokenizers]),
         Row("dtype of the weights", [get(run.record.inputs, "weights", "dtype") for run in runs]),
         *rows_of_files([get_dict(run.record.inputs, "weights", "sha256") for run in runs]),
     ]
@@ -393,84 +440,84 @@ def number_row(
 ) -> Row:
     """A row of numbers, each with its `change` from the first."""
     first = numbers[0]
-    texts = [None if number is None else text(number) for number in numbers]
-    if change is not None and first:
-        later = zip(texts[1:], numbers[1:], strict=True)
-        texts[1:] = [
-            None if number is None else f"{cell} ({change(number, first)})"
-            for cell, number in later
-        ]
-    return Row(name, texts, list(numbers))
+    cells: list[str | None] = []
+    for index, number in enumerate(numbers):
+        if number is None:
+            cells.append(None)
+        elif change is not None and first and index > 0:
+            cells.append(f"{text(number)} ({change(number, first)})")
+        else:
+            cells.append(text(number))
+    return Row(name, cells, list(numbers))
 
 
 def comparable_losses(runs: Sequence[ComparedRun], not_compared: list[str]) -> list[bool]:
     """Whether each run's losses are comparable with the first's: same task and same tokenizer."""
     tasks = ["next token" if run.record.stage in NEXT_TOKEN else run.record.stage for run in runs]
     tokenizers = [get(run.record.inputs, "tokenizer", "xxh3") for run in runs]
-    fits = [True for _ in runs]
-    for place, run in enumerate(runs):
-        if len({tasks[0], tasks[place]} - {None}) > 1:
-            fits[place] = False
+    are_comparable = []
+    for run, task, tokenizer in zip(runs, tasks, tokenizers, strict=True):
+        has_other_task = len({tasks[0], task} - {None}) > 1
+        has_other_tokenizer = len({tokenizers[0], tokenizer} - {None}) > 1
+        are_comparable.append(not has_other_task and not has_other_tokenizer)
+        if has_other_task:
             stages = f"stage {run.record.stage}, not {runs[0].record.stage}"
             not_compared.append(f"training losses of {run.name}: {stages}.")
-        if len({tokenizers[0], tokenizers[place]} - {None}) > 1:
-            fits[place] = False
+        if has_other_tokenizer:
             not_compared.append(
                 f"losses per token of {run.name}: another tokenizer. Bits per byte are compared."
             )
-    return fits
+    return are_comparable
 
 
-def loss_topic(runs: Sequence[ComparedRun], fits: Sequence[bool], fork: int) -> Topic:
-    logged = [
-        run.record.metrics.curve("loss") if fit else None
-        for run, fit in zip(runs, fits, strict=True)
-    ]
-    losses = [one if one is not None and len(one[0]) else None for one in logged]
-    ends = [float(one[0][-1]) for one in losses if one]
-    if not ends:
+def loss_topic(runs: Sequence[ComparedRun], are_comparable: Sequence[bool], fork: int) -> Topic:
+    curves = []
+    for run, is_comparable in zip(runs, are_comparable, strict=True):
+        curves.append(run.record.metrics.curve("loss") if is_comparable else NO_CURVE)
+    logged_tokens = [tokens for tokens, _ in curves if len(tokens)]
+    if not logged_tokens:
         return Topic("Training loss", [])
-    start = min(one[0][0] for one in losses if one) if fork else 0.0
+    ends = [float(tokens[-1]) for tokens in logged_tokens]
+    start = min(tokens[0] for tokens in logged_tokens) if fork else 0.0
     length = min(ends) - start
-    rows = [
-        number_row(
-            f"after {tokens:,.0f} tokens",
-            [
-                None if one is None else loss_at(*one, tokens, SMOOTHED_OVER * length)
-                for one in losses
-            ],
-            "{:.4f}".format,
-            lambda loss, first: f"{loss - first:+.4f}",
-        )
-        for tokens in [start + length * place for place in PLACES]
-        + ([max(ends)] if max(ends) > min(ends) else [])
-    ]
-    different = [
-        first_different_log(runs[0], run) if one else None
-        for one, run in zip(losses, runs, strict=True)
-    ]
-    if any(different[1:]):
-        rows.append(Row("first different log", ["-", *different[1:]]))
+    positions = [start + length * share for share in COMPARED_AT]
+    if max(ends) > min(ends):
+        positions.append(max(ends))
+    rows = []
+    for position in positions:
+        means = [mean_loss(*curve, position, SMOOTHED_OVER * length) for curve in curves]
+        rows.append(number_row(f"after {position:,.0f} tokens", means, "{:.4f}".format, gap))
+    rows.append(different_log_row(runs, curves))
     title = f"Training loss, mean over the previous {SMOOTHED_OVER:.0%} of tokens"
     return Topic(title, [row for row in rows if row.is_known])
 
 
-def loss_at(tokens: Floats, losses: Floats, place: float, span: float) -> float | None:
+def gap(loss: float, first: float) -> str:
+    return f"{loss - first:+.4f}"
+
+
+def different_log_row(runs: Sequence[ComparedRun], curves: Sequence[tuple[Floats, Floats]]) -> Row:
+    cells: list[str | None] = []
+    for run, (tokens, _) in zip(runs[1:], curves[1:], strict=True):
+        cells.append(first_different_log(runs[0], run) if len(tokens) else None)
+    return Row("first different log", ["-" if any(cells) else None, *cells])
+
+
+def mean_loss(tokens: Floats, losses: Floats, position: float, span: float) -> float | None:
     """The mean of the logs in the span before a number of tokens, or the last log before it."""
-    last = int(np.searchsorted(tokens, place, side="right"))
-    first = min(int(np.searchsorted(tokens, place - span, side="right")), last - 1)
-    if last and tokens[-1] >= place:
+    last = int(np.searchsorted(tokens, position, side="right"))
+    first = min(int(np.searchsorted(tokens, position - span, side="right")), last - 1)
+    if last and tokens[-1] >= position:
         return float(losses[first:last].mean())
     return None
 
 
 def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
     """The first step at which the logged losses are not bit-equal; None without common steps."""
-    (steps, losses), (other_steps, others) = (
-        run.record.metrics.curve("loss", "step") for run in (first, other)
-    )
-    common, mine, its = np.intersect1d(steps, other_steps, return_indices=True)
-    different = common[losses[mine] != others[its]]
+    steps, losses = first.record.metrics.curve("loss", "step")
+    other_steps, other_losses = other.record.metrics.curve("loss", "step")
+    common, indexes, other_indexes = np.intersect1d(steps, other_steps, return_indices=True)
+    different = common[losses[indexes] != other_losses[other_indexes]]
     if len(different):
         return f"step {different[0]:,.0f}"
     if len(common):
@@ -480,70 +527,90 @@ def first_different_log(first: ComparedRun, other: ComparedRun) -> str | None:
 
 def held_out_metrics(runs: Sequence[ComparedRun]) -> dict[str, str]:
     """Each held-out set of the runs, and the name of its metric."""
-    return {
-        name: metric for run in runs for name, metric in run.record.metrics.held_out_sets.items()
-    }
+    metrics: dict[str, str] = {}
+    for run in runs:
+        metrics |= run.record.metrics.held_out_sets
+    return metrics
 
 
 def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
     rows = []
     for name, metric in held_out_metrics(runs).items():
-        values = [run.record.metrics.last(metric) for run in runs]
-        texts = [None if value is None else f"{value:.4f}" for value in values]
-        for place, losses in enumerate(run.losses.get(name) for run in runs):
-            if texts[place] is not None and losses is not None and len(losses.hashes) >= FEWEST:
-                documents = (losses.nats / math.log(2), losses.num_bytes.astype(np.float64))
-                error = math.sqrt(moments_of_ratio(*documents).variance)
-                texts[place] = f"{texts[place]} ± {error:.4f}"
-        rows.append(Row(name, texts, values))
-        found = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
-        if any(found):
-            numbers = [None if one is None else one.difference for one in found]
-            rows.append(
-                Row(f"{name}, difference", ["-", *map(shown_difference, found)], [None, *numbers])
-            )
+        figures = [run.record.metrics.last(metric) for run in runs]
+        cells = []
+        for run, figure in zip(runs, figures, strict=True):
+            cells.append(with_error(figure, run.losses.get(name)))
+        rows.append(Row(name, cells, figures))
+        differences = [paired(runs[0], run, name, not_compared) for run in runs[1:]]
+        if any(differences):
+            numbers: list[float | None] = [None]
+            for difference in differences:
+                numbers.append(None if difference is None else difference.difference)
+            texts = ["-", *map(format_difference, differences)]
+            rows.append(Row(f"{name}, difference", texts, numbers))
     return Topic("Held-out text, bits per byte (lower is better)", rows)
 
 
-def shown_difference(found: Difference | None) -> str | None:
-    if found is None:
+def with_error(bits_per_byte: float | None, losses: DocumentLosses | None) -> str | None:
+    """The figure with its standard error, if there are losses of each document."""
+    if bits_per_byte is None:
         return None
-    few = ", few" if found.is_on_few else ""
-    return f"{found.difference:+.4f}, {found.outcome()} ({evidence(found)}{few})"
+    if losses is None or len(losses.hashes) < FEWEST:
+        return f"{bits_per_byte:.4f}"
+    bits = losses.nats / math.log(2)
+    variance = moments_of_ratio(bits, losses.num_bytes.astype(np.float64)).variance
+    return f"{bits_per_byte:.4f} ± {math.sqrt(variance):.4f}"
+
+
+def format_difference(difference: Difference | None) -> str | None:
+    if difference is None:
+        return None
+    few = ", few" if difference.is_on_few else ""
+    outcome = difference.outcome()
+    return f"{difference.difference:+.4f}, {outcome} ({evidence(difference)}{few})"
 
 
 def paired(
     first: ComparedRun, run: ComparedRun, name: str, not_compared: list[str]
 ) -> Difference | None:
-    what = f"`{name}` document by document, {run.name} with {first.name}"
-    without = [one.name for one in (first, run) if name not in one.losses]
+    comparison = f"`{name}` document by document, {run.name} with {first.name}"
+    without = [compared.name for compared in (first, run) if name not in compared.losses]
     if without:
-        not_compared.append(f"{what}: no losses by document in {' and '.join(without)}.")
+        not_compared.append(f"{comparison}: no losses by document in {' and '.join(without)}.")
         return None
     try:
         return bits_per_byte_difference([first.losses[name]], [run.losses[name]])
     except DataError as problem:
-        not_compared.append(f"{what}: {problem}")
+        not_compared.append(f"{comparison}: {problem}")
         return None
 
 
 def task_topic(runs: Sequence[ComparedRun]) -> Topic:
-    scores = defaultdict[str, list[tuple[str | None, float | None]]](
-        lambda: [(None, None)] * len(runs)
-    )
-    for place, verdict in enumerate(run.record.verdict for run in runs):
+    rows: dict[str, Row] = {}
+    for index, run in enumerate(runs):
+        verdict = run.record.verdict
         for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
-            value, interval, count = (get(score, key) for key in ("value", "interval", "questions"))
+            value = get(score, "value")
             if not isinstance(value, int | float):
                 continue
-            error = (
-                f" ± {(interval[1] - interval[0]) / 2 / NORMAL_QUANTILE:.3f}" if interval else ""
-            )
             name = f"{get(score, 'name')} ({get(score, 'metric')})"
-            questions = f" ({count:,} questions)" if count else ""
-            scores[name][place] = f"{value:.3f}{error}{questions}", float(value)
-    rows = [Row(name, *map(list, zip(*cells, strict=True))) for name, cells in scores.items()]
-    return Topic("Tasks, with standard errors", rows)
+            if name not in rows:
+                rows[name] = Row(name, [None] * len(runs), [None] * len(runs))
+            rows[name].values[index] = format_score(value, score)
+            rows[name].numbers[index] = float(value)
+    return Topic("Tasks, with standard errors", list(rows.values()))
+
+
+def format_score(value: float, score: Content) -> str:
+    text = f"{value:.3f}"
+    interval = get(score, "interval")
+    if interval:
+        low, high = interval
+        text += f" ± {(high - low) / 2 / NORMAL_QUANTILE:.3f}"
+    count = get(score, "questions")
+    if count:
+        text += f" ({count:,} questions)"
+    return text
 
 
 def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
@@ -556,10 +623,12 @@ def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
         summary: Callable[[Floats], Any] = np.median,
         factor: float = 1,
     ) -> Row:
-        values = [run.record.metrics.curve(name)[1] for run in runs]
-        numbers = [float(summary(one)) * factor if len(one) else None for one in values]
+        numbers: list[float | None] = []
+        for run in runs:
+            _, values = run.record.metrics.curve(name)
+            numbers.append(float(summary(values)) * factor if len(values) else None)
         return number_row(
-            title, numbers, form.format, lambda value, first: f"{value / first - 1:+.1%}"
+            title, numbers, form.format, lambda number, first: f"{number / first - 1:+.1%}"
         )
 
     rows = [
@@ -571,4 +640,14 @@ def speed_topic(runs: Sequence[ComparedRun]) -> Topic:
         row("GPU memory, peak (GiB)", "gpu_memory_peak_gib", "{:.2f}", np.max),
         row("host memory, peak (GiB)", "host_memory_gib", "{:.2f}", np.max),
     ]
-    return Topic("Speed and memory", [one for one in rows if one.is_known])
+    return Topic("Speed and memory", [row for row in rows if row.is_known])
+
+
+def events_topic(runs: Sequence[ComparedRun]) -> Topic:
+    counts = []
+    for run in runs:
+        counts.append(Counter(str(event.get("kind")) for event in run.record.events))
+    rows = []
+    for kind in sorted(set().union(*counts)):
+        rows.append(number_row(kind, [count[kind] for count in counts], format_count))
+    return Topic("Events", rows)

@@ -91,22 +91,20 @@ def curves(
                 color=f"C{color if line.color is None else line.color}",
                 label=as_label(line.name),
             )
-            drawing.set(linewidth=0.8 if line.faint else 1.6, alpha=0.35 if line.faint else 1)
-            color += not line.faint
+            if line.faint:
+                drawing.set(linewidth=0.8, alpha=0.35)
+            else:
+                drawing.set(linewidth=1.6, alpha=1)
+                color += 1
         axes.set(xlabel=over, ylabel=as_label(unit))
         if len(marks):
             top = axes.get_xaxis_transform()  # y from 0 to 1
-            axes.plot(
-                marks,
-                [0.98] * len(marks),
-                "v",
-                color="C3",
-                markersize=7,
-                transform=top,
-                label="events",
-            )
-        for place in (x for line in lines if not len(line.y) for x in line.x):
-            axes.axvline(place, color="0.4", linestyle="--", linewidth=0.8)
+            heights = [0.98] * len(marks)
+            axes.plot(marks, heights, "v", color="C3", markersize=7, transform=top, label="events")
+        for line in lines:
+            if not len(line.y):
+                for x in line.x:
+                    axes.axvline(x, color="0.4", linestyle="--", linewidth=0.8)
         if margin is not None:
             draw_margin(axes, margin)
         if len(drawn) > 1 or len(marks):
@@ -166,9 +164,8 @@ def html_page(title: str, sections: Mapping[str, Sequence[Part]], lead: str = ""
     template = Environment(autoescape=True).from_string(
         Path(__file__).with_name("page.html").read_text("utf-8")
     )
-    return template.render(
-        title=title, lead=lead, sections={name: parts for name, parts in sections.items() if parts}
-    )
+    filled_sections = {name: parts for name, parts in sections.items() if parts}
+    return template.render(title=title, lead=lead, sections=filled_sections)
 
 
 def write_page(path: Path, text: str) -> None:

@@ -83,100 +83,113 @@ def command(
 
 
 def report_page(record: RunRecord) -> str:
-    names = [
-        name
-        for name in record.metrics.names
-        if name not in NOT_DRAWN and not name.startswith(DRAWN_ELSEWHERE)
-    ]
     sections: dict[str, Sequence[Part]] = {
-        "": [{name: value for name, value in facts(record) if value}],
+        "": [{name: fact for name, fact in facts(record) if fact}],
         "Verdict": verdict(record),
         "Changes of the recipe": changes(record),
         "Evaluations": evaluations(record),
         "Training": training(record),
         "Mixture and sources": mixture(record),
-        "Other metrics": [plot for name in names for plot in plots(record, name, "", {name: name})],
+        "Other metrics": other_metrics(record),
         "Memory and speed against the plan": against_plan(record),
         "Events": events(record),
         "Missing in this record": missing(record),
         "The record": details(record),
     }
-    return html_page(
-        record.folder.resolve().name, sections, record.verdict.get("headline") or state(record)
-    )
+    lead = record.verdict.get("headline") or state(record)
+    return html_page(record.folder.resolve().name, sections, lead)
+
+
+def other_metrics(record: RunRecord) -> list[Part]:
+    drawn: list[Part] = []
+    for name in record.metrics.names:
+        if name not in NOT_DRAWN and not name.startswith(DRAWN_ELSEWHERE):
+            drawn += plots(record, name, "", {name: name})
+    return drawn
 
 
 def state(record: RunRecord) -> str:
+    text = record.state.capitalize()
     step = get(record.status, "step") or record.metrics.last("step")
-    steps = get(record.status, "steps")
-    progress = (
-        f" after {format_count(step)} of {format_count(steps) or '?'} steps"
-        if step is not None
-        else ""
-    )
-    message = get(record.status, "message") or get(record.status, "error") or ""
+    if step is not None:
+        steps = format_count(get(record.status, "steps")) or "?"
+        text += f" after {format_count(step)} of {steps} steps"
+    message = get(record.status, "message") or get(record.status, "error")
     if record.state == DIED:
         message = f"its process disappeared. Resume it: cpt train {record.folder / RECIPE}"
-    return f"{record.state.capitalize()}{progress}{f': {message}' if message else '.'}"
+    if message:
+        return f"{text}: {message}"
+    return f"{text}."
 
 
 def facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of facts; the text is empty if the fact is unknown."""
     recipe = record.recipe
-    environment = record.environment
     metrics = record.metrics
-    from_scratch = get(recipe, "model", "from_scratch") is True
-    tokens = metrics.last("tokens")
-    seconds = get(record.status, "seconds")
-    in_steps = seconds_in_steps(record)
-    program, *words = environment.get("command") or [""]
-    cost = metrics.last("cost")
-    lora = get_dict(recipe, "model", "lora")
-    yield "state", state(record) if record.verdict else ""
-    yield "base", "new weights" if from_scratch else get(recipe, "model", "path") or ""
+    if record.verdict:  # otherwise the state is the headline
+        yield "state", state(record)
+    if get(recipe, "model", "from_scratch") is True:
+        yield "base", "new weights"
+    else:
+        yield "base", get(recipe, "model", "path") or ""
     yield "stage", record.stage or ""
-    yield "adapter", f"LoRA, rank {lora.get('rank')}" if lora else ""
+    lora = get_dict(recipe, "model", "lora")
+    if lora:
+        yield "adapter", f"LoRA, rank {lora.get('rank')}"
     yield "optimizer", get(recipe, "optimizer", "name") or ""
     yield "peak learning rate", format_number(get(recipe, "optimizer", "learning_rate"), 3)
     yield "tags", ", ".join(map(str, recipe.get("tags") or []))
-    yield (
-        "tokens",
-        f"{format_count(tokens)} of {format_count(get(recipe, 'budget', 'tokens')) or '?'}",
-    )
-    yield "time in training steps", format_duration(in_steps) if in_steps else ""
-    yield "time of the last start", format_duration(seconds) if seconds else ""
-    yield "starts", format_count(len(record.starts) + 1) if record.starts else ""
-    yield "tokens per second", format_count(tokens / in_steps) if tokens and in_steps else ""
+    tokens = metrics.last("tokens")
+    budget = format_count(get(recipe, "budget", "tokens")) or "?"
+    yield "tokens", f"{format_count(tokens)} of {budget}"
+    seconds_of_steps = seconds_in_steps(record)
+    if seconds_of_steps:
+        yield "time in training steps", format_duration(seconds_of_steps)
+    seconds = get(record.status, "seconds")
+    if seconds:
+        yield "time of the last start", format_duration(seconds)
+    if record.starts:
+        yield "starts", format_count(len(record.starts) + 1)
+    if tokens and seconds_of_steps:
+        yield "tokens per second", format_count(tokens / seconds_of_steps)
     yield "MFU", format_share(metrics.last("mfu"))
-    yield "cost", "" if cost is None else f"{cost:,.2f}"
-    yield "GPUs", name_gpus(environment) if environment else ""
+    cost = metrics.last("cost")
+    if cost is not None:
+        yield "cost", f"{cost:,.2f}"
+    yield from facts_of_environment(record.environment)
+    yield "description", recipe.get("description") or ""
+
+
+def facts_of_environment(environment: Content) -> Iterator[tuple[str, str]]:
+    if environment:
+        yield "GPUs", name_gpus(environment)
     yield "processes", format_count(environment.get("processes"))
     yield "started", (environment.get("started") or "")[:19].replace("T", " ")
     yield "commit", get(environment, "git", "commit") or ""
-    yield (
-        "command",
-        shlex.join(["cpt" if program.endswith("__main__.py") else Path(program).name, *words]),
-    )
-    yield "description", recipe.get("description") or ""
+    program, *arguments = environment.get("command") or [""]
+    name = "cpt" if program.endswith("__main__.py") else Path(program).name
+    yield "command", shlex.join([name, *arguments])
 
 
 def seconds_in_steps(record: RunRecord) -> float:
     """Seconds in training steps: the tokens between logs divided by their logged speed."""
     tokens, speeds = record.metrics.curve("tokens_per_second")
-    return float((np.diff(tokens, prepend=0.0)[speeds > 0] / speeds[speeds > 0]).sum())
+    timed = speeds > 0
+    trained = np.diff(tokens, prepend=0.0)
+    return float((trained[timed] / speeds[timed]).sum())
 
 
 def changes(record: RunRecord) -> list[Part]:
     """A row for each key that was changed while the run was stopped."""
+    if not record.changes:
+        return []
     rows = []
-    for one in record.changes:
-        before = in_yaml(one["before"])
-        after = in_yaml(one["after"])
-        rows.append(
-            [format_count(one["step"]), one["key"], before, after, one["kind"], one["note"] or ""]
-        )
-    if rows:
-        return [Table(("after step", "key", "before", "after", "change", "note"), rows)]
-    return []
+    for change in record.changes:
+        before = in_yaml(change["before"])
+        after = in_yaml(change["after"])
+        step = format_count(change["step"])
+        rows.append([step, change["key"], before, after, change["kind"], change["note"] or ""])
+    return [Table(("after step", "key", "before", "after", "change", "note"), rows)]
 
 
 def verdict(record: RunRecord) -> list[Part]:
@@ -190,34 +203,30 @@ def verdict(record: RunRecord) -> list[Part]:
 
 def evaluations(record: RunRecord) -> list[Part]:
     sets = record.metrics.held_out_sets
-    found: list[Part] = [*domain_against_general(record)]
-    found += plots(record, "Bits per byte of held-out text", "bits per byte", sets)
+    parts: list[Part] = [*domain_against_general(record)]
+    parts += plots(record, "Bits per byte of held-out text", "bits per byte", sets)
     drawn = tuple(f"{EVALUATED}{name}_" for name in sets)
     for name in record.metrics.names:
-        if (
-            name.startswith((EVALUATED, TASK))
-            and not name.startswith(drawn)
-            and not name.endswith(OF_TIME)
-        ):
-            found += plots(record, name, "", {name: name})
+        is_evaluation = name.startswith((EVALUATED, TASK)) and not name.endswith(OF_TIME)
+        if is_evaluation and not name.startswith(drawn):
+            parts += plots(record, name, "", {name: name})
     stopped = get(record.status, "stopped")
     if stopped:
-        found.append(f"The run {stopped}.")
-    return found
+        parts.append(f"The run {stopped}.")
+    return parts
 
 
 def domain_against_general(record: RunRecord) -> list[Plot]:
     """A point for each evaluation: down is domain learned, right is general text forgotten."""
-    sets = record.metrics.held_out_sets
-    kept = general_sets(record.recipe, record.inputs)
-    general, domain = (
-        [
-            record.metrics.columns[column]
-            for name, column in sets.items()
-            if (name in kept) == is_general
-        ]
-        for is_general in (True, False)
-    )
+    general_names = general_sets(record.recipe, record.inputs)
+    general = []
+    domain = []
+    for name, metric in record.metrics.held_out_sets.items():
+        column = record.metrics.columns[metric]
+        if name in general_names:
+            general.append(column)
+        else:
+            domain.append(column)
     if not general or not domain:
         return []
     x = np.mean(general, axis=0)
@@ -230,12 +239,15 @@ def domain_against_general(record: RunRecord) -> list[Plot]:
         Curve("before", x[:1], y[:1]),
         Curve("after", x[-1:], y[-1:]),
     ]
+    margin = None
+    if len(x):
+        margin = Margin(x[0], y[0], (NEGLIGIBLE * x[0], NEGLIGIBLE * y[0]))
     return curves(
         "Domain against general text",
         "domain, bits per byte",
         lines,
         over="general text, bits per byte",
-        margin=Margin(x[0], y[0], (NEGLIGIBLE * x[0], NEGLIGIBLE * y[0])) if len(x) else None,
+        margin=margin,
     )
 
 
@@ -251,92 +263,85 @@ def at_changes(record: RunRecord) -> Curve:
 
 def in_tokens(record: RunRecord, lines: Sequence[Content]) -> list[float]:
     """Tokens trained at the steps of these lines."""
-    steps, tokens = record.metrics.curve("tokens", over="step")
-    here = [one["step"] for one in lines if one.get("step") is not None]
-    if len(steps):
-        return list(np.interp(here, [0, *steps], [0, *tokens]))
-    return []
+    logged_steps, logged_tokens = record.metrics.curve("tokens", over="step")
+    if not len(logged_steps):
+        return []
+    steps = [line["step"] for line in lines if line.get("step") is not None]
+    return list(np.interp(steps, [0, *logged_steps], [0, *logged_tokens]))
 
 
 def training(record: RunRecord) -> list[Part]:
     metrics = record.metrics
     unit = "nats per token" if record.stage in STAGES_OF_TEXT else "loss"
-    smooth = metrics.curve("loss_smoothed")
-    lines = [
-        Curve("loss", *metrics.curve("loss"), faint=len(smooth[0]) > 0),
-        Curve("smoothed", *smooth),
-    ]
-    sources = [
-        name for name in metrics.names if name.startswith("loss_") and name != "loss_smoothed"
-    ]
+    smoothed = Curve("smoothed", *metrics.curve("loss_smoothed"))
+    loss = Curve("loss", *metrics.curve("loss"), faint=len(smoothed.x) > 0)
+    sources = {}
+    for name in metrics.names:
+        if name.startswith("loss_") and name != "loss_smoothed":
+            sources[name.removeprefix("loss_")] = name
     marks = in_tokens(record, record.events)
     return [
-        *curves("Training loss", unit, [*lines, at_changes(record)], marks=marks),
+        *curves("Training loss", unit, [loss, smoothed, at_changes(record)], marks=marks),
         *plots(record, "Speed", "tokens/s", {"tokens/s": "tokens_per_second"}),
-        *plots(record, "Loss of each source", unit, {name[5:]: name for name in sources}),
+        *plots(record, "Loss of each source", unit, sources),
     ]
 
 
 def mixture(record: RunRecord) -> list[Part]:
-    metrics = record.metrics
-    logged = {
-        name.removeprefix("share_"): name for name in metrics.names if name.startswith("share_")
-    }
-    # After a change of the mixture, inputs.json has the shares since then; `cpt mixture RUN` has those of each part.
-    was_changed = any(line.get("new_stretch") for line in record.history)
-    rows = []
-    for name, source in get_dict(record.inputs, "data", "sources").items():
-        realized = metrics.last(f"share_{name}")
-        requested = get(source, "share")
-        tokens = get(source, "tokens")
-        trained = metrics.last("tokens")
-        share = realized or requested
-        epochs = f"{share * trained / tokens:.2f}" if share and trained and tokens else ""
-        counts = [format_count(get(source, key)) for key in ("tokens", "documents", "held_out")]
-        reasons = ", ".join(
-            f"{reason} {count:,}" for reason, count in get_dict(source, "dropped").items()
+    logged = {}
+    for name in record.metrics.names:
+        if name.startswith("share_"):
+            logged[name.removeprefix("share_")] = name
+    parts: list[Part] = [*plots(record, "Share of the tokens so far", "share", logged)]
+    sources = get_dict(record.inputs, "data", "sources")
+    rows = [row_of_source(record, name, source) for name, source in sources.items()]
+    if rows:
+        columns = (
+            "source",
+            "requested, whole run",
+            "realized",
+            "epochs",
+            "tokens",
+            "documents",
+            "held out",
+            "dropped",
         )
-        shares = format_share(None if was_changed else requested), format_share(realized)
-        rows.append([name, *shares, epochs, *counts, reasons])
-    columns = (
-        "source",
-        "requested, whole run",
-        "realized",
-        "epochs",
-        "tokens",
-        "documents",
-        "held out",
-        "dropped",
-    )
-    return [
-        *plots(record, "Share of the tokens so far", "share", logged),
-        *([Table(columns, rows)] if rows else []),
-    ]
+        parts.append(Table(columns, rows))
+    return parts
+
+
+def row_of_source(record: RunRecord, name: str, source: Content) -> list[str]:
+    realized = record.metrics.last(f"share_{name}")
+    requested = get(source, "share")
+    share = realized or requested
+    tokens = get(source, "tokens")
+    trained = record.metrics.last("tokens")
+    epochs = f"{share * trained / tokens:.2f}" if share and trained and tokens else ""
+    counts = [format_count(get(source, key)) for key in ("tokens", "documents", "held_out")]
+    dropped = get_dict(source, "dropped")
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
+    # After a change of the mixture, inputs.json has the shares since then; `cpt mixture RUN` has those of each part.
+    if any(line.get("new_stretch") for line in record.history):
+        requested = None
+    return [name, format_share(requested), format_share(realized), epochs, *counts, reasons]
 
 
 def against_plan(record: RunRecord) -> list[Part]:
     plan = record.plan
-    metrics = record.metrics
     if not plan:
         return []
-    peak, host = (metrics.curve(name)[1] for name in ("gpu_memory_peak_gib", "host_memory_gib"))
+    tokens = record.metrics.last("tokens")
     seconds = seconds_in_steps(record)
-    tokens = metrics.last("tokens")
+    measured_speed = tokens / seconds if tokens and seconds else None
     speed = plan.get("tokens_per_second")
+    planned_seconds = tokens / speed if tokens and speed else None
+    gpu_peak = peak_of(record, "gpu_memory_peak_gib")
+    host_peak = peak_of(record, "host_memory_gib")
     compared = {
-        "GPU memory, peak (GiB)": (
-            plan.get("gpu_total_gib"),
-            float(peak.max()) if len(peak) else None,
-        ),
-        "host memory, peak (GiB)": (
-            plan.get("host_total_gib"),
-            float(host.max()) if len(host) else None,
-        ),
-        "tokens per second": (speed, tokens / seconds if tokens and seconds else None),
-        "time in training steps (s)": (
-            tokens / speed if tokens and speed else None,
-            seconds or None,
-        ),
+        "GPU memory, peak (GiB)": (plan.get("gpu_total_gib"), gpu_peak),
+        "host memory, peak (GiB)": (plan.get("host_total_gib"), host_peak),
+        "tokens per second": (speed, measured_speed),
+        "time in training steps (s)": (planned_seconds, seconds or None),
     }
     rows = []
     for name, (planned, measured) in compared.items():
@@ -345,13 +350,19 @@ def against_plan(record: RunRecord) -> list[Part]:
     return [Table(("", "planned", "measured", "measured / planned"), rows)]
 
 
+def peak_of(record: RunRecord, metric: str) -> float | None:
+    _, values = record.metrics.curve(metric)
+    return float(values.max()) if len(values) else None
+
+
 def events(record: RunRecord) -> list[Part]:
     if not record.events:
         return []
     rows = []
     for event in record.events[-MOST_EVENTS:]:
-        time, kind, message = (str(event.get(key)) for key in ("time", "kind", "message"))
-        rows.append([time[:19].replace("T", " "), format_count(event.get("step")), kind, message])
+        time = str(event.get("time"))[:19].replace("T", " ")
+        step = format_count(event.get("step"))
+        rows.append([time, step, str(event.get("kind")), str(event.get("message"))])
     return [
         f"The last {len(rows):,} of {len(record.events):,} events:",
         Table(("time (UTC)", "step", "kind", "message"), rows),
@@ -359,11 +370,11 @@ def events(record: RunRecord) -> list[Part]:
 
 
 def missing(record: RunRecord) -> list[Part]:
-    found: list[Part] = [f"{sentence}." for sentence in record.unreadable]
-    found += [f"{name} is missing or unreadable." for name in record.missing]
+    sentences: list[Part] = [f"{sentence}." for sentence in record.unreadable]
+    sentences += [f"{name} is missing or unreadable." for name in record.missing]
     if not record.verdict:
-        found.append(f"The verdict is missing. Evaluate the run: cpt verdict {record.folder}")
-    return found
+        sentences.append(f"The verdict is missing. Evaluate the run: cpt verdict {record.folder}")
+    return sentences
 
 
 def details(record: RunRecord) -> list[Part]:
@@ -372,4 +383,4 @@ def details(record: RunRecord) -> list[Part]:
     paths += sorted((record.folder / PROFILE).glob("*.txt"))
     texts = {path.name: path.read_text("utf-8", "replace") for path in paths if path.is_file()}
     texts["Uncommitted changes"] = get(record.environment, "git", "diff") or ""
-    return [Folded(title, text[:LONGEST_TEXT]) for title, text in texts.items() if text.strip()]
+    return [Folded(name, text[:LONGEST_TEXT]) for name, text in texts.items() if text.strip()]

@@ -192,22 +192,24 @@ def continuation(
 ) -> Question | None:
     """A question about a sentence of a document; `pool` has the number and the sentences of each document."""
     draw = random.Random(f"0 continuation {document.text}")
-    later = [sentence for sentence in sentences if sentence.start() >= SHORTEST_CONTEXT]
+    later = [sibling for sibling in sentences if sibling.start() >= SHORTEST_CONTEXT]
     if not later:
         return None
-    chosen = draw.choice(later)
-    right = chosen.group().strip()
+    sentence = draw.choice(later)
+    right = sentence.group().strip()
     # One per document, like the right answer: otherwise most would come from long documents of one kind.
     wrong = []
     for other, its_sentences in draw.sample(pool, min(len(pool), 20 * CHOICES)):
         if other != number:
             wrong.append(draw.choice(its_sentences).group().strip())
-    own_texts = {sentence.group().strip() for sentence in sentences}
+    own_texts = {sibling.group().strip() for sibling in sentences}
     wrong = [text for text in wrong if text not in own_texts]
     wrong.sort(key=lambda text: abs(len(text) - len(right)))  # so that length is not a hint
     # An indent is part of the context: all choices are stripped.
-    indent = len(chosen.group()) - len(chosen.group().lstrip())
-    context = document.text[max(0, chosen.start() - CONTEXT_CHARACTERS) : chosen.start() + indent]
+    indent = len(sentence.group()) - len(sentence.group().lstrip())
+    context = document.text[
+        max(0, sentence.start() - CONTEXT_CHARACTERS) : sentence.start() + indent
+    ]
     return ask("continuation", document, context, right, wrong[: 5 * CHOICES], draw)
 
 
@@ -283,22 +285,22 @@ def nats_per_byte(
         for indexes, counts in batches(len(candidates), batch_size):
             numbers = [by_length[index] for index in indexes]
             batch = [candidates[number] for number in numbers]
-            ids = [torch.tensor(some.ids) for some in batch]
-            labels = [labels_of_choice(some) for some in batch]
+            ids = [torch.tensor(text.ids) for text in batch]
+            labels = [labels_of_choice(text) for text in batch]
             # Texts are padded on the right, which a causal model does not attend to.
             input_ids = pad_sequence(ids, batch_first=True).to(device)  # (B, T)
             targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device)
             logits = inner(input_ids=input_ids, use_cache=False).logits  # (B, T, V)
             nats, _, _ = score_tokens(logits, targets)
             if counts:
-                num_bytes = torch.tensor([some.num_bytes for some in batch], device=device)
+                num_bytes = torch.tensor([text.num_bytes for text in batch], device=device)
                 scores[torch.tensor(numbers, device=device)] = nats.sum(1) / num_bytes
     sum_over_processes(scores)
     return scores.cpu().numpy()
 
 
-def labels_of_choice(some: Candidate) -> torch.Tensor:
-    return torch.tensor([IGNORED] * some.first + some.ids[some.first :])
+def labels_of_choice(candidate: Candidate) -> torch.Tensor:
+    return torch.tensor([IGNORED] * candidate.first + candidate.ids[candidate.first :])
 
 
 def candidate(

@@ -80,7 +80,7 @@ class EvaluationRequest:
     """Sets to measure losses on; None for tasks and questions only."""
     domain_test: Sequence[str] = ()
     """Held-out sets to make questions from."""
-    made: Mapping[str, list[Question]] = field(default_factory=dict)
+    questions: Mapping[str, list[Question]] = field(default_factory=dict)
     """Existing questions, by set."""
     tasks: Sequence[TaskChoice] = ()
     batch_size: int = 8
@@ -113,9 +113,9 @@ def measure(
     tokenizer = load_tokenizer(Tokenizer(path=tokenizer_path), model)
     sets: dict[str, EvaluationSet] = {}
     if request.held_out is not None:
-        sets = open_evaluation_sets(fitting(request.held_out, model), tokenizer)
-    rows = {name: of_set.rows for name, of_set in of_texts(sets, request).items()}
-    questions = {**make_questions(sets, request.domain_test), **request.made}
+        sets = open_evaluation_sets(fit_packing(request.held_out, model), tokenizer)
+    rows = {name: of_set.rows for name, of_set in select_text_sets(sets, request).items()}
+    questions = {**make_questions(sets, request.domain_test), **request.questions}
     loaded = load_for_evaluation(model, tokenizer, adapter, seed)
     tasks: list[TaskScore] = []
     for choice in request.tasks:  # first, to fail early on a wrong name
@@ -178,7 +178,7 @@ def load_for_evaluation(
     return loaded
 
 
-def of_texts(
+def select_text_sets(
     sets: dict[str, EvaluationSet], request: EvaluationRequest
 ) -> dict[str, EvaluationSet]:
     """The sets of texts and conversations; pairs and prompts need the run's trainer. Raises DataError if nothing
@@ -190,7 +190,7 @@ def of_texts(
             f"held-out pairs and prompts ({skipped_names}) are evaluated by the run: see verdict.md and"
             " metrics.jsonl"
         )
-        if not (text_sets or request.tasks or request.made):
+        if not (text_sets or request.tasks or request.questions):
             raise DataError(f"{reason}. Name texts to evaluate here: --text domain=held_out.jsonl")
         log.info(f"Not evaluated here: {reason}.")
     if request.is_compared:
@@ -238,7 +238,7 @@ def refuse_no_model(path: str, folder: Path) -> None:
         )
 
 
-def fitting(held: EvaluationData, model: Model) -> EvaluationData:
+def fit_packing(held: EvaluationData, model: Model) -> EvaluationData:
     """Pad rows if the model cannot separate packed documents; raises RecipeError if they are too long for it."""
     longest = known_positions(model)
     if held.data.sequence_length > longest:
@@ -457,7 +457,9 @@ def evaluate_after_training(
     marked = marked_sets(folder, recipe, general, sets, copied)
     if not questions and not tasks and not marked:
         return None, [], not_run
-    request = EvaluationRequest(made=questions, tasks=tasks, batch_size=batch_size, gain=marked)
+    request = EvaluationRequest(
+        questions=questions, tasks=tasks, batch_size=batch_size, gain=marked
+    )
     # Each with the tokenizer in its folder: that of the run may have new tokens, unknown to the base.
     paths = [str(folder)]
     if not recipe.model.from_scratch:
@@ -477,18 +479,18 @@ def sets_after_training(
     if not evaluation.perplexity and (evaluation.held_out_share is None or not is_of_texts):
         return {}, []  # no texts to make questions from
     if not domain_questions(evaluation.tasks):
-        why = "turned off in `evaluation.tasks` (`questions: 0`)"
-        return {}, [NotRun("domain test", why)]
+        reason = "turned off in `evaluation.tasks` (`questions: 0`)"
+        return {}, [NotRun("domain test", reason)]
     if recipe.model.from_scratch:
-        why = "the run started from new weights, so there is nothing to compare with"
-        return {}, [NotRun("domain test", why)]
+        reason = "the run started from new weights, so there is nothing to compare with"
+        return {}, [NotRun("domain test", reason)]
     tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
     return open_evaluation_sets(data_of_recipe(recipe, folder), tokenizer), []
 
 
 def measurements(request: EvaluationRequest) -> list[str]:
     """What is measured, for the log."""
-    names = [f"domain test of {name}" for name in request.made]
+    names = [f"domain test of {name}" for name in request.questions]
     for choice in request.tasks:
         names += choice.names
     for marked in request.gain:

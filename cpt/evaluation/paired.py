@@ -239,9 +239,9 @@ def bits_per_byte_difference(
         refuse_too_few(len(old.hashes), "documents")
         bits = (new.nats - old.nats) / math.log(2)
         of_bytes.append(moments_of_ratio(bits, old.num_bytes.astype(np.float64)))
-        has_losses = (old.nats > 0) & (new.nats > 0)  # a document of one token has no loss
-        if has_losses.sum() >= FEWEST:
-            logs = np.log(new.nats[has_losses] / old.nats[has_losses])
+        scored = (old.nats > 0) & (new.nats > 0)  # a document of one token has no loss
+        if scored.sum() >= FEWEST:
+            logs = np.log(new.nats[scored] / old.nats[scored])
             of_documents.append(moments_of_mean(logs))
     shares = np.ones(len(of_bytes)) if weights is None else np.array(weights, np.float64)
     shares /= shares.sum()
@@ -330,7 +330,10 @@ def weighted(parts: Sequence[Moments], shares: Floats) -> Moments:
     doi.org/10.2307/3002019)."""
     variances = [share**2 * part.variance for share, part in zip(shares, parts, strict=True)]
     variance = sum(variances)
-    squares = sum(own**2 / part.degrees for own, part in zip(variances, parts, strict=True))
+    squares = sum(
+        part_variance**2 / part.degrees
+        for part_variance, part in zip(variances, parts, strict=True)
+    )
     return Moments(
         value=float(np.dot(shares, [part.value for part in parts])),
         variance=variance,

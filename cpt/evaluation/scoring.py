@@ -224,9 +224,14 @@ def measure_and_keep(
         try:
             save_losses(run_folder / HELD_OUT / f"step-{step}.npz", losses)
         except OSError as problem:  # on a full disk only the confidence intervals are lost
-            why = f"The losses of each document at step {step} are not saved: {problem.strerror}."
+            reason = (
+                f"The losses of each document at step {step} are not saved: {problem.strerror}."
+            )
             record_event(
-                run_folder, "not_written", f"{why} The evaluation's metrics are logged.", step=step
+                run_folder,
+                "not_written",
+                f"{reason} The evaluation's metrics are logged.",
+                step=step,
             )
         with suppress(OSError):  # read-only disk; remove earlier losses even if saving failed
             for saved_step, path in saved_losses(run_folder).items():
@@ -303,18 +308,18 @@ class StopWhenForgetting(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        now = bits_per_byte_of(kwargs["metrics"])
+        after = bits_per_byte_of(kwargs["metrics"])
         if not self.before:
-            self.before = now
+            self.before = after
             return
         for name, allowed_rise in self.allowed.items():
-            if name not in now or now[name] <= self.before[name] * (1 + allowed_rise):
+            if name not in after or after[name] <= self.before[name] * (1 + allowed_rise):
                 continue
             control.should_training_stop = True
-            rise = now[name] / self.before[name] - 1
+            rise = after[name] / self.before[name] - 1
             reason = (
                 f"stopped at step {state.global_step}: bits per byte of `{name}` rose from {self.before[name]:.4f}"
-                f" to {now[name]:.4f} ({rise:+.1%}), more than the {allowed_rise:.1%} that"
+                f" to {after[name]:.4f} ({rise:+.1%}), more than the {allowed_rise:.1%} that"
                 " `evaluation.retain` allows"
             )
             if is_main_process():
@@ -480,14 +485,14 @@ class PromptSamples(TrainerCallback):
             path.parent.mkdir(parents=True, exist_ok=True)
             keep_lines_until(path, step - 1)  # a run killed after its samples rewrites them
         except OSError as problem:
-            why = f"{path.name} cannot be changed: {problem.strerror}."
-            record_event(path.parent, "not_written", why, step=step)
+            reason = f"{path.name} cannot be changed: {problem.strerror}."
+            record_event(path.parent, "not_written", reason, step=step)
         for prompt, continuation in zip(self.prompts, continuations, strict=True):
             sample = {"step": step, "prompt": prompt, "continuation": continuation}
             self.lines.add(json.dumps(sample, ensure_ascii=False))
         if self.lines.waiting:
-            why = f"The disk is full: samples of step {step} are lost unless space is freed before the run ends."
-            record_event(path.parent, "not_written", why, step=step)
+            reason = f"The disk is full: samples of step {step} are lost unless space is freed before the run ends."
+            record_event(path.parent, "not_written", reason, step=step)
 
 
 def continue_prompts(

@@ -64,11 +64,11 @@ def domain_sentence(domain: Difference, name: str = "domain text") -> str:
         case "worse, negligible":
             return f"It did not work: {name} became {size(domain, that_count(domain))}."
         case "no change found" if gain_is_possible(domain):
-            most = f"a gain of up to {-domain.decides.percents[1]:.1f} % is possible"
-            return f"No change of {name} was found, but {most} ({evidence(domain)}).{more(domain)}"
+            gain = f"a gain of up to {-domain.decides.percents[1]:.1f} % is possible"
+            return f"No change of {name} was found, but {gain} ({evidence(domain)}).{more(domain)}"
         case "no change found":
-            gain = max(0.1, -domain.decides.percents[1])
-            excluded = f"a gain of more than {gain:.1f} % is excluded"
+            percents = max(0.1, -domain.decides.percents[1])
+            excluded = f"a gain of more than {percents:.1f} % is excluded"
             return f"It did not work: no change of {name} was found, and {excluded} ({evidence(domain)})."
         case _:
             return f"Whether it worked is unknown: {doubt(domain, name)}"
@@ -90,13 +90,13 @@ def general_sentence(general: Difference, name: str = "general text") -> str:
         case "worse, negligible":
             return f"It forgot little: {name} became {size(general, that_count(general))}."
         case "no change found" if loss_is_possible(general):
-            most = f"a loss of up to {general.decides.percents[2]:.1f} % is possible"
+            loss = f"a loss of up to {general.decides.percents[2]:.1f} % is possible"
             return (
-                f"No change of {name} was found, but {most} ({evidence(general)}).{more(general)}"
+                f"No change of {name} was found, but {loss} ({evidence(general)}).{more(general)}"
             )
         case "no change found":
-            loss = max(0.1, general.decides.percents[2])
-            excluded = f"forgetting of more than {loss:.1f} % is excluded"
+            percents = max(0.1, general.decides.percents[2])
+            excluded = f"forgetting of more than {percents:.1f} % is excluded"
             return f"It did not forget: no change of {name} was found, and {excluded} ({evidence(general)})."
         case _:
             return f"Whether it forgot is unknown: {doubt(general, name)}"
@@ -199,11 +199,11 @@ def doubt(difference: Difference, name: str) -> str:
     if difference.items < TOO_FEW:
         few = f"{difference.items} documents of {name} are too few."
         return f"{few} Hold out at least {TOO_FEW}, better {FEW} or more."
+    reason = f"{difference.items} documents of {name} do not agree"
     if difference.is_dominated:
-        why = f"one document has {percent(difference.largest_share)} of the bytes, and the others do not agree"
-    else:
-        why = f"{difference.items} documents of {name} do not agree"
-    return f"{why} ({evidence(difference)}).{more(difference)}"
+        share = percent(difference.largest_share)
+        reason = f"one document has {share} of the bytes, and the others do not agree"
+    return f"{reason} ({evidence(difference)}).{more(difference)}"
 
 
 def more(difference: Difference) -> str:

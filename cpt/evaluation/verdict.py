@@ -138,9 +138,9 @@ class ExampleSet:
             "the loss": self.loss,
         }
         changes = []
-        for name, both in metrics.items():
-            if both is not None:
-                before, after = both
+        for name, metric in metrics.items():
+            if metric is not None:
+                before, after = metric
                 changes.append(f"{name} went from {before:.3f} to {after:.3f}")
         measured = " and ".join(changes) or "nothing was measured"
         return f"On {self.examples:,} held-out examples {measured}, without a confidence interval."
@@ -503,13 +503,12 @@ def verdict_of_run(
     sets, domain, general = compare_sets(folder, course, recipe, general_names)
     missing = not_measured(folder, recipe, sets, examples, evaluation)
     if contamination is None:
-        why = "training documents were not searched: cpt contamination RECIPE"
-        missing["contamination"] = why
+        missing["contamination"] = "training documents were not searched: cpt contamination RECIPE"
     # `domain test of code` in `not_run` is more specific than `domain test`.
     unmentioned = []
-    for measurement, why in missing.items():
+    for measurement, reason in missing.items():
         if not any(entry.what.startswith(measurement) for entry in not_run):
-            unmentioned.append(NotRun(measurement, why))
+            unmentioned.append(NotRun(measurement, reason))
     return Verdict(
         run=folder.name,
         model=str(run.export_folder),

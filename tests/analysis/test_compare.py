@@ -285,7 +285,7 @@ LONG = "x" * 120
     ],
 )
 def test_what_differs_of_long_values_is_visible(values, visible):
-    found = module.shown(values)
+    found = module.format_values(values)
     assert len(set(found)) == len(values) and max(map(len, found)) <= module.LONGEST + 6
     assert all(part in text for part, text in zip(visible, found, strict=True))
 

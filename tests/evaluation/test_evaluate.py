@@ -19,8 +19,8 @@ from cpt.evaluation.evaluate import (
     held_out_sets,
     measure,
     model_at,
-    of_texts,
     search_after_training,
+    select_text_sets,
     task_metrics,
 )
 from cpt.evaluation.paired import Difference, DocumentLosses, bits_per_byte_difference
@@ -160,17 +160,17 @@ def test_sets_of_one_document_are_refused_where_models_are_compared():
             ("p", "prompt", 1),
         )
     }
-    assert list(of_texts(sets, EvaluationRequest())) == ["two", "one"]
+    assert list(select_text_sets(sets, EvaluationRequest())) == ["two", "one"]
     with pytest.raises(DataError, match="`one` has one document"):
-        of_texts(sets, EvaluationRequest(is_compared=True))
+        select_text_sets(sets, EvaluationRequest(is_compared=True))
     del sets["one"]
-    assert list(of_texts(sets, EvaluationRequest(is_compared=True))) == ["two"]
+    assert list(select_text_sets(sets, EvaluationRequest(is_compared=True))) == ["two"]
     alone = {"p": sets["p"]}
     for request in (
         EvaluationRequest(tasks=[TaskChoice(("a",))]),
-        EvaluationRequest(made={"a": []}),
+        EvaluationRequest(questions={"a": []}),
     ):
-        assert of_texts(alone, request) == {}
+        assert select_text_sets(alone, request) == {}
 
 
 def test_a_base_is_loaded_with_the_recipes_pins_and_another_model_without_them(models):
@@ -312,10 +312,12 @@ def test_pairs_are_left_to_the_run_that_measured_them(caplog):
     texts = EvaluationSet(HeldOutSet("a", [], 3), None)
     pairs = EvaluationSet(replace(texts.rows, form="preference"), None)
     with caplog.at_level(logging.INFO, "cpt"):
-        assert list(of_texts({"texts": texts, "pairs": pairs}, EvaluationRequest())) == ["texts"]
+        assert list(select_text_sets({"texts": texts, "pairs": pairs}, EvaluationRequest())) == [
+            "texts"
+        ]
     assert "(pairs)" in caplog.text
     with pytest.raises(DataError, match="pairs.*--text"):
-        of_texts({"pairs": pairs}, EvaluationRequest())
+        select_text_sets({"pairs": pairs}, EvaluationRequest())
 
 
 def result(name, bits_per_byte, right, value):

@@ -18,7 +18,7 @@ from cpt.checkpoints.model_folder import LARGEST_FILE
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.data.rows.packing import PackedRows
 from cpt.errors import CheckpointError, DataError
-from cpt.evaluation.evaluate import EvaluationRequest, fitting, of_texts
+from cpt.evaluation.evaluate import EvaluationRequest, fit_packing, select_text_sets
 from cpt.evaluation.paired import (
     Difference,
     DocumentLosses,
@@ -88,10 +88,12 @@ class Line:
         Args:
             folder: keeps the losses of the points, so that none is measured twice.
         """
-        sets = open_evaluation_sets(fitting(held, self.trained), self.tokenizer)
+        sets = open_evaluation_sets(fit_packing(held, self.trained), self.tokenizer)
         rows = {
             name: held_out_set.rows
-            for name, held_out_set in of_texts(sets, EvaluationRequest(is_compared=True)).items()
+            for name, held_out_set in select_text_sets(
+                sets, EvaluationRequest(is_compared=True)
+            ).items()
         }
         if not rows.keys() - set(general):
             raise DataError(
