@@ -212,12 +212,12 @@ def in_children(functions: list[Callable[[], str]], folder: Path) -> list[str]:
         RuntimeError: with the error of the first that failed.
     """
     answers = [folder / f"answer-{number}" for number in range(len(functions))]
+    gc.collect()
     gc.freeze()  # otherwise each collection in a child copies the memory
     children = [
         start_child(function, answer) for function, answer in zip(functions, answers, strict=True)
     ]
     statuses = [os.waitpid(child, 0)[1] for child in children]
-    gc.unfreeze()
     for status, answer in zip(statuses, answers, strict=True):
         if status:
             raise RuntimeError(answer.read_text())

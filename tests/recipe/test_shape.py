@@ -131,6 +131,7 @@ WRONG = [
         for key in ("rho: .nan", "embedding_learning_rate: 2")
     ),
     *(("schedule", text) for text in ("{warmup_tokens: 2GB}", "{warmup_tokens: -5}", "{floor: 5}")),
+    *(("schedule", text) for text in ('{floor: "0.1"}', "{floor: true}")),
     ("schedule", "{name: continued, schedule: {name: wsd, decay_tokens: 1MB}, trained_tokens: 1M}"),
     ("safety.loss_guard", "{window: 2}"),
 ]
