@@ -33,10 +33,10 @@ from cpt.recipe.schema import (
 from cpt.recipe.shape import check_passed_on_keys, check_shape, read_option_numbers
 from cpt.recipe.training_keys import NESTED, accepted_keys, had_no_effect, is_refused
 from cpt.recipe.tree import (
+    FilePosition,
     Location,
     Mistakes,
     Node,
-    Position,
     UnreadableError,
     compose,
     dotted,
@@ -119,7 +119,7 @@ def add_lora(root: Node) -> None:
         return
     options = model.value.get("lora")
     if options is None or options.value is None:
-        model.value["lora"] = Node({}, Position("on the command line: `--lora`", 0))
+        model.value["lora"] = Node({}, FilePosition("on the command line: `--lora`", 0))
 
 
 def drop_former_keys(root: Node, path: Path) -> None:
@@ -462,7 +462,7 @@ def find_file(reference: Node, mistakes: Mistakes) -> Path | None:
 def apply_overrides(root: Node, overrides: Sequence[str], mistakes: Mistakes) -> Node:
     """Apply the overrides to the tree; later ones win."""
     for override in overrides:
-        position = Position(f"on the command line: `{override}`", 0)
+        position = FilePosition(f"on the command line: `{override}`", 0)
         key, equals, text = override.partition("=")
         if not equals or not key.strip():
             mistakes.add(position, "expected `key.path=value`")

@@ -17,7 +17,7 @@ Location = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, order=True)
-class Position:
+class FilePosition:
     """File and line of a value. Line 0: on the command line."""
 
     file: str
@@ -28,7 +28,7 @@ class Position:
             return f"{self.file}:{self.line}"
         return self.file
 
-    def seen_from(self, other: "Position") -> str:
+    def seen_from(self, other: "FilePosition") -> str:
         if self.line and self.file == other.file:
             return f"line {self.line}"
         return str(self)
@@ -40,7 +40,7 @@ class Node:
 
     value: Any
     """None, bool, int, float, str, a list of nodes, or a dict of nodes."""
-    position: Position
+    position: FilePosition
     own_file: bool = False
     """The section names its own base file, so it inherits nothing from an outer base."""
     broken: bool = False
@@ -55,12 +55,12 @@ class Mistakes:
     """Collects the mistakes in a recipe, to report them together."""
 
     def __init__(self) -> None:
-        self.entries: set[tuple[Position, str]] = set()
+        self.entries: set[tuple[FilePosition, str]] = set()
 
-    def add(self, position: Position, text: str) -> None:
+    def add(self, position: FilePosition, text: str) -> None:
         self.entries.add((position, text))
 
-    def unreadable(self, position: Position, text: str) -> UnreadableError:
+    def unreadable(self, position: FilePosition, text: str) -> UnreadableError:
         """Add a mistake that makes the whole file unreadable, and return the error to raise."""
         self.add(position, text)
         return UnreadableError()
@@ -114,7 +114,7 @@ def node_at(root: Node, location: Location) -> Node | None:
     return None
 
 
-def position_of(root: Node, location: Location) -> Position:
+def position_of(root: Node, location: Location) -> FilePosition:
     """The position of the deepest part of `location` that was written."""
     return nodes_along(root, location)[-1].position
 
@@ -206,7 +206,7 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
         reason = f"cannot be read: {problem.strerror}"
     else:
         return read_text(data, shown, mistakes)
-    raise mistakes.unreadable(Position(shown, 1), reason)
+    raise mistakes.unreadable(FilePosition(shown, 1), reason)
 
 
 def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
@@ -225,10 +225,10 @@ def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         text = f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8."
-        raise mistakes.unreadable(Position(shown, line), text) from None
-    root = compose(text, Position(shown, 1), mistakes)
+        raise mistakes.unreadable(FilePosition(shown, line), text) from None
+    root = compose(text, FilePosition(shown, 1), mistakes)
     if root is None or root.value is None:
-        raise mistakes.unreadable(Position(shown, 1), "the file is empty")
+        raise mistakes.unreadable(FilePosition(shown, 1), "the file is empty")
     if not isinstance(root.value, dict):
         raise mistakes.unreadable(
             root.position, "expected `key: value` lines, got a list or a single value"
@@ -265,7 +265,7 @@ def shown_path(path: Path) -> str:
     return str(path)
 
 
-def compose(text: str, start: Position, mistakes: Mistakes) -> Node | None:
+def compose(text: str, start: FilePosition, mistakes: Mistakes) -> Node | None:
     """Return the tree of the only document; None for empty text.
 
     Args:
@@ -324,7 +324,7 @@ def line_of(problem: yaml.MarkedYAMLError, lines: list[str]) -> int:
 class TreeBuilder:
     """Converts PyYAML's nodes to `Node`, and adds mistakes for YAML features that recipes do not support."""
 
-    def __init__(self, start: Position, mistakes: Mistakes) -> None:
+    def __init__(self, start: FilePosition, mistakes: Mistakes) -> None:
         self.start = start
         self.mistakes = mistakes
         self.num_nodes = 0
@@ -369,8 +369,8 @@ class TreeBuilder:
                 entries[key.value] = Node(node.value, position)
         return entries
 
-    def position(self, line: int) -> Position:
+    def position(self, line: int) -> FilePosition:
         """Return the position of a line of the text, counted from 0."""
         if self.start.line == 0:  # on the command line
             return self.start
-        return Position(self.start.file, self.start.line + line)
+        return FilePosition(self.start.file, self.start.line + line)

@@ -17,7 +17,15 @@ from cpt.plugins import did_you_mean, find
 from cpt.recipe.keys import annotation_at, without_none
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Component, Recipe, Section
-from cpt.recipe.tree import Mistakes, Node, Position, plain, position_of, read_or_raise, steps_of
+from cpt.recipe.tree import (
+    FilePosition,
+    Mistakes,
+    Node,
+    plain,
+    position_of,
+    read_or_raise,
+    steps_of,
+)
 from cpt.recipe.values import Positive, in_words, in_yaml, whole_number
 
 SEARCH = "search"
@@ -57,7 +65,7 @@ class Axis:
     """A key of the recipe with Optuna's distribution of its values. Choices are YAML text."""
 
     key: str
-    position: Position
+    position: FilePosition
     distribution: Any
 
     @property
@@ -75,7 +83,7 @@ class Axis:
 @dataclass(frozen=True)
 class Space:
     settings: Settings
-    position: Position
+    position: FilePosition
     axes: tuple[Axis, ...]
 
     @property
