@@ -90,9 +90,10 @@ def build_model(
             "overrides change a file, not a loaded recipe: load_recipe(path, overrides)."
         )
     tokenizer = load_tokenizer(recipe) if tokenizer is None else tokenizers.tokenizer_at(tokenizer)
-    precision = {
-        key: recipe.training[key] for key in ("bf16", "fp16", "deepspeed") if key in recipe.training
-    }
+    precision: dict[str, Any] = {}
+    for key in ("bf16", "fp16", "deepspeed"):
+        if key in recipe.training:
+            precision[key] = recipe.training[key]
     on_cpu = bool(recipe.training.get("use_cpu")) or not torch.accelerator.is_available()
     arguments = TrainingArguments(str(recipe.output_dir / recipe.name), use_cpu=on_cpu, **precision)
     return model_for(recipe, tokenizer, arguments)
@@ -164,19 +165,18 @@ def plan_run(
     proposal = None
     if not is_enough:
         proposal = cheapest_that_fits(planned.setup, target, planned.count, mfu=mfu, share=share)
+    gpu_terms: dict[str, dict[str, float]] = {}
+    for moment in planned.memory.moments:
+        gpu_terms[moment.name] = {term.name: term.size for term in moment.terms}
+    speed = planned_speed(planned.facts, planned.setup, target, mfu)
     return RunPlan(
         fits=is_enough,
-        gpu_terms={
-            moment.name: {term.name: term.size for term in moment.terms}
-            for moment in planned.memory.moments
-        },
+        gpu_terms=gpu_terms,
         host_terms={term.name: term.size for term in planned.memory.host.terms},
         micro_batch=planned.setup.micro_batch,
         tokens_per_step=planned.setup.tokens_per_step,
         flops_per_token=planned.facts.flops_per_token,
-        tokens_per_second=planned_speed(
-            planned.facts, planned.setup, target, mfu
-        ).tokens_per_second,
+        tokens_per_second=speed.tokens_per_second,
         changes=None if proposal is None else dict(proposal.changes),
     )
 
@@ -204,8 +204,9 @@ def evaluate_model(
     models = [model_at(str(path)) for path in (model, against) if path is not None]
     length = min(sequence_length, *map(known_positions, models))
     data = data_of_texts([f"{name}={path}" for name, path in texts.items()], length)
-    asked = EvaluationRequest(data, batch_size=batch_size, is_compared=against is not None)
-    return build_report(*(measure(one, asked) for one in models)).to_json()
+    request = EvaluationRequest(data, batch_size=batch_size, is_compared=against is not None)
+    results = [measure(loaded, request) for loaded in models]
+    return build_report(*results).to_json()
 
 
 def compare_runs(folders: Sequence[str | Path]) -> dict[str, Any]:

@@ -59,9 +59,8 @@ def publish_once(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(folder).open("a") as lock:
             is_locked = lock_open_file(lock)
-            if folder.exists() and not is_intact(
-                folder
-            ):  # another process may have repaired it in the meantime
+            # Another process may have repaired it in the meantime.
+            if folder.exists() and not is_intact(folder):
                 report_damage(folder)
                 shutil.rmtree(folder)
             if not folder.exists():
@@ -73,8 +72,9 @@ def publish_once(
                 unfinished.mkdir()
                 try:
                     fill(unfinished)
-                    for file in [*unfinished.iterdir(), unfinished] if durable else []:
-                        make_durable(file)
+                    if durable:
+                        for file in [*unfinished.iterdir(), unfinished]:
+                            make_durable(file)
                     unfinished.rename(folder)
                 finally:
                     shutil.rmtree(unfinished, ignore_errors=True)  # already renamed after a success
@@ -131,9 +131,11 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
 
 
 def cannot_keep(folder: Path, problem: OSError) -> ResourceError:
-    what = f"{folder}: cannot store tokenized data there ({problem.strerror or problem})"
-    free = "Free space, or set" if problem.errno in NO_SPACE else "Set"
-    return ResourceError(f"{what}. {free} another folder: export CPT_CACHE=/path/to/folder")
+    remedy = "Free space, or set" if problem.errno in NO_SPACE else "Set"
+    return ResourceError(
+        f"{folder}: cannot store tokenized data there ({problem.strerror or problem})."
+        f" {remedy} another folder: export CPT_CACHE=/path/to/folder"
+    )
 
 
 def write_once(path: Path, content: Content) -> None:
@@ -178,7 +180,10 @@ def refuse_unreachable(
 ) -> None:
     """Refuse a Hub id while the Hub is unreachable, unless one of the files is in the cache; `key` is the recipe's,
     for the message."""
-    if not any(is_cached(path, file, revision) for file in files) and (reason := why_unreachable()):
+    if any(is_cached(path, file, revision) for file in files):
+        return
+    reason = why_unreachable()
+    if reason:
         raise ResourceError(
             f"{key}: {path} is neither a folder here ({Path.cwd()}) nor in the Hub cache, and the Hub cannot be"
             f" reached ({reason}). Use a local folder, or download it first:"

@@ -44,25 +44,21 @@ TENSOR_PARALLEL = (
     " (github.com/huggingface/transformers/pull/48569). Use FSDP2 or ZeRO-3, and `sp_size` for long rows"
 )
 OF_LAUNCHERS = (  # prefixes of variables set by launchers and for ranks
-    *(
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_",
-        "ROLE_",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "MASTER_",
-        "CROSS_",
-    ),
-    *(
-        "TORCHELASTIC_",
-        "TORCH_NCCL_",
-        "ACCELERATE_",
-        "FSDP_",
-        "PMI_",
-        "OMPI_COMM_WORLD_",
-        "MV2_COMM_WORLD_",
-    ),
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_",
+    "ROLE_",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_",
+    "CROSS_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_",
+    "ACCELERATE_",
+    "FSDP_",
+    "PMI_",
+    "OMPI_COMM_WORLD_",
+    "MV2_COMM_WORLD_",
     "SLURM_STEP_NUM_TASKS",
 )
 KNOWN_WARNINGS: tuple[
@@ -100,10 +96,10 @@ def num_nodes() -> int:
     """Number of machines, as set by torchrun (also in accelerate), DeepSpeed's launcher or srun."""
     if world_size() == 1:
         return 1
-    of_srun = (
-        os.environ.get("SLURM_NNODES") if os.environ.get("SLURM_PROCID") == str(rank()) else None
-    )
-    return int(os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("CROSS_SIZE") or of_srun or "1")
+    count = os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("CROSS_SIZE")
+    if not count and os.environ.get("SLURM_PROCID") == str(rank()):  # srun started the processes
+        count = os.environ.get("SLURM_NNODES")
+    return int(count or "1")
 
 
 def name_of_launcher() -> str:
@@ -124,8 +120,8 @@ def is_main_process() -> bool:
 
 def same_command() -> str:
     """Name the command that continues this run, to start a sentence; after `--new` it is another command."""
-    words = os.environ.get(CONTINUE, "The same command")
-    return words[0].upper() + words[1:]
+    command = os.environ.get(CONTINUE, "The same command")
+    return command[0].upper() + command[1:]
 
 
 def print_once(message: str) -> None:
@@ -224,27 +220,31 @@ class Parallelism:
 
 def read_parallelism(training: Mapping[str, Any]) -> Parallelism:
     """Read the sizes from the recipe's section `training`; RecipeError for a wrong key or size."""
-    given = training.get(KEY)
-    if given is None:
+    section = training.get(KEY)
+    if section is None:
         return Parallelism()
-    if not isinstance(given, Mapping):
+    if not isinstance(section, Mapping):
         raise RecipeError(
-            f"`training.{KEY}` is {given!r}; write keys and values, such as {{sp_size: 2}}."
+            f"`training.{KEY}` is {section!r}; write keys and values, such as {{sp_size: 2}}."
         )
-    known = (*SIZES, *BACKENDS)
-    for key, value in given.items():
-        where = f"`training.{KEY}.{key}`"
+    keys = (*SIZES, *BACKENDS)
+    sizes: dict[str, int] = {}
+    for key, value in section.items():
+        name = f"`training.{KEY}.{key}`"
         if key.startswith("pp_"):
-            raise RecipeError(f"{where}: {PIPELINE}.")
-        if key not in known:
+            raise RecipeError(f"{name}: {PIPELINE}.")
+        if key not in keys:
             raise RecipeError(
-                f"{where} is not a valid key.{did_you_mean(key, known)} Keys: {', '.join(known)}."
+                f"{name} is not a valid key.{did_you_mean(key, keys)} Keys: {', '.join(keys)}."
             )
-        if key in SIZES and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        if key not in SIZES:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise RecipeError(
-                f"{where} is {value!r}; it must be a whole number of processes, 1 or more."
+                f"{name} is {value!r}; it must be a whole number of processes, 1 or more."
             )
-    return Parallelism(**{key: value for key, value in given.items() if key in SIZES})
+        sizes[key] = value
+    return Parallelism(**sizes)
 
 
 def groups_of_rows(training: Mapping[str, Any], processes: int) -> int:
@@ -363,21 +363,25 @@ def leave_processes(then: Sequence[str] = ()) -> None:
     run_exit_functions()
     sys.stdout.flush()
     sys.stderr.flush()
-    for number in map(int, os.listdir("/dev/fd")):
-        if (
-            number > 2
-        ):  # the new program would hold sockets and devices; closing them here would break waiting threads
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        # The new program would hold sockets and devices; closing them here would break waiting threads.
+        if descriptor > 2:
             with suppress(OSError):
-                os.set_inheritable(number, False)
+                os.set_inheritable(descriptor, False)
     os.execve(sys.executable, [sys.executable, "-m", *then], environment_alone())
 
 
 def environment_alone() -> dict[str, str]:
     """Return the environment without variables of distributed processes; includes this package if it was started from
     its repository."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_LAUNCHERS)}
-    here = str(Path(__file__).resolve().parents[1])
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [here, kept.get("PYTHONPATH")]))}
+    environment: dict[str, str] = {}
+    for name, value in os.environ.items():
+        if not name.startswith(OF_LAUNCHERS):
+            environment[name] = value
+    repository = str(Path(__file__).resolve().parents[1])
+    paths = filter(None, [repository, environment.get("PYTHONPATH")])
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
 
 
 def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | None:
@@ -402,9 +406,8 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
             "accelerate was started with mixed_precision fp8, which cpt has not been tested with. Start with"
             " `--mixed_precision bf16`, and write `training: {bf16: true}`."
         )
-    if precision != "no" and not training.get(
-        precision
-    ):  # without the recipe's, transformers uses accelerate's
+    # Without the recipe's precision, transformers would use accelerate's.
+    if precision != "no" and not training.get(precision):
         raise LaunchError(
             f"accelerate was started with mixed_precision {precision}, which is not in the recipe. Write"
             f" `training: {{{precision}: true}}` into the recipe, or `mixed_precision: 'no'` into accelerate's config."
@@ -415,19 +418,18 @@ def agree_with_launcher(training: Mapping[str, Any]) -> str | dict[str, Any] | N
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return from_recipe
     from_accelerate: str | dict[str, Any] = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
-    if (
-        not from_accelerate
-    ):  # accelerate builds a config from `zero_stage` etc.; the recipe sets the rest
+    if not from_accelerate:
+        # accelerate builds a config from `zero_stage` etc.; the recipe sets the rest.
         from accelerate.utils import DeepSpeedPlugin
 
-        made: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
-        del made["steps_per_print"]  # infinite; the Trainer sets it
+        config: dict[str, Any] = DeepSpeedPlugin().deepspeed_config
+        del config["steps_per_print"]  # infinite; the Trainer sets it
         by_recipe: dict[str, Any] = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-        from_accelerate = {**by_recipe, "zero_force_ds_cpu_optimizer": False, **made}
+        from_accelerate = {**by_recipe, "zero_force_ds_cpu_optimizer": False, **config}
     if from_recipe is not None and contents(from_recipe) != contents(from_accelerate):
-        source = (
-            from_accelerate if isinstance(from_accelerate, str) else "the values in its own config"
-        )
+        source = "the values in its own config"
+        if isinstance(from_accelerate, str):
+            source = from_accelerate
         raise LaunchError(
             f"the recipe's `training.deepspeed` is {from_recipe}, but accelerate was started with {source}, which"
             " differs. Remove `deepspeed` from the recipe, or `deepspeed_config` from accelerate's config."
@@ -483,13 +485,14 @@ def check_sharding(training: Mapping[str, Any]) -> None:
             "accelerate was started with FSDP, which is not in the recipe. Write `training: {fsdp: true}` into the"
             " recipe, or `distributed_type: MULTI_GPU` into accelerate's config."
         )
-    if by_accelerate and (ignored := [name for name in os.environ if name.startswith("FSDP_")]):
+    ignored = [name for name in os.environ if by_accelerate and name.startswith("FSDP_")]
+    if ignored:
         log.warning(
             "%s of accelerate's config are ignored: `training.fsdp_config` decides.",
             ", ".join(ignored),
         )
-        for name in ignored:
-            del os.environ[name]
+    for name in ignored:
+        del os.environ[name]
     if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true":
         raise LaunchError(
             f"accelerate was started with `{KEY}` in its own config. Remove it there: the recipe's `training.{KEY}`"
@@ -502,7 +505,7 @@ def contents(config: str | dict[str, Any]) -> dict[str, Any]:
     if isinstance(config, dict):
         return config
     try:
-        read: dict[str, Any] = json.loads(Path(config).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads(Path(config).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as problem:
         raise LaunchError(f"DeepSpeed config {config}: {problem}") from problem
-    return read
+    return content

@@ -127,10 +127,10 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
         yield
 
 
-def lock_open_file(file: IO[str] | int, how: int = fcntl.LOCK_EX) -> bool:
+def lock_open_file(file: IO[str] | int, operation: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file until it is closed; False on a file system without locks."""
     try:
-        fcntl.flock(file, how)
+        fcntl.flock(file, operation)
     except OSError as problem:
         if problem.errno not in NO_LOCKS:
             raise
@@ -205,14 +205,15 @@ def append(path: Path, text: str) -> None:
     try:
         size = os.fstat(descriptor).st_size
         is_cut_off = size > 0 and os.pread(descriptor, 1, size - 1) not in (b"\n", b"")
-        content = b"\n" * is_cut_off + text.encode()
-        written = os.write(descriptor, content)
-        if written < len(content):
+        content = text.encode()
+        if is_cut_off:
+            content = b"\n" + content
+        num_bytes = os.write(descriptor, content)
+        if num_bytes < len(content):
             end = os.lseek(descriptor, 0, os.SEEK_CUR)
-            if (
-                os.fstat(descriptor).st_size == end
-            ):  # otherwise another process has ended the partial line
-                os.ftruncate(descriptor, end - written)
+            # If the file is longer, another process has ended the partial line.
+            if os.fstat(descriptor).st_size == end:
+                os.ftruncate(descriptor, end - num_bytes)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
@@ -284,13 +285,13 @@ def size_and_hash(path: Path) -> tuple[int, str]:
     buffer = memoryview(bytearray(CHUNK))
     with path.open("rb", buffering=0) as stream:
         os.posix_fadvise(stream.fileno(), 0, READ_AHEAD, os.POSIX_FADV_WILLNEED)
-        while count := stream.readinto(buffer):
+        while num_bytes := stream.readinto(buffer):
             if size % READ_AHEAD == 0:
                 os.posix_fadvise(
                     stream.fileno(), size + READ_AHEAD, READ_AHEAD, os.POSIX_FADV_WILLNEED
                 )
-            digest.update(buffer[:count])
-            size += count
+            digest.update(buffer[:num_bytes])
+            size += num_bytes
     return size, digest.hexdigest()
 
 

@@ -118,9 +118,10 @@ def simplified_gpu(name: str) -> str:
 
 def known_gpu(name: str) -> GpuType | None:
     """Return the kind of GPU with this driver name; None if the table lacks it."""
-    return next(
-        (kind for kind in GPU_TYPES if simplified_gpu(kind.name) == simplified_gpu(name)), None
-    )
+    for kind in GPU_TYPES:
+        if simplified_gpu(kind.name) == simplified_gpu(name):
+            return kind
+    return None
 
 
 @dataclass(frozen=True)
@@ -141,14 +142,15 @@ class Machine:
 def describe_machine(folder: Path = Path()) -> Machine:
     """GPUs, memory, cores and programs; free disk space is measured at `folder`."""
     gpus = find_gpus()
+    shared_memory_gib = None
+    if SHARED_MEMORY.exists():
+        shared_memory_gib = shutil.disk_usage(SHARED_MEMORY).total / GIB
     return Machine(
         gpus=gpus,
         cpu_cores=count_cpu_cores(),
         host_memory_gib=host_memory_gib(),
         free_host_memory_gib=free_host_memory_gib(),
-        shared_memory_gib=shutil.disk_usage(SHARED_MEMORY).total / GIB
-        if SHARED_MEMORY.exists()
-        else None,
+        shared_memory_gib=shared_memory_gib,
         free_disk_gib=free_disk_gib(folder),
         programs={name: find_program(name) for name in INSTALL_LINES},
         triton_failure=ask_triton() if gpus else "",
@@ -163,15 +165,15 @@ def find_gpus() -> list[Gpu]:
     query = ["nvidia-smi", columns, "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (
-        OSError,
-        subprocess.TimeoutExpired,
-    ):  # a hanging driver or a broken install count as no GPU
+    except (OSError, subprocess.TimeoutExpired):
+        return []  # a hanging driver or a broken install counts as no GPU
+    if answer.returncode != 0:
         return []
     gpus = []
-    for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
-        if line.count(",") == 4:  # NVIDIA H100 80GB HBM3, 81559, 80994, 580.95.05, 9.0
-            name, total, free, driver, capability = (cell.strip() for cell in line.split(","))
+    for line in answer.stdout.splitlines():
+        cells = line.split(",")  # NVIDIA H100 80GB HBM3, 81559, 80994, 580.95.05, 9.0
+        if len(cells) == 5:
+            name, total, free, driver, capability = map(str.strip, cells)
             gpus.append(Gpu(name, mib_in_gib(total), mib_in_gib(free), driver, capability))
     return gpus
 
@@ -196,9 +198,12 @@ def count_cpu_cores() -> int:
 def host_memory_gib() -> float:
     """Memory of the host, or of the container if it has less."""
     total: int = psutil.virtual_memory().total
-    for limit in CGROUP_MEMORY_LIMITS:
-        if limit.exists() and (text := limit.read_text().strip()) != "max":
-            total = min(total, int(text))
+    for file in CGROUP_MEMORY_LIMITS:
+        if not file.exists():
+            continue
+        limit = file.read_text().strip()
+        if limit != "max":
+            total = min(total, int(limit))
     return total / GIB
 
 
@@ -223,7 +228,7 @@ def free_disk_gib(folder: Path) -> float:
 def nearest_existing(folder: Path) -> Path:
     """`folder`, or the first of its parents that exists."""
     folder = folder.absolute()
-    return next(place for place in (folder, *folder.parents) if place.exists())
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def find_program(name: str) -> str | None:
@@ -242,13 +247,13 @@ def find_program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=scripts_folder())
 
 
-def announce_compiling(extension: str, what: str) -> None:
+def announce_compiling(extension: str, message: str) -> None:
     """Announce the compilation of a torch extension, if this machine has never compiled it: it takes minutes without
     output."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR", f"{cache}/torch_extensions")).expanduser()
     if not any(folder.rglob(f"{extension}*.so")):
-        sys.stderr.write(f"{what}. This takes minutes, once on this machine ...\n")
+        sys.stderr.write(f"{message}. This takes minutes, once on this machine ...\n")
 
 
 def require_programs(*names: str, reason: str) -> None:
@@ -378,8 +383,9 @@ def host_memory(size: int, device: "torch.device") -> "torch.Tensor":
     cudart = torch.cuda.cudart()
     view = (ctypes.c_char * size).from_buffer(memory)
     buffer = torch.frombuffer(view, dtype=torch.uint8)
-    if int(code := cudart.cudaHostRegister(buffer.data_ptr(), size, 0)):  # type: ignore[attr-defined]
-        raise torch.cuda.CudaError(int(code))
+    code = int(cudart.cudaHostRegister(buffer.data_ptr(), size, 0))  # type: ignore[attr-defined]
+    if code:
+        raise torch.cuda.CudaError(code)
 
     # Keeps `mapped` alive until then: memory is unlocked before it is unmapped.
     def unlock(address: int, mapped: mmap.mmap) -> None:

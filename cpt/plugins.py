@@ -41,16 +41,18 @@ def find(kind: str, name: str, built_in: Mapping[str, Callable[..., Any]]) -> Ca
             f"unknown {kind} `{name}`.{did_you_mean(name, built_in)} "
             f"Built in: {', '.join(built_in)}. Custom: `package.module:function`."
         )
-    found = import_named(name)
-    if not callable(found):
-        raise RecipeError(f"`{name}` is a {type(found).__name__}, but a {kind} must be a function.")
-    if not inspect.isfunction(found) or kind in REPORTED_BY_CALLER:
-        return found  # type: ignore[no-any-return]
+    function = import_named(name)
+    if not callable(function):
+        raise RecipeError(
+            f"`{name}` is a {type(function).__name__}, but a {kind} must be a function."
+        )
+    if not inspect.isfunction(function) or kind in REPORTED_BY_CALLER:
+        return function  # type: ignore[no-any-return]
 
-    @wraps(found)
+    @wraps(function)
     def called(*arguments: Any, **options: Any) -> Any:
         try:
-            return found(*arguments, **options)
+            return function(*arguments, **options)
         except Exception as problem:
             # The run handles out-of-memory itself.
             if isinstance(problem, CptError | MemoryError) or "memory" in str(problem):
@@ -68,11 +70,12 @@ def with_key(key: str, check: Callable[[], Any]) -> Any:
         raise RecipeError(f"`{key}`: {str(problem).removeprefix('model.path: ')}") from problem
 
 
-def user_code_error(what: str, problem: Exception) -> UserCodeError:
-    """Build the error for an exception in custom code; call it in the frame that called that code."""
+def user_code_error(code: str, problem: Exception) -> UserCodeError:
+    """Build the error for an exception in custom code, such as "the filter `mine:clean`"; call it in the frame that
+    called that code."""
     below = problem.__traceback__.tb_next if problem.__traceback__ is not None else None
     trace = "".join(traceback.format_exception(type(problem), problem, below)).rstrip()
-    return UserCodeError(f"{what} raised {type(problem).__name__}: {problem}\n{trace}")
+    return UserCodeError(f"{code} raised {type(problem).__name__}: {problem}\n{trace}")
 
 
 def import_named(name: str) -> Any:
@@ -92,20 +95,21 @@ def import_named(name: str) -> Any:
 def import_user_module(name: str) -> Any:
     if not name:
         raise RecipeError("expected a module name, such as package.module, got an empty name.")
-    here = add_current_folder()
+    current = add_current_folder()
     try:
         return import_module(name)
     except ImportError as problem:
-        where = f"{here} and in the installed packages"
-        raise RecipeError(f"cannot import `{name}`: {problem}. Searched in {where}.") from problem
+        raise RecipeError(
+            f"cannot import `{name}`: {problem}. Searched in {current} and in the installed packages."
+        ) from problem
 
 
 def add_current_folder() -> str:
     """Make modules in the current folder importable."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    return here
+    current = str(Path.cwd())
+    if current not in sys.path:
+        sys.path.append(current)
+    return current
 
 
 def check_options(
@@ -127,17 +131,23 @@ def check_options(
         raise RecipeError(
             f"`{key}`: {function.__name__} takes **kwargs, so its options cannot be checked. Name them: `*, rho=0.04`."
         )
-    by_name = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in given}
-    beside = {p.name for p in parameters} & {"learning_rate"} | {"name"}  # keys next to the options
+    by_name = {}
+    siblings = {"name"}  # keys of the recipe next to the options
+    for parameter in parameters:
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in given:
+            by_name[parameter.name] = parameter
+        if parameter.name == "learning_rate":
+            siblings.add("learning_rate")
     hints = dict(also or {})
     with suppress(NameError, TypeError):  # hints that only type checkers can resolve
         hints = {**typing.get_type_hints(function), **hints}
-    known = [*by_name, *(also or {})]
+    accepted = [*by_name, *(also or {})]
     for option, value in options.items():
-        if option not in known:
+        if option not in accepted:
+            hint = did_you_mean(option, {*accepted, *siblings})
             raise RecipeError(
-                f"`{key}.{option}` is not an option of {function.__name__}.{did_you_mean(option, {*known, *beside})} "
-                f"Options: {', '.join(known) or 'none'}."
+                f"`{key}.{option}` is not an option of {function.__name__}.{hint} "
+                f"Options: {', '.join(accepted) or 'none'}."
             )
         if not fits(value, hints.get(option, Any)):
             raise RecipeError(

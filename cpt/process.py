@@ -54,7 +54,8 @@ class ReceivedSignals:
 
     def at_signal(self, number: int, _: object) -> None:
         self.first = self.first or number
-        self.interrupts += number == signal.SIGINT
+        if number == signal.SIGINT:
+            self.interrupts += 1
         self.wake.set()
 
     def wait(self, seconds: float = SECONDS_BETWEEN_LOOKS) -> None:
@@ -127,9 +128,13 @@ class Child(subprocess.Popen[bytes]):
                     received.wait()
                     if received.interrupts > 1 or (look is not None and look()):
                         break
-                    if received.first != sent:
-                        sent = received.first
-                        forward(sent) if forward else send(self.pid, sent)
+                    if received.first == sent:
+                        continue
+                    sent = received.first
+                    if forward:
+                        forward(sent)
+                    else:
+                        send(self.pid, sent)
         finally:
             self.kill_family()
         return self.wait(), sent
@@ -150,15 +155,13 @@ class Child(subprocess.Popen[bytes]):
 
 def marked_processes(mark: str) -> list[psutil.Process]:
     """Running processes with this CPT_SUPERVISED in their environment."""
-    found = []
+    marked = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if (
-                process.environ().get(SUPERVISED) == mark
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                found.append(process)
-    return found
+            is_marked = process.environ().get(SUPERVISED) == mark
+            if is_marked and process.status() != psutil.STATUS_ZOMBIE:
+                marked.append(process)
+    return marked
 
 
 def send(pid: int, number: int) -> None:

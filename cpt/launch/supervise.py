@@ -66,8 +66,8 @@ class Ended:
 
 @dataclass(frozen=True)
 class RestartDecision:
-    what: Literal["done", "again", "give up", "stop"]
-    why: str = ""
+    action: Literal["done", "again", "give up", "stop"]
+    reason: str = ""
     code: int = 0
 
 
@@ -105,10 +105,10 @@ def supervise_run(
         arguments = [*arguments, f"name={run.folder.name}"]
     command = command_of_attempt(arguments, processes, launcher)
     decision = Supervisor(run, command, restarts=restarts).supervise()
-    if decision.what == "stop":
-        raise Interrupted(decision.why)
-    if decision.what == "give up":
-        text = f"{decision.why.removesuffix('.')}."
+    if decision.action == "stop":
+        raise Interrupted(decision.reason)
+    if decision.action == "give up":
+        text = f"{decision.reason.removesuffix('.')}."
         if (run.folder / EVENTS).exists():
             text += f" The events are in {run.folder / EVENTS}."
         problem = TrainingError(text)
@@ -134,23 +134,23 @@ class Supervisor:
                     ending, number = self.attempt()
                     self.endings.append(ending)
                     decision = next_move(self.endings, restarts=self.restarts)
-                    if decision.what == "again" and not number and not received.first:
-                        text = f"{decision.why}. Restart {len(self.endings)}."
+                    if decision.action == "again" and not number and not received.first:
+                        text = f"{decision.reason}. Restart {len(self.endings)}."
                         record_event(folder, "restart", text, step=ending.step)
                         received.wait(seconds_before_restart(self.endings))
                     number = number or received.first
                     died_of_signal = (
                         self.restarts is None
                         and ending.own_code is None
-                        and decision.what == "give up"
+                        and decision.action == "give up"
                     )
-                    if number and (decision.what == "again" or died_of_signal):
-                        reason = f"{signal.Signals(number).name}: {decision.why}"
+                    if number and (decision.action == "again" or died_of_signal):
+                        reason = f"{signal.Signals(number).name}: {decision.reason}"
                         return RestartDecision("stop", reason, Interrupted.exit_code)
-                    if decision.what == "give up" and self.restarts is not None:
-                        text = f"{decision.why}. Not restarted."
+                    if decision.action == "give up" and self.restarts is not None:
+                        text = f"{decision.reason}. Not restarted."
                         record_event(folder, "gave_up", text, step=ending.step)
-                    if decision.what != "again":
+                    if decision.action != "again":
                         return decision
         finally:
             write_waiting_events(folder)

@@ -47,7 +47,10 @@ def chat_in_terminal(
         messages.append({"role": "system", "content": system_prompt})
     typer.echo(f"Chatting with {model} at {url}. {EXIT} or Ctrl-C ends it.")
     try:
-        while (text := input("> ").strip()) != EXIT:
+        while True:
+            text = input("> ").strip()
+            if text == EXIT:
+                break
             if not text:
                 continue
             messages.append({"role": "user", "content": text})
@@ -72,10 +75,13 @@ def answer_parts(
                 yield chunk.choices[0].delta.content
 
 
-def parse_options(words: list[str]) -> dict[str, Any]:
+def parse_options(flags: list[str]) -> dict[str, Any]:
     """`{"temperature": 0.7}` from `temperature=0.7`."""
-    pairs = (word.partition("=") for word in words)
-    return {name: yaml.safe_load(value) for name, _, value in pairs}
+    options: dict[str, Any] = {}
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        options[name] = yaml.safe_load(value)
+    return options
 
 
 @contextmanager

@@ -40,15 +40,15 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 DEFAULT_MAX_TOKENS = 1024  # Hugging Face's server's default
 COMPLETIONS = "/v1/completions"
 CHATS = ("/v1/chat/completions", "/v1/responses")
-WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "logprobs": (False,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
+NEUTRAL_VALUES: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "suffix": "",
+    "logprobs": False,
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "response_format": {"type": "text"},
 }
 """Parameters that Hugging Face's server ignores although they affect the answer -> their neutral values."""
 # of the page in the browser
@@ -88,16 +88,10 @@ def serving(
             log_level="error",
             non_blocking=True,
         )
-    except (
-        ValueError,
-        RuntimeError,
-        OSError,
-        TypeError,
-        AssertionError,
-    ) as problem:  # Assertion: torch without CUDA
-        raise LaunchError(
-            f"the server cannot load {model}: {' '.join(str(problem).split())[:400]}"
-        ) from problem
+    # AssertionError: torch without CUDA.
+    except (ValueError, RuntimeError, OSError, TypeError, AssertionError) as problem:
+        reason = " ".join(str(problem).split())[:400]
+        raise LaunchError(f"the server cannot load {model}: {reason}") from problem
     try:
         adapt_requests(serve.server.config.app, model, has_chat_template)
         logging.getLogger("uvicorn.access").setLevel(logging.WARNING)
@@ -107,12 +101,19 @@ def serving(
                     f"the server on {host}:{port} exited before it was ready; see its message above."
                 )
             time.sleep(WAIT_SECONDS)
-        shown = "localhost" if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{port}"
+        yield url_of(host, port)
     finally:
         serve.server.should_exit = True  # finishes current requests, and refuses new ones
         server_thread(serve).join(timeout=SECONDS_TO_FINISH)
         serve.kill_server()
+
+
+def url_of(host: str, port: int) -> str:
+    if host in EVERY_ADDRESS:
+        host = "localhost"
+    elif ":" in host:  # IPv6
+        host = f"[{host}]"
+    return f"http://{host}:{port}"
 
 
 def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
@@ -166,10 +167,9 @@ def translated(body: dict[str, Any]) -> dict[str, Any]:
     `generation_config` says so, expects biases as floats, and streams by default. ValueError for ignored
     parameters."""
     body = {name: value for name, value in body.items() if value is not None}
-    for name, same in WITHOUT_EFFECT.items():
-        if name in body and not any(
-            body[name] == one and type(body[name]) is type(one) for one in same
-        ):
+    for name, neutral in NEUTRAL_VALUES.items():
+        # Equal, and of one type: `logprobs: 0` is not false.
+        if name in body and (body[name] != neutral or type(body[name]) is not type(neutral)):
             got = json.dumps(body[name])[:60]
             raise ValueError(f"`{name}` is not supported (got {got}). Remove it.")
         body.pop(name, None)
@@ -180,14 +180,11 @@ def translated(body: dict[str, Any]) -> dict[str, Any]:
     body["stream"] = body.get("stream", False)
     if "logit_bias" in body:
         body["logit_bias"] = {token: float(bias) for token, bias in body["logit_bias"].items()}
-    if (
-        body.get("temperature", 1) > 0
-        and "generation_config" not in body
-        and {"temperature", "top_p"} & body.keys()
-    ):
-        body["generation_config"] = json.dumps(
-            {"do_sample": True, "max_new_tokens": DEFAULT_MAX_TOKENS}
-        )
+    has_sampling_options = "temperature" in body or "top_p" in body
+    is_sampled = has_sampling_options and body.get("temperature", 1) > 0
+    if is_sampled and "generation_config" not in body:
+        config = {"do_sample": True, "max_new_tokens": DEFAULT_MAX_TOKENS}
+        body["generation_config"] = json.dumps(config)
     return body
 
 
@@ -279,9 +276,8 @@ def chat(
     if url is not None and model is not None and "=" in model:
         flags = [model, *(flags or [])]
         model = None
-    if browser and (
-        flags or system_prompt is not None
-    ):  # Gradio 6.31 sends a system message in the first turn only
+    if browser and (flags or system_prompt is not None):
+        # Gradio 6.31 sends a system message in the first turn only.
         raise LaunchError(
             "--system-prompt and generation options need the terminal. Remove them, or --browser."
         )
@@ -289,9 +285,9 @@ def chat(
         raise LaunchError("--host and --port need --browser. Add it.")
     if browser and find_spec("gradio") is None:
         raise ResourceError(f"the page needs Gradio. Install it: {install_line('chat')}")
-    unknown = next((word for word in flags or () if "=" not in word), None)
-    if unknown:
-        raise LaunchError(f"`{unknown}`: expected name=value, such as max_new_tokens=200.")
+    for flag in flags or ():
+        if flag and "=" not in flag:
+            raise LaunchError(f"`{flag}`: expected name=value, such as max_new_tokens=200.")
     if url is not None:
         loading = {
             "--dtype": dtype != "auto",
@@ -319,24 +315,20 @@ def chat(
         if browser:
             show_page(servable, served, host, port)
             return
-        # In a separate process: with HF_HUB_OFFLINE, `transformers chat` refuses local connections, too.
-        environment = {
-            name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"
-        }
-        signal.signal(
-            signal.SIGINT, lambda number, frame: None
-        )  # Ctrl-C goes to the chat process, which then exits
-        options = [] if system_prompt is None else ["--system-prompt", system_prompt]
-        words = [
-            "transformers.cli.transformers",
-            "chat",
-            servable.name,
-            served,
-            *(flags or []),
-            *options,
-        ]
-        ended = subprocess.run([sys.executable, "-m", *words], env=environment)
-    raise typer.Exit(ended.returncode)
+        exit_code = chat_in_process(servable.name, served, flags or [], system_prompt)
+    raise typer.Exit(exit_code)
+
+
+def chat_in_process(model: str, url: str, flags: list[str], system_prompt: str | None) -> int:
+    """Run `transformers chat`, in a separate process: with HF_HUB_OFFLINE, it refuses local connections, too."""
+    environment = dict(os.environ)
+    environment.pop("HF_HUB_OFFLINE", None)
+    # Ctrl-C goes to the chat process, which then exits.
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    command = [sys.executable, "-m", "transformers.cli.transformers", "chat", model, url, *flags]
+    if system_prompt is not None:
+        command += ["--system-prompt", system_prompt]
+    return subprocess.run(command, env=environment).returncode
 
 
 def chat_with_server(
@@ -354,10 +346,10 @@ def chat_with_server(
     if page is None:
         chat_in_terminal(client, url, name, parse_options(flags), system_prompt)
     else:
-        check_port(*page)
-        show_page(
-            Servable(name, has_chat_template=True), str(client.base_url).removesuffix("/v1/"), *page
-        )
+        host, port = page
+        check_port(host, port)
+        servable = Servable(name, has_chat_template=True)
+        show_page(servable, str(client.base_url).removesuffix("/v1/"), host, port)
 
 
 def show_page(model: Servable, url: str, host: str, port: int) -> None:
@@ -387,12 +379,12 @@ def build_page(model: Servable, url: str) -> Any:
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
 
     def continued(text: str, history: list[Any]) -> Iterator[str]:
-        written = text
-        for part in client.completions.create(
+        completion = client.completions.create(
             model=model.name, prompt=text, max_tokens=MAX_TOKENS, stream=True
-        ):
-            written += part.choices[0].text
-            yield written
+        )
+        for part in completion:
+            text += part.choices[0].text
+            yield text
 
     about = "This model lacks a chat template: it continues your text."
     return gradio.ChatInterface(continued, description=about, **options)
@@ -460,9 +452,9 @@ def check_folder(folder: Path, module: str | None = None) -> Path:
         )
     has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES)
     if kind != "model" or not (folder / "config.json").is_file() or not has_tokenizer:
-        what = "is not a complete model with weights, config.json and a tokenizer"
         raise CheckpointError(
-            f"{folder} {what}. Copy the missing files, or: cpt export RUN --output FOLDER"
+            f"{folder} is not a complete model with weights, config.json and a tokenizer."
+            " Copy the missing files, or: cpt export RUN --output FOLDER"
         )
     Tensors(folder)  # opens each file, to detect missing or truncated ones
     model_type = config_json(folder).get("model_type")
@@ -488,11 +480,9 @@ def check_architecture(folder: Path, module: str | None = None) -> None:
     if module is not None or not can_be_served(architecture, model_type):
         import_own_code(folder, module)
     if not can_be_served(architecture, model_type):
-        remedy = (
-            NAME_IT
-            if brings_its_code(folder)
-            else "Export it with cpt export, or update transformers."
-        )
+        remedy = "Export it with cpt export, or update transformers."
+        if brings_its_code(folder):
+            remedy = NAME_IT
         raise CheckpointError(
             f"{folder}: config.json names {architecture}, not a causal language model of transformers"
             f" {transformers.__version__}. {remedy}"
@@ -519,10 +509,9 @@ def can_be_served(architecture: str, model_type: str) -> bool:
 
 def check_port(host: str, port: int) -> None:
     """Refuse a port in use before loading a model for minutes."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-        ).close()
+        socket.create_server((host, port), family=family).close()
     except OSError as problem:
         raise LaunchError(
             f"cannot use {host}:{port}: {problem.strerror}. Try another --host or --port."

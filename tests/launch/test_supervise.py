@@ -77,7 +77,7 @@ def test_a_hung_process_writes_its_stacks_and_is_killed(supervised, tmp_path, mo
             time.sleep(600)
         finish()
     """
-    assert supervised(body).what == "done"
+    assert supervised(body).action == "done"
     assert (tmp_path / "asked").exists() and kinds_of_events(tmp_path) == ["hang", "restart"]
 
 
@@ -99,7 +99,7 @@ def test_a_signal_is_forwarded_and_ends_the_supervision(supervised, tmp_path):
 
     threading.Timer(0, send_when_ready).start()
     decision = supervised(body)
-    assert (decision.what, decision.code) == ("stop", 75)
+    assert (decision.action, decision.code) == ("stop", 75)
 
 
 @pytest.mark.heavy
@@ -112,13 +112,13 @@ def test_running_out_of_memory_does_not_count_as_a_failure(supervised):
             os.kill(os.getpid(), 9)
         finish()
     """
-    assert supervised(body, restarts=2).what == "done"
+    assert supervised(body, restarts=2).action == "done"
 
 
 @pytest.mark.heavy
 def test_a_launcher_survives_a_schedulers_signal_to_its_whole_session(supervised):
     assert (
-        supervised("os.kill(os.getpid(), signal.SIGUSR1); finish()", restarts=None).what == "done"
+        supervised("os.kill(os.getpid(), signal.SIGUSR1); finish()", restarts=None).action == "done"
     )
 
 
@@ -151,19 +151,20 @@ def ended(step=5, *, state="running", error=None, own_code=None, code=-9, hung=F
 def test_the_end_of_an_attempt_decides_with_and_without_supervise(last, supervising, once):
     for restarts, expected in ((3, supervising), (None, once)):
         decision = next_move([last], restarts=restarts)
-        assert (decision.what, decision.code) == expected
+        assert (decision.action, decision.code) == expected
 
 
 def test_three_failures_at_one_step_are_enough():
-    assert next_move([ended(5), ended(5)], restarts=10).what == "again"
+    assert next_move([ended(5), ended(5)], restarts=10).action == "again"
     decision = next_move([ended(5), ended(9), ended(5), ended(5)], restarts=10)
-    assert (decision.what, decision.code) == ("give up", 1)
+    assert (decision.action, decision.code) == ("give up", 1)
 
 
 def test_restarts_are_counted_in_an_hour():
-    assert next_move([ended(step, at=step) for step in range(4)], restarts=3).what == "give up"
+    assert next_move([ended(step, at=step) for step in range(4)], restarts=3).action == "give up"
     assert (
-        next_move([ended(step, at=3000.0 * step) for step in range(4)], restarts=3).what == "again"
+        next_move([ended(step, at=3000.0 * step) for step in range(4)], restarts=3).action
+        == "again"
     )
 
 
