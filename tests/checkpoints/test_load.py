@@ -70,7 +70,7 @@ def test_a_sharded_run_continues_with_weights_states_schedule_and_saved_buffers(
             if name != "added_later"
         }
         # safetensors' weights are not read: the parts have them
-        stored["weight"] = torch.zeros(5, 3)
+        stored |= {"weight": torch.zeros(5, 3), "scratch": torch.zeros(3)}
         if has_model:
             save_file(stored, tmp_path / "model.safetensors")
         again = training(7.0)

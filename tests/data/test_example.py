@@ -149,6 +149,7 @@ def test_messages_that_are_no_chat_have_a_reason(messages, reason):
         ({"messages": [ANSWERED], "tools": "{"}, "conversation", "wrong value"),
         ({"messages": "[{'role': 3}]"}, "conversation", "not a chat"),
         ({"messages": '["role", 3]'}, "conversation", "not a chat"),
+        ({"messages": '[{"role": "user"'}, "conversation", "not a chat"),
         ({"messages": "a chat"}, "conversation", "not a chat"),
         ({"messages": '["Hi."]'}, "conversation", "not a chat"),
         ({"text": f"{MARK}a"}, "conversation", "control character"),
@@ -287,6 +288,7 @@ def test_conversations_that_contain_the_prompt_are_compared_whole():
     row = {"prompt": "q", "chosen": chosen, "rejected": rejected}
     found = example(row, "preference")
     assert (found.prompt, found.chosen, found.rejected) == (None, chosen, rejected)
+    assert example(row | {"prompt": [SYSTEM]}, "preference").prompt == [SYSTEM]
     answers = {"chosen": chosen[1:], "rejected": rejected[1:]}
     with pytest.raises(BadValue):
         example({"prompt": "q", **answers}, "preference")

@@ -26,7 +26,7 @@ KINDS = {
     "forbidden": (answered(403), ResourceError, r"a/b: .* private or gated \(403\)"),
     "missing": (answered(404), DataError, "a/b: neither a local path nor a dataset on the Hub"),
     "busy": (answered(503), Unreachable, "HTTP status 503"),
-    "offline": (ConnectionError("no route.\nmore"), Unreachable, "no route"),
+    "offline": (ConnectionError("no route.\nmore"), Unreachable, "no route$"),
     "slow": (TimeoutError("too slow"), Unreachable, "too slow"),
     "chained": (after(ValueError("x"), answered(404)), DataError, "a/b: neither a local path"),
     "local entry": (errors.LocalEntryNotFoundError("x"), type(None), "None"),

@@ -1,10 +1,13 @@
+import errno
+
 import pytest
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from cpt.data.rows.build import build_data
-from cpt.data.rows.loader import CPTDataLoader
+from cpt.data.rows.loader import MOST_REPLACEMENTS, CPTDataLoader, shared
 from cpt.data.rows.packing import stack_rows
+from cpt.errors import DataError
 from cpt.recipe.schema import Data
 
 WORKERS = pytest.param({"num_workers": 2}, marks=pytest.mark.heavy)
@@ -92,3 +95,92 @@ def test_it_knows_how_many_batches_come(rows):
     assert len(loader) == 6, "of the whole run: the Trainer derives its steps from it"
     assert batches(rows, first_row=48) == batches(rows, first_row=50) == []
     assert {len(batches(rows, rows_in_all=47, rank=rank, world_size=4)) for rank in range(4)} == {5}
+
+
+class Numbers(Dataset):
+    def __getitem__(self, number):
+        return {"input_ids": torch.tensor([number])}
+
+
+def numbers_until(monkeypatch, problems, *, rows=11):
+    """Rows that a loader gives whose workers have these problems, each after two more micro-batches; and the error."""
+    left = list(problems)
+
+    def by_torch(self):  # torch's iteration, in this process
+        for number, rows in enumerate(self.batch_sampler):
+            if left and number == 2:
+                raise left.pop(0)
+            yield self.collate_fn([self.dataset[row] for row in rows])
+
+    monkeypatch.setattr(DataLoader, "__iter__", by_torch)
+    loader = CPTDataLoader(
+        Numbers(), micro_batch=1, rows_in_all=rows, num_workers=3, collate_fn=lambda rows: rows[0]
+    )
+    found, error = [], None
+    try:
+        found += [int(batch["input_ids"]) for batch in loader]
+    except Exception as problem:
+        found, error = None, problem
+    return found, error, loader
+
+
+DIED = RuntimeError("DataLoader worker (pid 5) is killed by signal: Killed.")
+FULL = OSError(errno.ENOSPC, "No space left on device")
+UNALLOCATED = RuntimeError("unable to allocate shared memory(shm) for file </torch_1>")
+
+
+@pytest.mark.parametrize(
+    ("problems", "num_warnings"),
+    [
+        ([], 0),
+        ([DIED], 1),
+        ([EOFError(), ConnectionResetError("reset"), DIED], 3),
+        ([FULL], 1),
+        ([UNALLOCATED], 1),
+        ([DIED, FULL], 2),
+    ],
+)
+def test_workers_that_die_are_replaced_and_each_row_is_read_once(
+    monkeypatch, caplog, problems, num_warnings
+):
+    found, error, loader = numbers_until(monkeypatch, problems)
+    assert error is None and found == list(range(11))
+    assert len(caplog.messages) == num_warnings
+    is_full = bool(problems) and problems[-1] in (FULL, UNALLOCATED)
+    assert loader.num_workers == (0 if is_full else 3)
+    assert [int(batch["input_ids"]) for batch in loader] == list(range(11)), "again from the start"
+
+
+def test_workers_that_die_again_and_again_end_the_run(monkeypatch, caplog):
+    _, error, _ = numbers_until(monkeypatch, [DIED] * MOST_REPLACEMENTS, rows=50)
+    assert error is None and len(caplog.messages) == MOST_REPLACEMENTS
+    assert f"({MOST_REPLACEMENTS} of {MOST_REPLACEMENTS} times)" in caplog.messages[-1]
+    _, error, _ = numbers_until(monkeypatch, [DIED] * (MOST_REPLACEMENTS + 1), rows=50)
+    assert error is DIED
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        RuntimeError("Caught RuntimeError in DataLoader worker process 0."),
+        RuntimeError("shapes differ"),
+        OSError("Caught OSError in DataLoader worker process 0.\nOSError: the disk is gone"),
+    ],
+)
+def test_an_error_in_a_row_is_not_one_of_a_worker(monkeypatch, caplog, problem):
+    assert numbers_until(monkeypatch, [problem])[1] is problem and caplog.messages == []
+
+
+def test_an_error_of_cpt_in_a_worker_keeps_its_message_only(monkeypatch):
+    text = "Caught DataError in worker 0.\nTraceback:\ncpt.errors.DataError: a.jsonl:3: bad\n"
+    _, error, _ = numbers_until(monkeypatch, [DataError(text)])
+    assert type(error) is DataError and str(error) == "a.jsonl:3: bad"
+    assert str(error.__cause__) == text
+
+
+def test_only_workers_move_batches_to_shared_memory(monkeypatch):
+    batch = {"input_ids": torch.ones(3)}
+    assert shared(lambda rows: rows, batch) is batch
+    assert not batch["input_ids"].is_shared()
+    monkeypatch.setattr("cpt.data.rows.loader.get_worker_info", lambda: "a worker")
+    assert shared(lambda rows: rows, batch)["input_ids"].is_shared()

@@ -1,5 +1,7 @@
 """Which attention a model runs with, and the documents' bounds that `varlen` gets."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tiny import SHAPE
@@ -13,6 +15,7 @@ from cpt.models.attention import (
     choose_attention,
     document_bounds,
     leave_out_cudnn,
+    try_documents_apart,
     wants_bounds,
 )
 
@@ -162,3 +165,41 @@ def test_a_row_that_begins_inside_a_document_ends_the_one_of_the_row_before():
 def test_batches_bring_bounds_only_where_the_model_hands_them_on(lora):
     assert wants_bounds(tiny_model("llama", attention="varlen", lora=lora))
     assert not wants_bounds(tiny_model("llama", attention="sdpa", lora=lora))
+
+
+class OneRow(torch.nn.Module):
+    """A model whose logits are those of its embeddings, or of their sum along the row."""
+
+    def __init__(self, vocabulary, leaks):
+        super().__init__()
+        self.embedding, self.leaks = torch.nn.Embedding(vocabulary, 7), leaks
+        self.was_training = []
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids, position_ids):
+        self.was_training.append(self.training)
+        values = self.embedding(input_ids)
+        if self.leaks == "the row":
+            values = values.cumsum(1)
+        if self.leaks == "nan":
+            values = values * float("nan")
+        if self.leaks is None:  # each document is summed on its own, as its positions say
+            begins = (position_ids == 0).long().cumsum(1)
+            same = (begins[:, :, None] == begins[:, None, :]).tril()
+            values = same.float() @ values
+        return SimpleNamespace(logits=values)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 50])
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("leaks", [None, "the row", "nan"])
+def test_a_model_that_says_it_keeps_documents_apart_is_tried(vocabulary, is_training, leaks):
+    model = OneRow(vocabulary, leaks).train(is_training)
+    if leaks is None:
+        try_documents_apart(model)
+    else:
+        with pytest.raises(RecipeError, match="OneRow sets `keeps_documents_apart`, but"):
+            try_documents_apart(model)
+    assert model.was_training == [False] * 3 and model.training is is_training

@@ -79,6 +79,25 @@ def test_rows_that_would_teach_something_else_in_parts_are_refused(model_type, p
         check_shared_rows(AutoConfig.for_model(model_type, **TINY[model_type]), parts, attention)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changes", "parts", "named"),
+    [
+        ("qwen3_moe", {"output_router_logits": True}, 2, "the balance of experts"),
+        ("llama", {}, 3, "is 3, which does not divide llama's 4 `num_attention_heads`"),
+        ("llama", {}, 4, "is 4, which does not divide llama's 2 `num_key_value_heads`"),
+        ("qwen3_moe", {"output_router_logits": True, "router_aux_loss_coef": 0.0}, 2, None),
+        ("qwen3_moe", {"output_router_logits": False}, 2, None),
+    ],
+)
+def test_what_cannot_be_shared_is_named(model_type, changes, parts, named):
+    config = AutoConfig.for_model(model_type, **TINY[model_type], **changes)
+    if named is None:
+        check_shared_rows(config, parts, "varlen")
+        return
+    with pytest.raises(RecipeError, match=named):
+        check_shared_rows(config, parts, "varlen")
+
+
 @pytest.mark.long
 def test_proven_models_learn_the_same_from_parts_of_rows():
     names = PROVEN_SHARED.split()

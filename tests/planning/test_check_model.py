@@ -1,16 +1,19 @@
 """The model, the tokenizer and the first examples of a recipe: they exist and fit each other."""
 
 import pytest
+from huggingface_hub.errors import GatedRepoError
 from tiny import TINY_LLAMA, tiny_config
 from tiny_checkpoints import save_llama
 from tiny_extended import write_model
 from tiny_tasks import TINY
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from cpt.errors import RecipeError
+from cpt.cache import TOKENIZER, WEIGHTS
+from cpt.errors import RecipeError, ResourceError
 from cpt.models.adapters import add_lora
 from cpt.models.config import config_from
-from cpt.planning.check_model import check_first_examples
+from cpt.planning import check_model
+from cpt.planning.check_model import check_first_examples, find_config, refuse_unreachable_model
 from cpt.planning.check_resources import PreflightReport
 from cpt.planning.gate import check_reality
 from cpt.recipe.load import load_recipe
@@ -92,6 +95,75 @@ def test_the_hub_is_unchecked_when_it_cannot_be_reached(load):
         "`model.path`",
         "`tokenizer.path`",
     ]
+
+
+@pytest.mark.parametrize("shape", [{}, {"config": TINY_LLAMA}])
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_a_model_of_the_hub_that_is_gated_is_a_mistake_and_one_that_fails_is_unchecked(
+    load, monkeypatch, is_gated, shape
+):
+    def fail(model):
+        cause = GatedRepoError.__new__(GatedRepoError) if is_gated else ConnectionError()
+        raise ResourceError("from the Hub") from cause
+
+    monkeypatch.setattr(check_model, "hub_is_reachable", lambda: True)
+    monkeypatch.setattr(check_model, "load_config", fail)
+    recipe, found = load(stage="cpt", model={"path": "a/b", **shape}), PreflightReport()
+    if is_gated:
+        with pytest.raises(ResourceError, match="from the Hub"):
+            find_config(recipe, found)
+        return
+    config = find_config(recipe, found)
+    assert (config and config.model_type) == (shape and "llama" or None)
+    (unchecked,) = found.unchecked
+    assert unchecked.startswith("`model.path`: a/b (Hub)")
+    assert ("the shape of `model.config`" in unchecked) is bool(shape)
+
+
+@pytest.mark.parametrize(
+    ("sections", "asked"),
+    [
+        ({"model": {"path": "a/b", "revision": "v1"}}, [("`model.path`", "a/b", "v1", WEIGHTS)]),
+        (
+            {
+                "stage": "pretrain",
+                "model": {"path": "a/b", "from_scratch": True},
+                "tokenizer": {"path": "c/d", "revision": "v3"},
+            },
+            [
+                ("`model.path`", "a/b", None, ("config.json",)),
+                ("`tokenizer.path`", "c/d", "v3", TOKENIZER),
+            ],
+        ),
+        ({"model": {"path": "./a"}}, []),
+    ],
+)
+def test_what_a_run_needs_of_the_hub_is_asked_for(load, monkeypatch, sections, asked):
+    calls = []
+    monkeypatch.setattr(check_model, "refuse_unreachable", lambda *words: calls.append(words))
+    refuse_unreachable_model(load(**{"stage": "cpt", **sections}))
+    assert calls == asked
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+def test_a_model_that_is_no_language_model_is_a_mistake_unless_it_brings_its_code(
+    load, monkeypatch, trusts
+):
+    config = AutoConfig.for_model("t5")
+    monkeypatch.setattr(check_model, "find_config", lambda *_: config)
+    section = {"path": "./a", "trust_remote_code": trusts, "revision": "0" * 40}
+    recipe = load(stage="cpt", model=section)
+    found = PreflightReport()
+    assert check_model.check_model(recipe, found) is None
+    mistakes_found = [str(mistake) for mistake in found.mistakes]
+    if trusts:
+        assert mistakes_found == []
+        assert found.unchecked == ["`model.trust_remote_code`: the code of ./a"]
+    else:
+        (mistake,) = mistakes_found
+        assert "t5 is not a causal language model" in mistake and found.unchecked == []
+    monkeypatch.setattr(check_model, "find_config", lambda *_: None)
+    assert check_model.check_model(recipe, PreflightReport()) is None
 
 
 def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(

@@ -17,6 +17,7 @@ from cpt.runs.record import Run
 from cpt.training.changes import EndOfPart, RecipeChanges, propose
 
 STABLE = {"name": "wsd", "decay_tokens": 512, "warmup_tokens": 256}
+UNSTATED = {"budget": {"tokens": 2560}}  # its global batch follows from the other keys
 SOURCES = [
     {"path": "a.jsonl", "name": "a", "weight": 0.75},
     {"path": "b.jsonl", "name": "b", "weight": 0.25},
@@ -198,6 +199,15 @@ def test_a_start_that_begins_anew_has_an_empty_history(folder, first, tmp_path):
         ({"schedule": {**STABLE, "decay_tokens": 768}}, None),
         ({"schedule": {"name": "cosine"}}, None),
         ({"training": {"per_device_train_batch_size": 2}}, None),
+        ({**UNSTATED, "training": {"per_device_train_batch_size": 3}}, "192 tokens instead of 256"),
+        ({**UNSTATED, "training": {"per_device_train_batch_size": 4}}, None),
+        (
+            {
+                **UNSTATED,
+                "training": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+            },
+            None,
+        ),
     ],
 )
 def test_a_change_is_refused_where_the_run_cannot_follow_it(changes, said, folder, tmp_path):
@@ -232,3 +242,88 @@ def test_a_part_ends_at_its_last_step_and_the_run_restarts_there_only():
                 part.restart_at_end()
         else:
             part.restart_at_end()
+
+
+def test_a_run_of_epochs_is_as_long_as_its_status_says(folder, tmp_path):
+    write_record(folder, RecipeRecord(recipe_in(tmp_path, budget={"epochs": 2}), []))
+    (folder / "status.json").write_text('{"steps": 10}')
+
+    def totals(**budget):
+        found = propose(recipe_in(tmp_path, budget=budget), folder, folder / "checkpoint-5")
+        return found.totals
+
+    assert totals(epochs=3) == (2560, 3840)
+    assert totals(tokens=5120) == (2560, 5120)
+    (folder / "status.json").unlink()
+    assert totals(epochs=3) == (None, None)
+
+
+def test_new_held_out_sets_are_reported_to_come_after_what_was_read(folder, tmp_path):
+    evaluation = {"perplexity": [{"path": "held_out.jsonl"}]}
+    found = propose(recipe_in(tmp_path, evaluation=evaluation), folder, folder / "checkpoint-7")
+    assert str(found).endswith("keep documents of new held-out sets: take other texts.")
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "kind", "named"),
+    [
+        ("branch", {"branch_of": "run/checkpoint-6"}, CheckpointError, "no such folder"),
+        ("run", {"branch_of": "run/checkpoint-5"}, RecipeError, "which did not begin from"),
+        ("new", {"resume": "run/checkpoint-5"}, RecipeError, "--from-checkpoint"),
+        ("run", {}, RecipeError, r"2560 -> 5120\n(.*\n)+.*--change .and --note REASON"),
+        ("run", {"accept": lambda text: False}, RecipeError, "was not accepted"),
+    ],
+)
+def test_a_start_that_is_not_what_was_meant_is_refused(name, how, kind, named, folder, tmp_path):
+    paths = {
+        key: tmp_path / value if isinstance(value, str) else value for key, value in how.items()
+    }
+    budget = {"tokens": 5120, "global_batch_tokens": 256}
+    changes = RecipeChanges(recipe_in(tmp_path, name, budget=budget), **paths)
+    with pytest.raises(kind, match=named):
+        changes.check(tmp_path / name)
+    assert read_history(folder) == []
+
+
+def test_a_change_is_asked_for_with_what_it_changes(folder, tmp_path):
+    asked = []
+    second = recipe_in(tmp_path, budget={"tokens": 5120, "global_batch_tokens": 256})
+
+    def accept(text):
+        asked.append(text)
+        return True
+
+    assert RecipeChanges(second, accept=accept).check(folder) is True
+    (text,) = asked
+    assert text.startswith(f"{folder} changes from step 8 on:")
+
+
+def test_a_note_without_a_change_is_reported(folder, first, capsys):
+    assert RecipeChanges(first, note="why").check(folder) is False
+    assert "--note: the recipe has no new change" in capsys.readouterr().out
+    assert RecipeChanges(first).check(folder) is False
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("answer", [True, False])
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_run_whose_recipe_is_lost_takes_another_only_if_it_is_accepted(
+    answer, asks, folder, first
+):
+    for name in ("record.json", "recipe.yaml"):
+        (folder / name).unlink()
+    asked = []
+
+    def accept(text):
+        asked.append(text)
+        return answer
+
+    changes = RecipeChanges(first, accept=accept if asks else answer)
+    if answer:
+        assert changes.check(folder) is True
+    else:
+        with pytest.raises(
+            RecipeError, match=f"{folder}: recipe.yaml or .*lost or damaged.*--change"
+        ):
+            changes.check(folder)
+    assert len(asked) == asks and all("lost or damaged" in text for text in asked)

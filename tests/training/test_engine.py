@@ -417,9 +417,9 @@ def test_the_engine_averages_as_if_no_rows_were_shared_and_attention_gets_whole_
 
 
 def test_the_mean_over_processes_of_shared_losses_is_that_of_the_whole_step():
-    labels = [torch.tensor([[3, -100, 5]]), torch.tensor([[-100, -100, 7]])]
+    labels = [torch.tensor([[3, -100, 5]]), torch.tensor([[-100, 7, 7]])]
     rows = sharing(2, world_size=6)
-    assert rows.count_labels([{"shift_labels": one} for one in labels]) == 3
+    assert rows.count_labels([{"shift_labels": one} for one in labels]) == 4
     assert sharing(2).count_labels([]) == 0
 
     def model(values, num_items_in_batch):
