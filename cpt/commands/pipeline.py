@@ -200,7 +200,7 @@ def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> Pipeline:
         if not isinstance(keys, dict) or not isinstance(keys.get("recipe"), str):
             example = "`{recipe: sft.yaml, name: chat}`"
             mistakes.add(
-                node.place,
+                node.position,
                 f"step {number}: `recipe` is missing, the path of a YAML file: {example}",
             )
             continue
