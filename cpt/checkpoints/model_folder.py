@@ -92,11 +92,9 @@ class Tensors:
         if file.suffix != ".safetensors":
             self._pickled[file] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             for name, tensor in self._pickled[file].items():
-                self.files[name], self.shapes[name], self.dtypes[name] = (
-                    file,
-                    tuple(tensor.shape),
-                    tensor.dtype,
-                )
+                self.files[name] = file
+                self.shapes[name] = tuple(tensor.shape)
+                self.dtypes[name] = tensor.dtype
             return
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118  # the file is not a mapping

@@ -23,8 +23,10 @@ class NotFiniteError(Exception):
 def tensors_in(state: Any) -> Iterator[torch.Tensor]:
     if isinstance(state, torch.Tensor):
         yield state
-    elif isinstance(state, dict | list | tuple):
-        for value in state.values() if isinstance(state, dict) else state:
+    elif isinstance(state, dict):
+        yield from tensors_in(list(state.values()))
+    elif isinstance(state, list | tuple):
+        for value in state:
             yield from tensors_in(value)
 
 

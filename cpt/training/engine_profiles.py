@@ -413,8 +413,9 @@ def check_fsdp(recipe: Recipe, *, here: bool = True) -> list[str]:
     """
     training = recipe.training
     if not training.get("fsdp"):
-        has_config = bool(training.get("fsdp_config")) and here
-        return [f"{CONFIG} needs `training.fsdp: true`. Add that, or remove it."] * has_config
+        if training.get("fsdp_config") and here:
+            return [f"{CONFIG} needs `training.fsdp: true`. Add that, or remove it."]
+        return []
     wrong = [*wrong_keys(training), *wrong_company(recipe)]
     offloads_weights = fsdp_config(training).get("cpu_offload") and not training.get("bf16")
     if here and offloads_weights and not torch.accelerator.is_available():

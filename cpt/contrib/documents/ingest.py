@@ -211,8 +211,10 @@ def find_documents(inputs: Sequence[Path], output: Path) -> tuple[list[Path], Co
             )
         if not path.is_dir() and not path.is_file():
             raise DataError(f"{path}: no such file or folder in {Path.cwd()}.")
-        files += [] if path.is_dir() else [path]
-        for file in sorted(path.rglob("*")) if path.is_dir() else ():
+        if path.is_file():
+            files.append(path)
+            continue
+        for file in sorted(path.rglob("*")):
             hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if hidden or not file.is_file() or file.resolve().is_relative_to(ours):
                 continue

@@ -136,11 +136,10 @@ def translate_data(config: Translation, stage: str) -> None:
     streams = config.take_switch("streaming") or bool(texts)
     config.put_data("datasets", trained, held_out, "", "val_set_size", streams)
     packs = config.take_switch("sample_packing") and stage in ("cpt", "sft")
-    config.put(
-        "data.packing",
-        "best_fit" if packs else "concatenate" if texts else "none",
-        "sample_packing",
-    )
+    packing = "concatenate" if texts else "none"
+    if packs:
+        packing = "best_fit"
+    config.put("data.packing", packing, "sample_packing")
 
 
 def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
@@ -150,7 +149,9 @@ def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
     for key in ("ds_type", "ds_tool"):  # the format of the files, which cpt reads from their names
         dataset.pop(key, None)
     files = dataset.pop("data_files", None) or []
-    files = [str(name) for name in (files if isinstance(files, list) else [files])]
+    if not isinstance(files, list):
+        files = [files]
+    files = [str(name) for name in files]
     form: dict[str, Any] = {}
     if is_on_the_hub(path):
         names = {"name": "subset", "revision": "revision", "split": "split"}

@@ -164,11 +164,10 @@ def translate_data(config: Translation, stage: str, v1: Info | None) -> None:
     streams = config.take_switch("streaming")
     config.put_data("dataset", trained, held_out, "interleave_probs", "val_size", streams)
     packs = is_on(config.take("packing", stage == "cpt")) | config.take_switch("neat_packing")
-    config.put(
-        "data.packing",
-        "none" if not packs else "concatenate" if stage == "cpt" else "best_fit",
-        "packing",
-    )
+    packing = "none"
+    if packs:
+        packing = "concatenate" if stage == "cpt" else "best_fit"
+    config.put("data.packing", packing, "packing")
 
 
 def read_datasets(config: Translation, name: str) -> Info:

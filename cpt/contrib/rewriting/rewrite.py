@@ -99,11 +99,10 @@ class Task:
     batch_size: int = 8
 
     def most_calls(self, texts: int = 1) -> int:
-        return (
-            texts
-            * self.repeats
-            * sum(1 + self.further_calls * bool(style.then) for style in self.styles)
-        )
+        calls_of_styles = 0
+        for style in self.styles:
+            calls_of_styles += 1 + self.further_calls if style.then else 1
+        return texts * self.repeats * calls_of_styles
 
 
 @dataclass
@@ -174,9 +173,10 @@ def estimate(task: Task) -> Estimate:
     texts = 0
     tokens = 0
     for piece in cut_all(open_source(task.source, KEY), task.max_input_tokens, count):
-        documents = documents + (piece.number == 0)
-        texts = texts + 1
-        tokens = tokens + count(piece.text)
+        if piece.number == 0:
+            documents += 1
+        texts += 1
+        tokens += count(piece.text)
     longest = max(count(prompt) for style in task.styles for prompt in (style.prompt, style.then))
     calls = task.most_calls(texts)
     calls_times_text = task.most_calls(tokens)
@@ -338,7 +338,8 @@ class Rewriting:
             lines = listed.text.rpartition("\n")[0] if listed.is_cut_off else listed.text
             foci = call.style.foci(lines, task.further_calls, call.seed)
             self.done.calls_settled += task.further_calls - len(foci)
-            dropped["no list in the first answer"] += not foci
+            if not foci:
+                dropped["no list in the first answer"] += 1
             asked += [replace(call, focus=focus) for focus in foci]
         await self.ask_missing([call for call in asked if call.focus], answers, journal, ask)
         rows = list[dict[str, object]]()
@@ -405,7 +406,9 @@ async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
     model, window = load_to_generate(chosen, tokenizer)
     new = task.sampling.max_new_tokens
     prompts = [prompt for style in task.styles for prompt in (style.prompt, style.then)]
-    of_lists = FOCUS_TOKENS * any(style.then for style in task.styles)
+    of_lists = 0
+    if any(style.then for style in task.styles):
+        of_lists = FOCUS_TOKENS
     needed = (
         max(len(question.ids(prompt)) for prompt in prompts)
         + of_lists

@@ -49,7 +49,9 @@ OMITTED = (
 )
 ACCENTS = ((0x0300, 0x036F),)
 CYRILLIC = 4  # U+04xx
-IO, SHORT_E, STRESS = 0x0308, ord("е"), (0x0300, 0x0301)
+IO = 0x0308
+SHORT_E = ord("е")
+STRESS = (0x0300, 0x0301)
 CYRILLIC_VOWELS = [ord(letter) for letter in "аеиоуыэюяіє"]
 
 

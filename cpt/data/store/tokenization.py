@@ -31,8 +31,17 @@ Encode = Callable[[Sequence[str]], Flat]
 PIECE = 50_000  # characters per text in the comparison: Hugging Face's encoder is slow
 
 HARD_STRINGS = [
-    *("", " ", "  ", "\n", "\n\n \n", "\r\n\r\n", "\t\t x\t"),
-    *(" " * 300 + "x" + " " * 299, "\n" * 200, "x" * 5000, "ab" * 3000),
+    "",
+    " ",
+    "  ",
+    "\n",
+    "\n\n \n",
+    "\r\n\r\n",
+    "\t\t x\t",
+    " " * 300 + "x" + " " * 299,
+    "\n" * 200,
+    "x" * 5000,
+    "ab" * 3000,
     "a \n b  \n\n   c\u00a0\u2003\u3000d\u200be\ufeff",
     "don't DON'T I'LL we've 'S 'tis it\u2019s",
     "1 12 123 1234 12345 3.14159 1,000,000 0x1F 1e-4 \u0663\u0664 \u2167 \u00bd \u00b2",
