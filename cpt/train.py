@@ -38,7 +38,7 @@ from cpt.recipe.keys import refuse_automatic
 from cpt.recipe.schema import Recipe
 from cpt.recipe.tree import Node
 from cpt.runs.folder import BEGAN
-from cpt.runs.record import record_export, start_run
+from cpt.runs.record import Run, record_export, start_run
 from cpt.stages.build import build_trainer
 from cpt.stages.models import model_for
 from cpt.tokenizer.load import load_tokenizer
@@ -131,8 +131,9 @@ def train(
             keep_global_batch(recipe, point), point, deepspeed=launch.deepspeed_config is not None
         )
         tokenizer = load_tokenizer(recipe.tokenizer, recipe.model)
-        stretches = ended_stretches(part.stretches)
-        data = data_of(recipe, tokenizer, stretches, comparison=comparison_of(point))
+        data = data_of(
+            recipe, tokenizer, ended_stretches(part.stretches), comparison=comparison_of(point)
+        )
         arguments = training_arguments(recipe, run.folder, data, deepspeed=launch.deepspeed_config)
         limit_gpu_memory(recipe.safety.max_gpu_memory, arguments)
         model = model_for(recipe, tokenizer, arguments)
@@ -175,11 +176,16 @@ def train(
         record_export(run.folder)
         export_average(recipe, tokenizer, run.folder)
     archive_record(run.folder, recipe.checkpoints.archive)
-    skipped, steps = run.skipped_share()
-    print_once(
-        f"The model is in {run.export_folder}.{f' {skipped:,} of {steps:,} steps were skipped.' if skipped else ''}"
-    )
+    print_once(describe_result(run))
     return run.export_folder
+
+
+def describe_result(run: Run) -> str:
+    text = f"The model is in {run.export_folder}."
+    skipped, steps = run.skipped_share()
+    if skipped:
+        text += f" {skipped:,} of {steps:,} steps were skipped."
+    return text
 
 
 if __name__ == "__main__":
