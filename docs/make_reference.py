@@ -40,6 +40,10 @@ BUILT_INS: dict[str, Mapping[str, Callable[..., Any]]] = {
 TRANSFORMERS = (
     "https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments"
 )
+CHANGES_IN_TRAINING = ""
+for change_class, patterns in CLASSES_IN_TRAINING.items():
+    keys = ", ".join(f"`{pattern}`" for pattern in patterns.split())
+    CHANGES_IN_TRAINING += f"Change `{change_class}`: {keys}. "
 NOTES = {
     "optimizer.name": """Every optimizer also takes `embedding_learning_rate` (of embeddings and head)
 and `release_gradients` (update each parameter in the backward pass and free its gradient).""",
@@ -50,7 +54,7 @@ often; then the run stops; 3).""",
 the keys. `cpt/recipe/training_keys.py` lists all of them: a key is passed on, or our code has its effect, or
 `cpt check` refuses it, with the recipe's own key or the reason why it would have no effect.
 
-{"".join(f"Change `{name}`: {', '.join(f'`{key}`' for key in keys)}. " for name, keys in CLASSES_IN_TRAINING.items())}
+{CHANGES_IN_TRAINING}
 All other keys: change `from_step`.""",
 }
 SIGNS = {

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 from xxhash import xxh3_64_hexdigest
 
@@ -31,7 +32,7 @@ from cpt.formatting import format_count, format_duration
 from cpt.recipe.load import UNSET, differing_values
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml
-from cpt.runs.folder import METRICS, Content, Floats, RunRecord, get, get_dict, name_gpus, read_run
+from cpt.runs.folder import METRICS, Content, RunRecord, get, get_dict, name_gpus, read_run
 
 FIGURES = (
     "loss",
@@ -54,6 +55,7 @@ SMOOTHED_OVER = 0.05  # share of a run's tokens
 COMPARED_AT = (0.1, 0.25, 0.5, 0.75, 1.0)  # shares of the shortest run
 WORTH_PROCESSES = 2**28  # bytes of metrics
 NEXT_TOKEN = ("pretrain", "cpt")  # stages with next-token loss on all text
+Floats = NDArray[np.float64]
 NO_CURVE = (np.empty(0), np.empty(0))
 
 

@@ -15,11 +15,9 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from cpt.errors import CheckpointError, RecipeError
 from cpt.files import DAMAGED, json_lines, parse_object, write_atomic
@@ -28,6 +26,13 @@ from cpt.recipe.paths import EXPORT as EXPORT
 from cpt.recipe.paths import RECIPE as RECIPE
 from cpt.recipe.paths import STATUS as STATUS
 from cpt.recipe.tree import Mistakes, UnreadableError, plain, read_yaml
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
 
 log = logging.getLogger("cpt")
 
@@ -61,7 +66,6 @@ LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_metrics`
 
 Content = dict[str, Any]
 Report = Callable[[str], object]
-Floats = NDArray[np.float64]
 
 
 def read_object(path: Path, report: Report = log.debug) -> Content:
@@ -139,15 +143,19 @@ def is_until(line: str | bytes, step: int) -> bool:
 
 @dataclass(frozen=True)
 class Metrics:
-    columns: Mapping[str, Floats]
+    columns: Mapping[str, "Floats"]
     """Metric -> one value per line, NaN for lines without it; always has `step` and `tokens`."""
 
     @property
     def names(self) -> list[str]:
+        import numpy as np  # which `cpt train` must not import before it has checked the recipe
+
         return [name for name, values in self.columns.items() if not np.isnan(values).all()]
 
-    def curve(self, name: str, over: str = "tokens") -> tuple[Floats, Floats]:
+    def curve(self, name: str, over: str = "tokens") -> "tuple[Floats, Floats]":
         """Tokens (or another metric) and values, in ascending order; both empty if the metric was never logged."""
+        import numpy as np
+
         if name not in self.columns or over not in self.columns:
             return np.empty(0), np.empty(0)
         x = self.columns[over]
@@ -175,6 +183,7 @@ class Metrics:
 
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
     """Values that are not finite count as not logged. Reading only some `names` (or `eval_*`) is faster."""
+    import numpy as np
 
     @cache  # most lines have the same names
     def selected(logged_names: tuple[str, ...]) -> list[str]:

@@ -98,7 +98,7 @@ def test_gradients_released_into_paged_states_with_an_evaluation_samples_and_bac
         wait.place for wait in run.operations.gpu.waits if "evaluation/scoring" in wait.place
     }
     of_set, of_prompt = (
-        f"cpt/evaluation/scoring.py:{name}" for name in ("document_losses", "continue_prompts")
+        f"cpt/evaluation/scoring.py:{name}" for name in ("losses_of_set", "continue_prompts")
     )
     assert in_scoring == {of_set, of_prompt}  # not one for each batch of a set
     assert read_metrics(run.trainer.run_folder, ["eval_held_loss"]).last("eval_held_loss") < 6

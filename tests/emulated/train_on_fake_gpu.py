@@ -231,7 +231,7 @@ def train(path: Path, folder: Path, *, steps: int, layers: int) -> dict[str, Any
     tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
     data = Prepared(Endless(rows), form, 10**6, num_tokens=10**9)
     example_rows = patch.object(
-        ExampleTrainer, "shown_at_first", with_values(ExampleTrainer.shown_at_first)
+        ExampleTrainer, "placeholder_for", with_values(ExampleTrainer.placeholder_for)
     )
     with fake_gpu(), example_rows:
         arguments = training_arguments(recipe, folder / recipe.name, data)
