@@ -11,10 +11,8 @@ import torch
 from cpt.data.rows.mixture import RowRange, RowsOfSteps
 from cpt.distributed import main_process_decides
 from cpt.optim.schedules import phases_in_tokens
-from cpt.recipe.rules import OWN_LOSS
 from cpt.recipe.schema import Recipe
 from cpt.training.loss_guard import (
-    HIGHEST_LOSS,
     SkipBudget,
     Spike,
     SpikeDetector,
@@ -59,7 +57,7 @@ class StepGuard:
     Args:
         rows: of each step; it also holds what is left out.
         folder: of the run, for the recipe's handler.
-        vocabulary_size: of the model, for the highest plausible loss.
+        highest_loss: a step with a higher one is always skipped.
     """
 
     file = SAFETY
@@ -72,7 +70,7 @@ class StepGuard:
         *,
         device: torch.device,
         tokens_per_step: int,
-        vocabulary_size: int,
+        highest_loss: float,
         fp16: bool,
     ) -> None:
         self.rows = rows
@@ -82,9 +80,6 @@ class StepGuard:
         self.budget = SkipBudget(rows, 0, 0)  # unused without a detector
         section = recipe.safety.loss_guard
         if section is not None:
-            highest_loss = math.inf  # losses of other stages have no such scale
-            if recipe.stage in OWN_LOSS:
-                highest_loss = HIGHEST_LOSS * math.log(vocabulary_size)
             self.detector = SpikeDetector(section, device, highest_loss)
             self.budget = SkipBudget(rows, self.detector.window, self.detector.skips)
         on_spike = recipe.safety.on_spike

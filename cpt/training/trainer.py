@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
@@ -56,6 +57,7 @@ from cpt.optim.build import (
 )
 from cpt.optim.evaluation_point import evaluation_point, return_to_training_point
 from cpt.optim.schedules import build_schedule
+from cpt.recipe.rules import OWN_LOSS
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import METRICS
 from cpt.runs.record import installed_versions
@@ -74,7 +76,7 @@ from cpt.training.contents import (
 from cpt.training.engine import Engine, Gradients, SharedRows
 from cpt.training.first_batch import prove_first_batch
 from cpt.training.guards import Decision, StepGuard
-from cpt.training.loss_guard import STEPS_BEHIND
+from cpt.training.loss_guard import HIGHEST_LOSS, STEPS_BEHIND
 from cpt.training.restart import (
     refuse_evaluation,
     restart_after,
@@ -179,13 +181,16 @@ class CPTTrainer(Trainer):
     def build_parts(self) -> None:
         recipe = self.recipe
         device = self.args.device
+        highest_loss = math.inf  # losses of other stages have no such scale
+        if recipe.stage in OWN_LOSS:
+            highest_loss = HIGHEST_LOSS * math.log(vocabulary_size(self.model.config))
         self.guard = StepGuard(
             recipe,
             self.rows_of_steps,
             self.run_folder,
             device=device,
             tokens_per_step=self.length.tokens_per_step,
-            vocabulary_size=vocabulary_size(self.model.config),
+            highest_loss=highest_loss,
             fp16=self.args.fp16,
         )
         self.stateful: list[Stateful] = [self.guard]
