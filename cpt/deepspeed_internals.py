@@ -51,9 +51,9 @@ def stop_loading_universal(engine: Any) -> None:
 
 def replace_norms_of_groups(optimizer: Any, norms: Callable[[], Any]) -> Callable[[], Any]:
     """Make ZeRO-3 read the norms of its groups from this function; return the original."""
-    own: Callable[[], Any] = optimizer._get_norm_groups
+    original: Callable[[], Any] = optimizer._get_norm_groups
     optimizer._get_norm_groups = norms
-    return own
+    return original
 
 
 @contextmanager

@@ -284,8 +284,8 @@ def join_processes(training: Mapping[str, Any]) -> LaunchedAs:
     by_accelerate = os.environ.get("ACCELERATE_USE_CPU") == "True"
     on_cpu = bool(training.get("use_cpu")) or by_accelerate or not torch.cuda.is_available()
     timeout = timedelta(seconds=training.get("ddp_timeout", DEFAULT_TIMEOUT_SECONDS))
-    for known in KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", category=FutureWarning, **known)
+    for pattern in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", category=FutureWarning, **pattern)
     if on_cpu:  # accelerate asks DeepSpeed for its device even if it is not used
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     else:

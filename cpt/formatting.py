@@ -114,12 +114,12 @@ def set_plain_output(environment: MutableMapping[str, str], *, on_terminal: bool
     """
     in_ci = environment.get("CI", "").lower() not in ("", "0", "false")
     has_no_colors = environment.get("TERM", "") in ("dumb", "unknown")
-    wanted: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
     if environment.get("FORCE_COLOR"):
-        wanted = () if on_terminal else ("TQDM_DISABLE",)
+        variables = () if on_terminal else ("TQDM_DISABLE",)
     elif environment.get("NO_COLOR") or in_ci or has_no_colors:  # no-color.org
-        wanted = tuple(NOT_WATCHED)
+        variables = tuple(NOT_WATCHED)
     elif not on_terminal:
-        wanted = ("TQDM_DISABLE", "_TYPER_FORCE_DISABLE_TERMINAL")
-    for name in wanted:
+        variables = ("TQDM_DISABLE", "_TYPER_FORCE_DISABLE_TERMINAL")
+    for name in variables:
         environment.setdefault(name, NOT_WATCHED[name])

@@ -313,10 +313,10 @@ class ExampleHooks(Trainer):
     @property
     def trl_metrics(self) -> dict[str, dict[str, list[float]]]:
         """TRL's metrics since the last log, by `train` and `eval`; empty if it has none."""
-        found: dict[str, dict[str, list[float]]] = vars(self).get("_metrics") or vars(self).get(
+        stored: dict[str, dict[str, list[float]]] = vars(self).get("_metrics") or vars(self).get(
             "_stored_metrics", {}
         )
-        return found
+        return stored
 
 
 class SamplingHooks(Trainer):
@@ -380,10 +380,10 @@ class SamplingHooks(Trainer):
         self, model: Any, ids: Any, mask: Any, kept: int, *, batch_size: int
     ) -> "torch.Tensor":
         """Log-probabilities [B, T] of the last `kept` tokens."""
-        found, *_ = self._get_per_token_logps_and_entropies(
+        log_probabilities_of_tokens, *_ = self._get_per_token_logps_and_entropies(
             model, ids, mask, kept, batch_size=batch_size
         )
-        log_probabilities: torch.Tensor = found
+        log_probabilities: torch.Tensor = log_probabilities_of_tokens
         return log_probabilities
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], *more: Any) -> "torch.Tensor":

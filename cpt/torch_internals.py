@@ -151,17 +151,17 @@ def trace_both_passes(
     from functorch.compile import aot_function, default_partition, nop  # type: ignore[attr-defined]
     from torch._inductor.decomposition import select_decomp_table  # takes a second to import
 
-    found: list[fx.GraphModule] = []
+    modules: list[fx.GraphModule] = []
 
     def partition(joint: fx.GraphModule, *inputs: Any, **options: Any) -> Any:
-        found.append(joint)
+        modules.append(joint)
         return default_partition(joint, *inputs, **options)
 
     trace = aot_function(
         function, nop, nop, partition_fn=partition, decompositions=select_decomp_table()
     )
     trace(*arguments)
-    return found[0]
+    return modules[0]
 
 
 def split_passes(

@@ -259,8 +259,10 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
             try:
                 tree = Recipe.model_validate(tree).model_dump(mode="json", by_alias=True)
             except ValidationError:
-                why = "its recipe.yaml is cut off or of another version, and is compared as written"
-                not_compared.append(f"defaults of {run.name}: {why}.")
+                reason = (
+                    "its recipe.yaml is cut off or of another version, and is compared as written"
+                )
+                not_compared.append(f"defaults of {run.name}: {reason}.")
         for key in ("name", "output_dir"):
             tree.pop(key, None)
         trees.append(tree)

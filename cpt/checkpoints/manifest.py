@@ -263,9 +263,9 @@ def verify_folder(folder: Path) -> Verified:
         manifest = read_manifest(folder)
     except CheckpointError:
         return Verified(folder, None, 0, damages(folder))
-    found = defects(folder) if manifest.kind == "full" else damages(folder)
+    damages_found = defects(folder) if manifest.kind == "full" else damages(folder)
     return Verified(
-        folder, manifest.step, sum(entry.size for entry in manifest.files.values()), found
+        folder, manifest.step, sum(entry.size for entry in manifest.files.values()), damages_found
     )
 
 

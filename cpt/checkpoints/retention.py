@@ -49,17 +49,19 @@ def newest(
         every: keep checkpoints whose step is a multiple of this.
         best: a metric of the evaluation; the checkpoint with its lowest value is also kept.
     """
-    kept = [*checkpoints[-last:]]
+    kept_checkpoints = [*checkpoints[-last:]]
     if every is not None:
-        kept += [checkpoint for checkpoint in checkpoints if checkpoint.step % every == 0]
+        kept_checkpoints += [
+            checkpoint for checkpoint in checkpoints if checkpoint.step % every == 0
+        ]
     if best is not None:
         measured = [checkpoint for checkpoint in checkpoints if best in checkpoint.metrics]
-        kept += (
+        kept_checkpoints += (
             [min(measured, key=lambda checkpoint: checkpoint.metrics[best])]
             if measured
             else checkpoints[-1:]
         )
-    return kept
+    return kept_checkpoints
 
 
 RULES: dict[str, Rule] = {"newest": newest}
@@ -86,12 +88,14 @@ def rotate(
     if keep is None:
         return []
     complete = published_in(folder, prefix)
-    kept = {
+    kept_folders = {
         checkpoint.folder
         for checkpoint in [*find_rule(keep)(complete, **keep.options), *complete[-1:]]
     }
     removed = [
-        one.folder for one in complete if one.folder not in kept and one.folder not in spared
+        one.folder
+        for one in complete
+        if one.folder not in kept_folders and one.folder not in spared
     ]
     for path in removed:
         remove(path)

@@ -399,15 +399,16 @@ def read_back(folder: Path, model: nn.Module) -> None:
         with path.open("rb") as file:  # drop the page cache, so that the disk is read
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     manifest = read_manifest(folder)
-    found = damages(folder)
-    if found:
+    damages_found = damages(folder)
+    if damages_found:
         raise SaveFailed(
             "storage",
-            f"the disk returns other data than was written: {'; '.join(map(str, found[:3]))}",
+            f"the disk returns other data than was written: {'; '.join(map(str, damages_found[:3]))}",
         )
-    if manifest.kind == "full" and (found := defects(folder)):
+    if manifest.kind == "full" and (damages_found := defects(folder)):
         raise SaveFailed(
-            "error", f"a run cannot resume from this checkpoint: {'; '.join(map(str, found[:3]))}"
+            "error",
+            f"a run cannot resume from this checkpoint: {'; '.join(map(str, damages_found[:3]))}",
         )
     stored = count_stored(folder)
     needed = sum(numbers for _, numbers in saved_parameters(model))

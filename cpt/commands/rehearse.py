@@ -299,11 +299,11 @@ class Rehearsal:
 
 def format_measurements(measurements: Sequence[Mapping[str, float]]) -> str:
     """The maximum over processes of each measurement."""
-    most = {key: max(of_process[key] for of_process in measurements) for key in measurements[0]}
-    parts = [f"host {format_bytes(most['host'])} per process, of {host_memory_gib():,.1f} GiB"]
-    if "gpu" in most:
-        parts.insert(0, f"GPU {format_bytes(most['gpu'])} of {format_bytes(most['gpu_total'])}")
-    return f"{most['seconds']:.2f} s per step; {', '.join(parts)}"
+    maxima = {key: max(of_process[key] for of_process in measurements) for key in measurements[0]}
+    parts = [f"host {format_bytes(maxima['host'])} per process, of {host_memory_gib():,.1f} GiB"]
+    if "gpu" in maxima:
+        parts.insert(0, f"GPU {format_bytes(maxima['gpu'])} of {format_bytes(maxima['gpu_total'])}")
+    return f"{maxima['seconds']:.2f} s per step; {', '.join(parts)}"
 
 
 def error_of_part(run: Path, exit_code: int, log: Path) -> CptError:

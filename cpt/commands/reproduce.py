@@ -377,9 +377,9 @@ def compare_results(record: RunRecord, repeated_folder: Path) -> Reproduction:
     difference = None
     for step, metric in common:
         then = before[step, metric]
-        now = after[step, metric]
-        if repr(then) != repr(now):  # repr has all digits, and NaN equals NaN
-            difference = {"step": step, "metric": metric, "then": then, "now": now}
+        value_after = after[step, metric]
+        if repr(then) != repr(value_after):  # repr has all digits, and NaN equals NaN
+            difference = {"step": step, "metric": metric, "then": then, "now": value_after}
             break
     weights = hashes_of_export(record.folder)
     repeated_weights = hashes_of_export(repeated_folder)

@@ -163,9 +163,9 @@ def vocabulary_metrics(
 
 def print_texts(console: Console, subjects: Sequence[Subject]) -> None:
     """Print a row per text, with columns per tokenizer."""
-    first, *others = subjects
+    first, *other_subjects = subjects
     columns = right("documents", "MB", "bytes per token", "tokens per word")
-    for other in others:
+    for other in other_subjects:
         columns += right(
             f"bytes per token of {escape(other.name)}", "tokens per word", "length of its sequences"
         )
@@ -181,7 +181,7 @@ def print_texts(console: Console, subjects: Sequence[Subject]) -> None:
             f"{text['bytes_per_token']:.3f}",
             f"{text['tokens_per_word']:.2f}",
         ]
-        for other in others:
+        for other in other_subjects:
             same_text = other.texts[index]
             longer_percent = 100 * (same_text["tokens"] / max(1, text["tokens"]) - 1)
             cells += [

@@ -448,8 +448,8 @@ def evaluate_after_training(
         if name in general or held_out.rows.form in ONE_A_ROW:  # questions need domain texts
             continue
         try:
-            most = domain_questions(recipe.evaluation.tasks)
-            questions[name] = domain_test(held_out.texts(), most=most)
+            max_questions = domain_questions(recipe.evaluation.tasks)
+            questions[name] = domain_test(held_out.texts(), most=max_questions)
         except DataError as problem:
             not_run.append(NotRun(f"domain test of {name}", one_line(problem)))
     if copied is None:

@@ -183,13 +183,13 @@ def losses_of_set(
     model: nn.Module, held_out_set: HeldOutSet, batch_size: int, after_batch: AfterBatch | None
 ) -> DocumentLosses:
     rows = cast(PackedRows, held_out_set.rows)
-    chosen = held_out_set.chosen
-    assert chosen is not None, "the set must come from `build_data`"
+    documents_of_set = held_out_set.chosen
+    assert documents_of_set is not None, "the set must come from `build_data`"
     device = next(model.parameters()).device
     # Of nats, tokens and correct tokens, by document.
-    sums = torch.zeros(3, len(chosen), dtype=torch.float64, device=device)
+    sums = torch.zeros(3, len(documents_of_set), dtype=torch.float64, device=device)
     # No document is empty, so no two of them begin at the same token.
-    begins = torch.from_numpy(rows.documents.offsets[chosen])
+    begins = torch.from_numpy(rows.documents.offsets[documents_of_set])
     for batch in scored_batches(model, held_out_set, batch_size, after_batch):
         document = document_of_tokens(batch, rows, begins).contiguous()
         document = without_waiting(document, device).flatten()
@@ -200,8 +200,8 @@ def losses_of_set(
     sum_over_processes(sums)
     nats, num_tokens, num_correct = sums.cpu().numpy()
     return DocumentLosses(
-        hashes=rows.documents.hashes[chosen],
-        num_bytes=rows.documents.num_bytes[chosen],
+        hashes=rows.documents.hashes[documents_of_set],
+        num_bytes=rows.documents.num_bytes[documents_of_set],
         nats=nats,
         num_tokens=num_tokens.astype(np.int64),
         num_correct=num_correct.astype(np.int64),

@@ -716,8 +716,8 @@ def write_verdict(folder: Path, verdict: Verdict) -> None:
         write_atomic(folder / VERDICT_PAGE, verdict_page(verdict), reuse_space=True)
         write_atomic(folder / VERDICT, content, reuse_space=True)
     except OSError as problem:
-        why = f"The verdict cannot be written: {problem.strerror}. Again: cpt verdict {folder}"
-        record_event(folder, "not_written", why)
+        message = f"The verdict cannot be written: {problem.strerror}. Again: cpt verdict {folder}"
+        record_event(folder, "not_written", message)
 
 
 def verdict_page(verdict: Verdict) -> str:

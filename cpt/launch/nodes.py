@@ -103,10 +103,10 @@ def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, st
         usual = Counter(values.values()).most_common(1)[0][0]
         if values[host] == usual:
             continue
-        others = [name for name, value in values.items() if value == usual]
-        listed = ", ".join(others[:2])
-        if len(others) > 2:
-            listed += f" and {len(others) - 2} more"
+        usual_hosts = [name for name, value in values.items() if value == usual]
+        listed = ", ".join(usual_hosts[:2])
+        if len(usual_hosts) > 2:
+            listed += f" and {len(usual_hosts) - 2} more"
         yield label, f"{label} is {shortened(values[host])}, but {shortened(usual)} on {listed}"
 
 

@@ -390,12 +390,12 @@ def refuse_launcher(command: str, *, sets_processes: bool, launcher: str | None)
 def refuse_more_than_the_machine_holds(processes: int, *, on_gpus: bool) -> None:
     gpus = len(find_gpus()) if on_gpus else 0
     if gpus:
-        most = gpus
+        max_processes = gpus
         hardware = f"{gpus} GPUs"
     else:
-        most = PROCESSES_OF_A_CORE * count_cpu_cores()
+        max_processes = PROCESSES_OF_A_CORE * count_cpu_cores()
         hardware = f"{count_cpu_cores()} cores"
-    if processes > most:
+    if processes > max_processes:
         raise LaunchError(
-            f"--processes {processes}: this machine has {hardware}. Use at most {most}."
+            f"--processes {processes}: this machine has {hardware}. Use at most {max_processes}."
         )

@@ -137,8 +137,8 @@ class BalancedForCausalLM(SettableExperts):
             output_router_logits=output_router_logits,
             **kwargs,
         )
-        others = dict(outputs)  # with the cache, whose name transformers 5.24 changed
-        hidden_states = others.pop("last_hidden_state")
+        remaining = dict(outputs)  # with the cache, whose name transformers 5.24 changed
+        hidden_states = remaining.pop("last_hidden_state")
         # As in transformers: a number means the last positions, 0 all of them.
         if isinstance(logits_to_keep, int):
             hidden = hidden_states[:, -logits_to_keep:, :]
@@ -150,10 +150,12 @@ class BalancedForCausalLM(SettableExperts):
             loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
         aux_loss = None
         if output_router_logits and self.training:
-            aux_loss = self.balance(others["router_logits"], num_sequences=hidden_states.shape[0])
+            aux_loss = self.balance(
+                remaining["router_logits"], num_sequences=hidden_states.shape[0]
+            )
             if loss is not None:
                 loss = loss + self.config.router_aux_loss_coef * aux_loss.to(loss.device)
-        return MoeCausalLMOutputWithPast(loss=loss, aux_loss=aux_loss, logits=logits, **others)
+        return MoeCausalLMOutputWithPast(loss=loss, aux_loss=aux_loss, logits=logits, **remaining)
 
 
 @strict

@@ -198,9 +198,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         matrices = [group for group in self.param_groups if group[MATRICES]]
         if matrices:
             self.parts.append(torch.optim.Muon(matrices))
-        others = [group for group in self.param_groups if not group[MATRICES]]
-        if others:
-            self.parts.append(torch.optim.AdamW(others))
+        other_groups = [group for group in self.param_groups if not group[MATRICES]]
+        if other_groups:
+            self.parts.append(torch.optim.AdamW(other_groups))
         self.share()
 
     def share(self) -> None:

@@ -614,17 +614,21 @@ def learning_rate(base: BaseModel, *, is_full: bool, is_strong_shift: bool) -> t
 
 
 def rate_of_full_training(base: BaseModel, *, is_strong_shift: bool) -> tuple[float, str]:
-    known = base.known
-    if known is not None and known.peak_learning_rate and is_strong_shift:
-        peak = known.peak_learning_rate
-        reason = f"{REWARMED_TO:g} of the base's peak, {peak:g} ({known.source})"
+    known_base = base.known
+    if known_base is not None and known_base.peak_learning_rate and is_strong_shift:
+        peak = known_base.peak_learning_rate
+        reason = f"{REWARMED_TO:g} of the base's peak, {peak:g} ({known_base.source})"
         return peak * REWARMED_TO, f"{reason}: the text is far from the base's data"
-    if known is not None and known.final_learning_rate and known.final_learning_rate >= LEAST_RATE:
-        reason = f"the final learning rate of the base's training ({known.source})"
-        return known.final_learning_rate, reason
-    if known is not None and known.peak_learning_rate:
-        peak = known.peak_learning_rate
-        return peak / 10, f"a tenth of the base's peak, {peak:g} ({known.source})"
+    if (
+        known_base is not None
+        and known_base.final_learning_rate
+        and known_base.final_learning_rate >= LEAST_RATE
+    ):
+        reason = f"the final learning rate of the base's training ({known_base.source})"
+        return known_base.final_learning_rate, reason
+    if known_base is not None and known_base.peak_learning_rate:
+        peak = known_base.peak_learning_rate
+        return peak / 10, f"a tenth of the base's peak, {peak:g} ({known_base.source})"
     rate = next(rate for size, rate in RATES_BY_SIZE if base.parameters < size)
     share = "a tenth"
     if is_strong_shift:

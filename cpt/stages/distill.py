@@ -149,16 +149,16 @@ def divergence(
     student: torch.Tensor, teacher: torch.Tensor, beta: float, temperature: float
 ) -> torch.Tensor:
     """Return each token's divergence, in nats."""
-    own = F.log_softmax(student.float() / temperature, dim=-1)
+    student_log_probabilities = F.log_softmax(student.float() / temperature, dim=-1)
     other = F.log_softmax(teacher.float() / temperature, dim=-1)
     if beta == 0.0:
-        return kl(other, own)
+        return kl(other, student_log_probabilities)
     if beta == 1.0:
-        return kl(own, other)
+        return kl(student_log_probabilities, other)
     mixture = torch.logaddexp(
-        other + math.log(beta), own + math.log1p(-beta)
+        other + math.log(beta), student_log_probabilities + math.log1p(-beta)
     )  # beta x teacher + (1 - beta) x student
-    return beta * kl(other, mixture) + (1 - beta) * kl(own, mixture)
+    return beta * kl(other, mixture) + (1 - beta) * kl(student_log_probabilities, mixture)
 
 
 def kl(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

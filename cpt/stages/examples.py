@@ -221,16 +221,16 @@ class WithoutReference(ExampleTrainer):
 def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
     """Return the prompt, and the prompt with each answer, where only answers have labels; cut at `most` tokens."""
     prompt = row["prompt_ids"]
-    found = {"prompt_input_ids": prompt[:most], "prompt_attention_mask": [1] * len(prompt[:most])}
+    columns = {"prompt_input_ids": prompt[:most], "prompt_attention_mask": [1] * len(prompt[:most])}
     for side in ("chosen", "rejected"):
         ids = [*prompt, *row[f"{side}_ids"]][:most]
         labels = [*([IGNORED] * len(prompt)), *row[f"{side}_ids"]][:most]
-        found |= {
+        columns |= {
             f"{side}_input_ids": ids,
             f"{side}_attention_mask": [1] * len(ids),
             f"{side}_labels": labels,
         }
-    return found
+    return columns
 
 
 def fit_fused_head(model: nn.Module) -> None:

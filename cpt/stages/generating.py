@@ -206,16 +206,16 @@ class GenerationBatches(PromptTrainer):
             arguments = self.args
             path = checkpoint / self.generation_file
             same = path.exists() and written_for(checkpoint) in (None, arguments.world_size)
-            kept: dict[str, Any] = load_data(path) if same else {}
+            saved: dict[str, Any] = load_data(path) if same else {}
             self.sampled_batches = None
-            buffered = kept.pop("buffered", None)
+            buffered = saved.pop("buffered", None)
             if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:
                 parts = arguments.steps_per_generation // len(buffered)
                 batches = [to_device(batch, arguments.device) for batch in buffered]
                 self.sampled_batches = [
                     part for batch in batches for part in split_tensor_dict(batch, parts)
                 ]
-            last = kept.get("last")
+            last = saved.get("last")
             self.last = None if last is None else to_device(last, arguments.device)
             if (checkpoint / STAGE_FILE).exists():  # missing if another program wrote it
                 self.restore_own(load_data(checkpoint / STAGE_FILE))

@@ -111,8 +111,10 @@ class NamedReward:
         self.refuse_missing(list(given))
         takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
         options = {name for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
-        known = (given.keys() if takes_all else self.parameters.keys() & given.keys()) - options
-        taken = {name: value for name, value in given.items() if name in known}
+        passed_columns = (
+            given.keys() if takes_all else self.parameters.keys() & given.keys()
+        ) - options
+        taken = {name: value for name, value in given.items() if name in passed_columns}
         try:
             scores = self.function(**taken, **self.options)
         except CptError:
@@ -184,13 +186,13 @@ def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function without `**columns`, so that its options can be checked."""
     signature = inspect.signature(function)
-    kept = [
+    parameters = [
         parameter
         for parameter in signature.parameters.values()
         if parameter.kind is not parameter.VAR_KEYWORD
     ]
     bare = functools.update_wrapper(partial(function), function)
-    bare.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    bare.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return bare
 
 
@@ -409,9 +411,13 @@ def reward_model(
             texts.append(str(tokenizer.apply_chat_template(messages, tokenize=False)))
     scores: list[float] = []
     for first in range(0, len(texts), batch_size):
-        some = texts[first : first + batch_size]
+        texts_of_batch = texts[first : first + batch_size]
         batch = tokenizer(
-            some, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False
+            texts_of_batch,
+            return_tensors="pt",
+            padding=True,
+            padding_side="right",
+            add_special_tokens=False,
         )
         ids = batch["input_ids"].to(model.device)
         mask = batch["attention_mask"].to(model.device)

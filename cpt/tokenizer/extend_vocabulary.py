@@ -209,11 +209,10 @@ def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
     part of a character, which cannot be written as text, only the merges are checked."""
     text = backend.decode([number], skip_special_tokens=False)
     if REPLACEMENT in text:
-        return [one.id for one in backend.model.tokenize(backend.id_to_token(number) or "")] == [
-            number
-        ]
+        pieces = backend.model.tokenize(backend.id_to_token(number) or "")
+        return [piece.id for piece in pieces] == [number]
     texts = (*(context.replace("@", text) for context in CONTEXTS), *examples)
-    return any(number in backend.encode(one, add_special_tokens=False).ids for one in texts)
+    return any(number in backend.encode(sample, add_special_tokens=False).ids for sample in texts)
 
 
 def learn_merges(
@@ -271,13 +270,13 @@ class Pairs:
         """The most frequent pair, among equals that with the smallest ids; None at the end."""
         while self.heap:
             count, pair = self.heap[0]
-            now = self.num.get(pair, 0)
-            if now == -count and now and pair not in self.forbidden:
-                return pair, now
+            count_of_pair = self.num.get(pair, 0)
+            if count_of_pair == -count and count_of_pair and pair not in self.forbidden:
+                return pair, count_of_pair
             heapq.heappop(self.heap)
             # It became rarer since then; a pair that became more frequent was pushed again.
-            if 0 < now < -count and pair not in self.forbidden:
-                heapq.heappush(self.heap, (-now, pair))
+            if 0 < count_of_pair < -count and pair not in self.forbidden:
+                heapq.heappush(self.heap, (-count_of_pair, pair))
         return None
 
     def join(self, pair: Pair, number: int) -> None:

@@ -88,27 +88,27 @@ def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     """Warn of settings that DeepSpeed accepts, but that make gradients wrong or less precise."""
     profile = read_profile(given)
     section = zero_section(profile)
-    found = list[tuple[str, str]]()
+    warnings = list[tuple[str, str]]()
     steps = accumulation(recipe)
     stage = section.get("stage")
-    written = profile.get("data_types")
+    data_types = profile.get("data_types")
     # DeepSpeed 0.19 uses another optimizer for ZeRO-1 with fp32 gradients, and keeps ZeRO-2's gradients on the GPU
     # even if the optimizer is offloaded.
     has_room = stage == 3 or stage == 2 and not offloads(profile, "optimizer")
-    dtype = written.get("grad_accum_dtype") if isinstance(written, Mapping) else None
+    dtype = data_types.get("grad_accum_dtype") if isinstance(data_types, Mapping) else None
     if recipe.training.get("bf16") and steps > 1 and has_room and dtype != "fp32":
         text = (
             f"the gradients of {steps} micro-batches accumulate in bfloat16, which rounds each sum. Write"
             ' "data_types": {"grad_accum_dtype": "fp32"} into the profile'
         )
-        found.append(("data_types", text))
+        warnings.append(("data_types", text))
     if stage in (1, 2) and section.get("overlap_comm"):
         text = (
             f"`zero_optimization.overlap_comm` is true at stage {stage}: DeepSpeed's users report wrong"
             " gradients with it on several GPUs (github.com/deepspeedai/DeepSpeed/issues/5294). Write false"
         )
-        found.append(("overlap_comm", text))
-    return located(given, found)
+        warnings.append(("overlap_comm", text))
+    return located(given, warnings)
 
 
 def changes_in_memory(given: str | Path | Profile) -> list[str]:

@@ -95,16 +95,19 @@ class Heartbeat(TrainerCallback):
         looked = time.perf_counter()
         worked = seconds_worked()
         while not self.is_over.wait(SECONDS_BETWEEN_PULSES):
-            now = time.perf_counter()
+            seconds_now = time.perf_counter()
             with self.lock:
-                if now - self.written >= SECONDS_BETWEEN_PULSES:
+                if seconds_now - self.written >= SECONDS_BETWEEN_PULSES:
                     self.write()
-            if self.phase not in OUTSIDE_OF_TRAINING or now - looked < SECONDS_BETWEEN_CPU_LOOKS:
+            if (
+                self.phase not in OUTSIDE_OF_TRAINING
+                or seconds_now - looked < SECONDS_BETWEEN_CPU_LOOKS
+            ):
                 continue
             worked_before = worked
             worked = seconds_worked()
-            is_busy = worked - worked_before >= LEAST_WORK * (now - looked)
-            looked = now
+            is_busy = worked - worked_before >= LEAST_WORK * (seconds_now - looked)
+            looked = seconds_now
             with self.lock:
                 if is_busy and self.phase in OUTSIDE_OF_TRAINING:
                     self.beat(self.phase, self.step)

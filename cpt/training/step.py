@@ -318,10 +318,10 @@ class GuardedEngine(DeepSpeedEngineWrapper):
         assert self.loss is not None, "a step has micro-batches"
         norms = [torch.as_tensor(norm) for norm in self.norms_of_groups()]
         together = torch.stack([norm.float() for norm in norms]).to(self.loss.device)
-        whole = torch.linalg.vector_norm(together)
+        total_norm = torch.linalg.vector_norm(together)
         # -1 means a non-finite norm
         skip = self.skips(
-            torch.where((together < 0).any(), torch.full_like(whole, math.inf), whole)
+            torch.where((together < 0).any(), torch.full_like(total_norm, math.inf), total_norm)
         )
         # DeepSpeed multiplies gradients by what it gets back: on the device that it chose, the CPU with offload.
         skip = skip.to(norms[0].device)

@@ -135,7 +135,9 @@ def ingest(
         )
         done.num_changed = len(changed - again)
         holders = {
-            str(one.sha256): one.path for one in folder.entries.values() if one.shard is not None
+            str(journal_entry.sha256): journal_entry.path
+            for journal_entry in folder.entries.values()
+            if journal_entry.shard is not None
         }
         for start in range(0, len(todo), BATCH_FILES):
             entries = []
@@ -152,7 +154,11 @@ def ingest(
                 rows += [row] if row is not None and recorded.shard is not None else []
                 report(number, len(todo))
             folder.write(entries, rows)
-        failed = [one for one in folder.entries.values() if one.reason is not None]
+        failed = [
+            journal_entry
+            for journal_entry in folder.entries.values()
+            if journal_entry.reason is not None
+        ]
         keys = {
             "path": "path",
             "sha256": "sha256",
@@ -162,15 +168,18 @@ def ingest(
         }
         write_lines(
             folder.failed_file,
-            [{key: getattr(one, name) for key, name in keys.items()} for one in failed],
+            [
+                {key: getattr(journal_entry, name) for key, name in keys.items()}
+                for journal_entry in failed
+            ],
         )
         done.num_shards = len(folder.shards())
         done.shared = folder.count_lines()
         done.dropped_lines = folder.drop_lines(done.shared.found() if drop_shared_lines else ())
         done.failed = [
-            one
+            journal_entry
             for name in names.values()
-            if (one := folder.entries[name]).reason not in (None, DUPLICATE)
+            if (journal_entry := folder.entries[name]).reason not in (None, DUPLICATE)
         ]
     return done
 

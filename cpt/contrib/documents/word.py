@@ -68,7 +68,9 @@ def count_dropped(archive: zipfile.ZipFile) -> Counter[str]:
     counts["charts and diagrams"] = len(re.findall(rb"<(?:c:chart|dgm:relIds)\b", text))
     counts["embedded documents"] = len(re.findall(rb"<(?:\w+:altChunk|o:OLEObject)\b", text))
     margins = [name for name in archive.namelist() if MARGIN.match(name)]
-    counts["headers and footers"] = len([one for one in margins if b":t>" in archive.read(one)])
+    counts["headers and footers"] = len(
+        [margin for margin in margins if b":t>" in archive.read(margin)]
+    )
     if "word/comments.xml" in archive.namelist():
         counts["comments"] = len(re.findall(rb"<\w+:comment\b", archive.read("word/comments.xml")))
     return Counter({kind: count for kind, count in counts.items() if count})
@@ -119,8 +121,8 @@ class WordPart:
             return [new for base in bases for new in self.replaced(base, boxes)]
         if name in ("oMath", "oMathPara"):
             return self.equations(element)
-        if name in BOXED and (found := boxes_of(element)):
-            boxes += self.replaced(found, boxes)
+        if name in BOXED and (text_boxes := boxes_of(element)):
+            boxes += self.replaced(text_boxes, boxes)
             return []
         if name in BLANKS:
             return [Element(f"{self.namespace}{BLANKS[name]}")]

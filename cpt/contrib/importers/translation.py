@@ -141,11 +141,11 @@ class Translation:
 
     def take_number(self, key: str) -> float:
         """Take a number, also written as text: `"1e-5"`; 0 if it is missing."""
-        found = self.take(key, 0)
+        number_given = self.take(key, 0)
         try:
-            number = float(found)
+            number = float(number_given)
         except (TypeError, ValueError) as problem:
-            raise self.error(key, f"expected a number, got {in_yaml(found)}") from problem
+            raise self.error(key, f"expected a number, got {in_yaml(number_given)}") from problem
         if number.is_integer():
             return int(number)
         return number
@@ -412,12 +412,12 @@ def translate_budget_and_optimizer(config: Translation) -> float:
         config.put("budget.tokens", int(steps * step_tokens), comment)
     else:
         config.put("budget.epochs", epochs, "num_train_epochs")
-    given = config.take("optim")
-    asked = "muon" if config.take_switch("use_muon") else str(given).lower()
+    name_as_written = config.take("optim")
+    asked = "muon" if config.take_switch("use_muon") else str(name_as_written).lower()
     if asked not in OPTIMIZERS:
         config.drop(
             "optim",
-            given,
+            name_as_written,
             "adamw instead; any class works: optimizer: {name: package.module:Class}",
         )
     name = OPTIMIZERS.get(asked, "adamw")
@@ -479,22 +479,24 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
 
 def translate_engine(config: Translation) -> None:
     """Translate DeepSpeed by an existing file, or by the stage in the name of the tool's file; FSDP becomes FSDP2."""
-    given = config.take("deepspeed")
-    name = PurePosixPath(str(given)).name.lower()  # not the folders: one may be a user's name
+    profile_given = config.take("deepspeed")
+    name = PurePosixPath(
+        str(profile_given)
+    ).name.lower()  # not the folders: one may be a user's name
     stage = STAGE_IN_NAME.search(name)
-    if isinstance(given, dict) or given and Path(str(given)).is_file():
-        config.put("training.deepspeed", given)
-    elif given and stage:
+    if isinstance(profile_given, dict) or profile_given and Path(str(profile_given)).is_file():
+        config.put("training.deepspeed", profile_given)
+    elif profile_given and stage:
         profile = PROFILES[stage[1] or stage[2]]["offload" in name]
         config.put(
             "training.deepspeed",
             f"deepspeed_configs/ds_config_{profile}.json",
-            f"deepspeed: {given}",
+            f"deepspeed: {profile_given}",
         )
-    elif given:
+    elif profile_given:
         config.drop(
             "deepspeed",
-            given,
+            profile_given,
             "file not found; deepspeed_configs/README.md lists the profiles of cpt",
         )
     options = dict(config.take("fsdp_config", {}))

@@ -172,7 +172,7 @@ def refuse_unlike(base: Model, trained: Model) -> None:
             {**same, **shapes, "the tokenizer": load_tokenizer(Tokenizer(), end).get_vocab()}
         )
     for name in facts[0] | facts[1]:
-        first, second = (known.get(name, "missing") for known in facts)
+        first, second = (facts_of_model.get(name, "missing") for facts_of_model in facts)
         if first != second:
             values = "" if isinstance(first, dict) else f": {first} and {second}"
             remedy = "Use the base of the training; if the vocabulary grew, the one that `cpt tokenizer extend` wrote"

@@ -120,12 +120,12 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
                 output / f"replay-{group:05}.jsonl",
                 output / rewrite.OWN_FOLDER / f"{group:05}.json",
             )
-            known: Any = rewrite.read_counts(*files, str(group))
+            counts_before: Any = rewrite.read_counts(*files, str(group))
             # the last group may have fewer texts, if fewer tokens were wanted
             if (
-                known is None
-                or known["written"] < rewrite.GROUP
-                and known["tokens"] < tokens_missing
+                counts_before is None
+                or counts_before["written"] < rewrite.GROUP
+                and counts_before["tokens"] < tokens_missing
             ):
                 rows, counts = write(
                     range(group * rewrite.GROUP, (group + 1) * rewrite.GROUP), tokens_missing
@@ -135,9 +135,11 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
                     raise DataError(
                         f"{shortage}. Lower --min-characters, or write beginnings of texts for --prompts."
                     )
-                known = {"asked_sha256": str(group), **counts}
-                rewrite.write_group(*files, rows, known)
-            done.update({name: count for name, count in known.items() if isinstance(count, int)})
+                counts_before = {"asked_sha256": str(group), **counts}
+                rewrite.write_group(*files, rows, counts_before)
+            done.update(
+                {name: count for name, count in counts_before.items() if isinstance(count, int)}
+            )
             yield done
             group += 1
 

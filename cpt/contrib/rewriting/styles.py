@@ -46,12 +46,14 @@ class Style:
                 line[:ITEM_CHARACTERS] for line in lines if line and not line.endswith(":")
             )
         )
-        found = [
+        list_items = [
             combination
             for size in self.sizes
             for combination in combinations(items[:MOST_ITEMS], size)
         ]
-        drawn = found if len(found) <= most else random.Random(seed).sample(found, most)
+        drawn = (
+            list_items if len(list_items) <= most else random.Random(seed).sample(list_items, most)
+        )
         return ["; ".join(combination) for combination in drawn]
 
 

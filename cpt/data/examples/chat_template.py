@@ -221,19 +221,19 @@ class ChatTemplate:
             end_before: of the assistant's message before.
         """
         content = message["content"] or ""
-        words = content.strip()
+        stripped = content.strip()
         is_opened = text.startswith(opening) and end_before <= len(opening)
         begin = self._skip_header(text, len(opening)) if is_opened else end_before
-        start = text.find(words, begin) if words else -1
-        if start < 0 or not is_opened and text.find(words, start + 1) >= 0:
+        start = text.find(stripped, begin) if stripped else -1
+        if start < 0 or not is_opened and text.find(stripped, start + 1) >= 0:
             raise Refused(
                 "the assistant's words cannot be found in the output of the chat template"
             )
-        end = start + len(words)
+        end = start + len(stripped)
         # Most templates strip the content; phi and gpt-oss do not.
         blanks = content[len(content.rstrip()) :]
         end += len(commonprefix([blanks, text[end:]]))
-        end += self._length_after(text, end, closed[closed.rfind(words) + len(words) :])
+        end += self._length_after(text, end, closed[closed.rfind(stripped) + len(stripped) :])
         return (begin if is_opened else start), end
 
     def _length_after(self, text: str, end: int, written_after: str) -> int:
@@ -390,9 +390,9 @@ def escape(control: re.Match[str]) -> str:
 
 def common_length(chosen: Words, rejected: Words) -> int:
     """The length of what both begin with, as a prompt; something of each remains."""
-    most = max(0, min(len(chosen), len(rejected)) - 1)
+    max_common = max(0, min(len(chosen), len(rejected)) - 1)
     common = 0
-    while common < most and chosen[common] == rejected[common]:
+    while common < max_common and chosen[common] == rejected[common]:
         common += 1
     # Most tokenizers encode a blank together with the next word.
     if isinstance(chosen, str) and chosen[:common].endswith(" "):

@@ -240,16 +240,18 @@ class ExampleEncoder(DocumentEncoder):
     def tokenize(self, texts: Sequence[Written]) -> list[Tokens]:
         """The tokens of rendered texts. A text with escaped control tokens, or without a template, is tokenised in
         pieces, so that its words never become control tokens."""
-        is_whole = [written.is_chat and NOT_TOKEN not in written.text for written in texts]
+        is_whole = [rendered.is_chat and NOT_TOKEN not in rendered.text for rendered in texts]
         whole_texts = [
-            written.text for written, whole in zip(texts, is_whole, strict=True) if whole
+            rendered.text
+            for rendered, may_be_batched in zip(texts, is_whole, strict=True)
+            if may_be_batched
         ]
         whole_encodings = iter(
             self.whole_tokenizer.encode_batch(whole_texts, add_special_tokens=False)
         )
         pieces_of = [
-            [] if whole else self.pieces(written)
-            for written, whole in zip(texts, is_whole, strict=True)
+            [] if may_be_batched else self.pieces(rendered)
+            for rendered, may_be_batched in zip(texts, is_whole, strict=True)
         ]
         text_pieces = chain.from_iterable(pieces[::2] for pieces in pieces_of)
         piece_encodings = iter(

@@ -59,9 +59,9 @@ def form_of(columns: Sequence[str]) -> str:
     if "input_ids" in columns:  # a stage may also name the tensors of a packed row
         return "document"
     if tuple(columns) not in FORMS:
-        known = "; ".join(", ".join(columns) for columns in FORMS)
+        known_forms = "; ".join(", ".join(columns) for columns in FORMS)
         raise RecipeError(
-            f"a stage's COLUMNS are {', '.join(columns) or 'none'}, expected those of: {known}."
+            f"a stage's COLUMNS are {', '.join(columns) or 'none'}, expected those of: {known_forms}."
         )
     return FORMS[tuple(columns)]
 
@@ -77,8 +77,8 @@ def with_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Eval
     for number, source in enumerate(evaluation.perplexity):
         is_text_file = document_suffix(source.path) in TEXT_FILES
         has_text = is_text_file or source.template is not None or source.text_column != "text"
-        own = "document" if source.chat is None and has_text else form
-        held_out.append(source_with_form(source, own, f"evaluation.perplexity[{number}]"))
+        own_form = "document" if source.chat is None and has_text else form
+        held_out.append(source_with_form(source, own_form, f"evaluation.perplexity[{number}]"))
     return data.model_copy(update={"sources": sources}), evaluation.model_copy(
         update={"perplexity": held_out}
     )
@@ -99,9 +99,9 @@ def source_with_form(source: Kind, form: str, key: str) -> Kind:
         and (named or form == "document")
         and set(named) not in map(set, NAMED[form])
     ):
-        given = ", ".join(named) or "none"
+        given_columns = ", ".join(named) or "none"
         raise RecipeError(
-            f"`{key}.chat` names the columns of {given}, but this stage learns from {wanted(form)}."
+            f"`{key}.chat` names the columns of {given_columns}, but this stage learns from {wanted(form)}."
         )
     return source
 
@@ -139,21 +139,21 @@ def refuse_layout(data: Data, form: str) -> None:
         ("best_fit", "none", "token_budget") if form == "conversation" else ("best_fit", "none")
     )
     if data.packing not in fitting:
-        why = (
+        reason = (
             "one example is one row" if form in ONE_A_ROW else "an example is never cut into pieces"
         )
         raise RecipeError(
-            f"`data.packing: {data.packing}` is for documents: {why}. Write {' or '.join(fitting)}."
+            f"`data.packing: {data.packing}` is for documents: {reason}. Write {' or '.join(fitting)}."
         )
     keys = [
         f"data.phases[{n}].context_length"
-        for n, one in enumerate(data.phases)
-        if one.context_length is not None
+        for n, phase in enumerate(data.phases)
+        if phase.context_length is not None
     ]
     keys += [
         f"data.sources[{n}].fill_in_the_middle"
-        for n, one in enumerate(data.sources)
-        if one.fill_in_the_middle
+        for n, source in enumerate(data.sources)
+        if source.fill_in_the_middle
     ]
     if keys:
         raise RecipeError(

@@ -113,16 +113,16 @@ class Runs:
                 share_of_training=num_covered(begins[of_owner]) / len(words),
             )
             covered.append(coverage)
-        most = max(covered, key=Coverage.rank)
-        begin = int(begins[owners == most.owner].min())
-        set_name, where = self.documents[most.owner]
+        best = max(covered, key=Coverage.rank)
+        begin = int(begins[owners == best.owner].min())
+        set_name, where = self.documents[best.owner]
         return Overlap(
             set_name=set_name,
             where=where,
             words=unicodedata.normalize("NFC", b" ".join(words[begin : begin + WORDS]).decode()),
-            share=most.share_of_evaluation,
-            own_share=most.share_of_training,
-            is_contaminated=most.is_contaminated,
+            share=best.share_of_evaluation,
+            own_share=best.share_of_training,
+            is_contaminated=best.is_contaminated,
         )
 
     def copied(self, text: str) -> list[int]:
@@ -250,9 +250,9 @@ def read_runs(documents: Iterable[EvaluationDocument], comparison: int = COMPARI
 
 def rare_in_order(hashes: Hashes, num_documents: int) -> NDArray[np.int64]:
     """The runs that are not in too many documents, by their hash."""
-    most = max(COMMON_AT_LEAST, min(COMMON_AT_MOST, int(COMMON_SHARE * num_documents)))
+    max_documents = max(COMMON_AT_LEAST, min(COMMON_AT_MOST, int(COMMON_SHARE * num_documents)))
     _, number_of_hash, counts = np.unique(hashes, return_inverse=True, return_counts=True)
-    rare = np.flatnonzero(counts[number_of_hash] <= most)
+    rare = np.flatnonzero(counts[number_of_hash] <= max_documents)
     return rare[np.argsort(hashes[rare], kind="stable")]
 
 

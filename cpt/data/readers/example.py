@@ -201,8 +201,8 @@ def messages_of(text: str) -> list[Message]:
             content = content[:-1]  # the line break before the next message
         role, brace, more = head.partition(" {")
         try:
-            others = json.loads(brace[1:] + more, strict=False) if brace else {}
-            messages.append({"role": role, "content": content, **others})
+            continued = json.loads(brace[1:] + more, strict=False) if brace else {}
+            messages.append({"role": role, "content": content, **continued})
         except ValueError:  # a transform changed it
             messages.append({"role": head, "content": content})
     return messages
@@ -422,9 +422,11 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
         )
     parts |= label
     if form_of_source(source) == "prompt":
-        own = ("prompt", *columns_in(columns["prompt"]))
-        others = {str(name): value for name, value in row.items() if name not in own}
-        parts["columns"] = as_json(others, f"the columns {', '.join(others)}")
+        named_columns = ("prompt", *columns_in(columns["prompt"]))
+        other_columns = {
+            str(name): value for name, value in row.items() if name not in named_columns
+        }
+        parts["columns"] = as_json(other_columns, f"the columns {', '.join(other_columns)}")
     return joined(parts)
 
 

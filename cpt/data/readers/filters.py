@@ -62,8 +62,8 @@ def pattern(
         if require is not None and not re.search(require, document["text"]):
             return f"does not match {require}"
     except re.error as problem:
-        what = f"`{problem.pattern!s}` is not a regular expression"
-        raise RecipeError(f"the filter `pattern`: {what}: {problem.msg}.") from problem
+        problem_text = f"`{problem.pattern!s}` is not a regular expression"
+        raise RecipeError(f"the filter `pattern`: {problem_text}: {problem.msg}.") from problem
     return None
 
 

@@ -564,8 +564,8 @@ def read_arrow(piece: Piece, source: DocumentSource) -> Iterator[Document | BadR
             num_read += batch.num_rows
     except BadValue as bad:
         num_lost = sum(batch.num_rows for batch in batches_of(piece.path))
-        whole = bad.at(Origin(piece.path, "document"), 1)
-        yield replace(whole, num_rows=max(1, num_lost), loses_file=True)
+        at_document = bad.at(Origin(piece.path, "document"), 1)
+        yield replace(at_document, num_rows=max(1, num_lost), loses_file=True)
 
 
 def batches_of(path: str) -> Iterator[pa.RecordBatch]:

@@ -176,14 +176,14 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
     is_text = suffix in TEXT_FILES
     if is_text:
         refuse_texts(source, suffix, key)
-    whole = Origin(piece.path, "document")
+    origin = Origin(piece.path, "document")
     content = None
     try:
         if is_text and source.text_documents == "file" and compression_of(piece.path) is None:
             content = read_whole(piece.path)  # of small files there may be millions: open each once
         disguise = disguise_of(piece.path, content) if not piece.start else None
         if disguise is not None:
-            yield BadRow(*disguise, whole, 1, loses_file=True)
+            yield BadRow(*disguise, origin, 1, loses_file=True)
             return
         if content is not None:
             yield whole_text(piece.path, content)
@@ -195,7 +195,7 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
             yield from items
         elif piece.is_whole and not is_text:
             detail = f"no rows, expected documents in the column `{columns_of(source)[0]}`"
-            yield BadRow("no rows", detail, whole, 1)
+            yield BadRow("no rows", detail, origin, 1)
     except DAMAGE as problem:
         if not is_damage(problem, piece.path):
             raise cannot_read(piece.path, problem, key) from problem
@@ -205,7 +205,7 @@ def read_file_piece(source: DocumentSource, piece: Piece, key: str) -> Iterator[
         if "too much memory" in detail:
             reason = "long window"
             detail = "it was packed by zstd with a longer window than readers take"
-        yield BadRow(reason, detail, whole, 1, loses_file=True)
+        yield BadRow(reason, detail, origin, 1, loses_file=True)
 
 
 def find_function(source: DocumentSource, key: str) -> Callable[..., Any]:
@@ -423,18 +423,18 @@ def list_remote(source: DocumentSource, key: str) -> Listing:
         system, name = fsspec.core.url_to_fs(source.path)
         if GLOB.search(without_query(source.path)):
             matches = system.glob(name, detail=True).items()
-            found = {file: info for file, info in matches if info["type"] == "file"}
+            info_of_files = {file: info for file, info in matches if info["type"] == "file"}
         elif format_of(source.path) in DOCUMENT_FILES:
-            found = {name: info_of(system, name)}
+            info_of_files = {name: info_of(system, name)}
         else:
             below = name.rstrip("/") + "/"
-            found = {}
+            info_of_files = {}
             for file, info in system.find(name, detail=True).items():
                 if "/." not in f"/{file.removeprefix(below)}":  # hidden
-                    found[file] = info
+                    info_of_files[file] = info
             folder = Folder(
                 path=source.path,
-                names=sorted(file.removeprefix(below) for file in found),
+                names=sorted(file.removeprefix(below) for file in info_of_files),
                 read=lambda name: persistently(lambda: system.cat_file(below + name)),
                 split=source.split,
                 subset=source.subset,
@@ -445,10 +445,12 @@ def list_remote(source: DocumentSource, key: str) -> Listing:
             }
         # An HTTP listing contains only names.
         unsized = [
-            file for file, info in found.items() if info.get("size") is None and file not in reasons
+            file
+            for file, info in info_of_files.items()
+            if info.get("size") is None and file not in reasons
         ]
         with ThreadPoolExecutor(LISTING_THREADS) as pool:
-            found |= zip(
+            info_of_files |= zip(
                 unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True
             )
     except ImportError as problem:
@@ -456,11 +458,11 @@ def list_remote(source: DocumentSource, key: str) -> Listing:
             f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`."
         ) from problem
     except FileNotFoundError:
-        found = {}
+        info_of_files = {}
     except (OSError, ValueError) as problem:
         raise cannot_read(source.path, problem, key) from problem
     files = []
-    for file, info in found.items():
+    for file, info in info_of_files.items():
         if file in reasons:
             continue
         name = str(system.unstrip_protocol(file))
@@ -469,7 +471,9 @@ def list_remote(source: DocumentSource, key: str) -> Listing:
         files.append(File(name, int(info.get("size") or 0), version))
     if not files:
         raise DataError(f"{source.path}: no such file. Set `{key}.path`.")
-    left_out = ((reason, int(found[name].get("size") or 0)) for name, reason in reasons.items())
+    left_out = (
+        (reason, int(info_of_files[name].get("size") or 0)) for name, reason in reasons.items()
+    )
     return Listing(sorted(files), count_passed_over(left_out))
 
 

@@ -52,10 +52,10 @@ def held_out_set(
     layout = replace(layout, packing=packing, stride=stride)
     # A conversation is cut to one row in training, but evaluated to its end, in windows, like a document: otherwise
     # the bits would be those of its beginning, and the bytes those of all of it.
-    most = layout.sequence_length
+    longest = layout.sequence_length
     if not layout.is_one_a_row:
-        most = int(np.diff(documents.offsets)[chosen].max(initial=most))
-    fitting = select_fitting(documents, chosen, layout.form, most)
+        longest = int(np.diff(documents.offsets)[chosen].max(initial=longest))
+    fitting = select_fitting(documents, chosen, layout.form, longest)
     starts = documents.offsets[fitting.numbers]
     form = [] if layout.form == "document" else [layout.form, "whole"]
     content = {

@@ -99,10 +99,10 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
 def complain_of_options(source: DocumentSource, key: str, files: Sequence[File]) -> list[str]:
     """The options of a source that have no effect on files of these formats."""
     formats = {format_of(file.name) for file in files}
-    written = source.model_copy(update={"chat": columns_named(source) or None})
+    with_columns = source.model_copy(update={"chat": columns_named(source) or None})
     return [
         f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
-        for option in options_without_effect(written, formats)
+        for option in options_without_effect(with_columns, formats)
     ]
 
 

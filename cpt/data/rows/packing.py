@@ -325,9 +325,9 @@ class ExampleRows(PackedRows):
             row: dict[str, Any] = json.loads(ids[segments == ROW].astype(np.uint8).tobytes())
             return row
         prompt = ids[segments == CONTEXT].tolist()
-        most = self.sequence_length - len(prompt)
-        learned = ids[segments == LEARNED][:most].tolist()
-        rejected = ids[segments == UNWANTED][:most].tolist()
+        tokens_left = self.sequence_length - len(prompt)
+        learned = ids[segments == LEARNED][:tokens_left].tolist()
+        rejected = ids[segments == UNWANTED][:tokens_left].tolist()
         if self.layout.form == "preference":
             return {"prompt_ids": prompt, "chosen_ids": learned, "rejected_ids": rejected}
         return {

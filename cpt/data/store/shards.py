@@ -290,10 +290,10 @@ class TextChecks:
         is_first = self.text_loss is None and not self.collected
         at_least = self.first_excerpts if is_first else 1
         may_be_held_out = hashes <= np.float64(self.held_out_share * 2**64)
-        whole = [texts[number] for number in np.flatnonzero(may_be_held_out).tolist()]
-        others = [texts[number] for number in np.flatnonzero(~may_be_held_out).tolist()]
-        self.collected += self.encoder.texts_read(whole)
-        self.collected += excerpts(self.encoder.texts_read(others), at_least)
+        held_out_texts = [texts[number] for number in np.flatnonzero(may_be_held_out).tolist()]
+        trained_texts = [texts[number] for number in np.flatnonzero(~may_be_held_out).tolist()]
+        self.collected += self.encoder.texts_read(held_out_texts)
+        self.collected += excerpts(self.encoder.texts_read(trained_texts), at_least)
         if sum(map(len, self.collected)) >= BATCH_CHARACTERS:
             self.compare()
         first = self.spelled.count(raw)

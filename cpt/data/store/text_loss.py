@@ -155,9 +155,9 @@ def spelled_warnings(
     """A warning of special tokens in texts. They are encoded as text, but were probably meant as tokens."""
     if not counts:
         return []
-    most = Counter(counts).most_common(WORST_SHOWN)
-    dropped = re.escape(most[0][0])
-    tokens = ", ".join(f"{count:,} x `{token}`" for token, count in most)
+    most_common = Counter(counts).most_common(WORST_SHOWN)
+    dropped = re.escape(most_common[0][0])
+    tokens = ", ".join(f"{count:,} x `{token}`" for token, count in most_common)
     return [
         f"{name}: special tokens are spelled in {texts}: {tokens}; first in {first}. They are learned as text."
         f" If they are no part of it, drop such documents: `data.filters: [{{name: pattern, drop: '{dropped}'}}]`;"
