@@ -15,7 +15,7 @@ from cpt.hf_internals import loss_since_log
 from cpt.optim.gradients import ReleasedGradients, clip_gradients, gradient_norm
 from cpt.torch_internals import reads_scale
 from cpt.training.callbacks import LAST
-from cpt.training.engine import HALF
+from cpt.training.engine import HALF, Engine
 from cpt.training.guards import StepGuard
 
 log = logging.getLogger("cpt")
@@ -43,6 +43,7 @@ class CheckedStep(TrainerCallback):
         self,
         trainer: Trainer,
         guard: StepGuard,
+        engine: Engine,
         *,
         metrics_to_check: Callable[[torch.Tensor], torch.Tensor],
         finish: Callable[[TrainerControl], None],
@@ -50,6 +51,7 @@ class CheckedStep(TrainerCallback):
     ) -> None:
         self.trainer = trainer
         self.guard = guard
+        self.engine = engine
         self.metrics_to_check = metrics_to_check
         self.finish = finish
         self.releases_gradients = releases_gradients
@@ -67,6 +69,7 @@ class CheckedStep(TrainerCallback):
         """Take the places of a step's checks, after everything is built and loaded."""
         self.last_logged_step = state.global_step
         self.guard.skipped_since_log.clear()
+        self.engine.reshard()  # else FSDP2's modules may list gathered parameters, which get no gradients
         accelerator: Any = self.trainer.accelerator
         model: Any = self.trainer.model
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -197,6 +197,7 @@ class CPTTrainer(Trainer):
         self.checked_step = CheckedStep(
             self,
             self.guard,
+            self.engine,
             metrics_to_check=self.metrics_to_check,
             finish=self.finish_step,
             releases_gradients=releases_gradients(recipe),
@@ -327,7 +328,6 @@ class CPTTrainer(Trainer):
             begins=self.first_step == 0,
             first_row=self.first_row if self.shared_rows.parts == 1 else None,
         )
-        self.engine.reshard()
         return prepared
 
     def first_row(self) -> Any:

@@ -181,6 +181,7 @@ def checked_step(*, detector, fp16=False):
     step = CheckedStep(
         trainer,
         guard,
+        SimpleNamespace(reshard=lambda: None),
         metrics_to_check=lambda metrics: metrics * 2,
         finish=None,
         releases_gradients=False,
