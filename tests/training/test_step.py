@@ -239,3 +239,12 @@ def test_the_loss_of_a_skipped_step_does_not_count(metrics, fp16, counted):
     assert skip.item() is (metrics != (3.0, 5.0))
     step.on_pre_optimizer_step(trainer.args, trainer.state, None)
     assert step.is_updating and step.loss.item() == counted
+
+
+def test_the_parameters_of_a_step_are_those_after_fsdp_has_sharded_them_again():
+    """Gathered ones get no gradients: the norm would lack those of a tied head, which FSDP2 keeps gathered."""
+    step, trainer, _ = checked_step(detector=None)
+    sharded = torch.nn.Linear(2, 2)
+    step.engine = SimpleNamespace(reshard=lambda: setattr(trainer, "model", sharded))
+    step.on_train_begin(trainer.args, trainer.state, None)
+    assert step.trained == list(sharded.parameters())
