@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
@@ -87,7 +88,7 @@ class Checkpointer:
         settings: Checkpoints,
         *,
         device: torch.device,
-        timeout: Any,
+        timeout: timedelta,
         on_published: Callable[[Path, int], None] = lambda published, step: None,
     ) -> None:
         self.folder = folder

@@ -73,7 +73,7 @@ class Contents:
     check: Callable[[Weights | None], None] | None = None
     """Raises if these weights must not be published."""
     changes_at_any_time: bool = False
-    """Whether an engine updates the states beside the next step, so that training must wait until they are written."""
+    """Whether an engine updates the states during the next step, so that training must wait until they are written."""
 
     def num_bytes(self) -> int:
         """Approximate size."""
