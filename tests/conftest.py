@@ -18,6 +18,7 @@ from hypothesis import settings
 from tiny import TINY_LLAMA, write_documents
 
 OF_A_TERMINAL = """
+    CI GITHUB_ACTIONS
     COLUMNS LINES COLORTERM NO_COLOR FORCE_COLOR TTY_COMPATIBLE TTY_INTERACTIVE
 """
 # what is printed does not depend on who runs the tests, or on the 80 columns of xdist's workers
