@@ -108,8 +108,8 @@ def train(
         )
         return run.export_folder
     with (
-        run.reporting() as record_end,
-        Preemption(record_end) as preemption,
+        Preemption() as preemption,
+        run.reporting(preemption.record_with),
         Heartbeat(run.folder) as heartbeat,
         lost_ranks_named(run),
     ):

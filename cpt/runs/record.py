@@ -184,19 +184,27 @@ class Run:
         self.write_or_warn(RESOLVED, dump_recipe(resolved))
 
     @contextmanager
-    def reporting(self) -> Iterator[Callable[[BaseException], None]]:
-        """Update status.json while the run runs, fails or finishes; yields the function that records an error."""
+    def reporting(
+        self, record_with: Callable[[Callable[[BaseException], None]], None] | None = None
+    ) -> Iterator[None]:
+        """Update status.json while the run runs, fails or finishes.
+
+        Args:
+            record_with: is given the function that records an error, for an end without an exception.
+        """
         started = time.time()
         record_end = partial(self.record_end, self.status())
-        self.write_status("running")
+        if record_with is not None:
+            record_with(record_end)
         try:
+            self.write_status("running")
             with self.lock or nullcontext(), logged_events(self.folder):
-                yield record_end
+                yield
+            # a signal in the middle of this is recorded, too
+            self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
         except BaseException as problem:
             record_end(problem)
             raise
-        else:
-            self.write_status("finished", exit_code=0, seconds=round(time.time() - started, 1))
         finally:
             lost = write_waiting_events(self.folder)
             if lost:

@@ -48,8 +48,8 @@ class Preemption(TrainerCallback):
     A thread reads the signals from a pipe: Python's own handlers wait for the main thread, which may hang in a call.
     """
 
-    def __init__(self, record_end: Callable[[Interrupted], None] = lambda problem: None) -> None:
-        self.record_end = record_end  # called before a command ends in `at_signal`
+    def __init__(self) -> None:
+        self.record_end: Callable[[Interrupted], None] = lambda problem: None
         self.is_building = True  # before the training
         self.received: int = 0  # number of the first signal that this process got
         self.stopped_by: str | None = None  # the signal that stopped the training on all processes
@@ -59,6 +59,10 @@ class Preemption(TrainerCallback):
         self.steps = Pace()
         self.batches = Pace()
         self.previous: dict[int, Any] = {}
+
+    def record_with(self, record_end: Callable[[Interrupted], None]) -> None:
+        """Call the function before a command ends immediately."""
+        self.record_end = record_end
 
     # --- the context -------------------------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 from full_disk import files_end_at
 from tiny_run import damage, save_checkpoint
 
 from cpt.checkpoints.resume import wanted_checkpoint
-from cpt.errors import CheckpointError, DataError, RecipeError
+from cpt.errors import CheckpointError, DataError, Interrupted, RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events
@@ -72,6 +73,36 @@ def test_a_start_that_fails_leaves_a_finished_run_finished(tmp_path):
         run.write_status("running", step=6)
         raise CheckpointError("the disk failed after another step")
     assert run.status()["state"] == "failed"
+
+
+@pytest.mark.parametrize("state", ["running", "finished"])
+def test_a_signal_while_the_state_is_written_is_recorded(tmp_path, monkeypatch, state):
+    run = started(recipe(tmp_path))
+    write_status = Run.write_status
+
+    def interrupted(self: Run, written: str, **values: object) -> None:
+        write_status(self, written, **values)
+        if written == state:
+            raise Interrupted("SIGTERM arrived outside of training.")
+
+    monkeypatch.setattr(Run, "write_status", interrupted)
+    with pytest.raises(Interrupted), run.reporting():
+        pass
+    assert run.status()["state"] == "interrupted" and run.status()["exit_code"] == 75
+
+
+def test_the_function_for_an_end_without_an_exception_is_given_before_the_first_state(tmp_path):
+    run = started(recipe(tmp_path))
+    given = []
+
+    def record_with(record_end: Callable[[BaseException], None]) -> None:
+        given.append(run.status().get("state"))
+        record_end(Interrupted("SIGTERM arrived outside of training."))
+        given.append(run.status()["state"])
+
+    with run.reporting(record_with):
+        given.append(run.status()["state"])
+    assert given == [None, "interrupted", "running"] and run.status()["state"] == "finished"
 
 
 def test_a_mistyped_checkpoint_is_refused_before_anything_is_written(tmp_path):
