@@ -1,19 +1,17 @@
-"""Read the keys of Hugging Face's config classes and of custom stages from source: importing takes seconds."""
+"""The keys of Hugging Face's config classes, and the stages with their columns."""
 
-import ast
-import builtins
-import importlib.util
-import typing
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib.machinery import PathFinder
+from dataclasses import dataclass, fields
+from enum import Enum
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
-from types import NoneType
-from typing import Any, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError
 from cpt.plugins import import_user_module
 
 OURS = "cpt.stages."
@@ -55,8 +53,9 @@ PEFT_METHODS = {
 documents, and checkpoints lack what AdaLoRA measures in training."""
 TAKES_QUANTIZED = (LORA, "ia3", "randlora", "road")
 
-PYTHONS = {**vars(typing), **vars(builtins)}
 ANYTHING: frozenset[type] = frozenset({bool, int, float, str, list, dict, NoneType})
+TABLE = Path(__file__).with_name("huggingface_keys.json")
+"""Written by `python -m docs.make_keys`: the keys of all classes, in certain versions of their packages."""
 
 
 @dataclass(frozen=True)
@@ -66,234 +65,83 @@ class Key:
     choices: tuple[str, ...] = ()
     """The allowed words; empty if any text is allowed."""
     description: str = ""
-
-
-@dataclass(frozen=True)
-class ModuleSource:
-    module: str
-    path: Path
-    tree: ast.Module
+    """By the class's own package; the table has none."""
 
 
 def method_of(lora: Mapping[str, Any]) -> str:
     return str(lora.get("method", LORA)).lower()
 
 
-@lru_cache(maxsize=16)
+@cache
 def keys_of_config(config: str) -> Mapping[str, Key]:
-    """The keys of a config class, such as `trl:DPOConfig`, including those of its base classes."""
-    module, _, name = config.partition(":")
-    config_class = find_class(module, name)
-    keys = {} if config_class is None else keys_of_class(*config_class)
-    if not keys:
-        raise ResourceError(
-            f"cannot find the keys of {name} in the installed `{module.partition('.')[0]}`. Install a version that cpt"
-            " supports."
-        )
-    return keys
+    """The keys of a config class, such as `trl:DPOConfig`, without descriptions.
+
+    They are read from a table, as importing the class takes seconds; in other versions of its package, from the class.
+    """
+    if config in written_keys():
+        return written_keys()[config]
+    return keys_of_class(resolve_name(config))
 
 
-def keys_of_class(source: ModuleSource, node: ast.ClassDef) -> dict[str, Key]:
-    keys: dict[str, Key] = {}
-    for base in reversed(node.bases):
-        name = last_name(without_subscript(base))
-        base_class = find_class(source.module, name)
-        if base_class:
-            keys |= keys_of_class(*base_class)
-        elif name not in {"object", "ABC", "Generic", "Protocol"}:
-            raise ResourceError(
-                f"cannot find `{name}`, the base of {node.name} in {source.path}. Install a version that cpt supports."
-            )
-    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
-        for statement in node.body:
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                key = key_of(statement, source.module)
-                if key is not None:
-                    keys[statement.target.id] = key
-    return keys
-
-
-def without_subscript(expression: ast.expr) -> ast.expr:
-    """`Generic` of `Generic[T]`."""
-    if isinstance(expression, ast.Subscript):
-        return expression.value
-    return expression
-
-
-def key_of(field: ast.AnnAssign, module: str) -> Key | None:
-    """Read the field's annotation, default and metadata; None if the class sets the field itself."""
-    options = options_of_field(field)
-    is_class_variable = last_name(without_subscript(field.annotation)) == "ClassVar"
-    if is_class_variable or literal(options.get("init")) is False:
-        return None
-    metadata: dict[Any, ast.expr] = {}
-    metadata_literal = options.get("metadata")
-    if isinstance(metadata_literal, ast.Dict):
-        for key, value in zip(metadata_literal.keys, metadata_literal.values, strict=True):
-            metadata[literal(key)] = value
-    class_names: set[str] = set()
-    kinds = kinds_in(field.annotation, class_names)
-    # Annotations omit types: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
-    for default in (options.get("default"), metadata.get("const")):
-        kinds |= kinds_of_class(type(literal(default)))
-    description = literal(metadata.get("help"))
-    if description is ...:
-        description = ""
-    choices: list[str] = []
-    for name in sorted(class_names):
-        values = enum_values(module, name)
-        if not values:  # a class that is not an enum
-            return Key(ANYTHING, description=str(description))
-        choices += values
-    if choices:
-        kinds.add(str)
-    if float in kinds:
-        kinds.discard(int)
-    return Key(frozenset(kinds), tuple(choices), str(description))
-
-
-def options_of_field(field: ast.AnnAssign) -> dict[Any, ast.expr]:
-    """Return the arguments of `dataclasses.field`, or the default alone."""
-    if field.value is None:
+@cache
+def written_keys() -> Mapping[str, Mapping[str, Key]]:
+    """Read the table's classes; empty if the installed versions are not those of the table."""
+    table = json.loads(TABLE.read_bytes())
+    if table["versions"] != {package: version(package) for package in table["versions"]}:
         return {}
-    if isinstance(field.value, ast.Call) and last_name(field.value.func) == "field":
-        return {keyword.arg: keyword.value for keyword in field.value.keywords}
-    return {"default": field.value}
+    kinds_by_name = {kind.__name__: kind for kind in ANYTHING}
+    distinct: list[Key] = []
+    for kinds, choices in table["keys"]:
+        key_kinds = frozenset(map(kinds_by_name.__getitem__, kinds))
+        distinct.append(Key(key_kinds, tuple(choices)))
+    classes: dict[str, dict[str, Key]] = {}
+    for config, numbers in table["classes"].items():
+        classes[config] = {name: distinct[number] for name, number in numbers.items()}
+    return classes
 
 
-def literal(expression: ast.expr | None) -> Any:
-    """Return the value of a literal; Ellipsis for other expressions."""
-    try:
-        return ast.literal_eval(expression)  # type: ignore[arg-type]
-    except ValueError:
-        return ...
+def keys_of_class(config_class: type) -> dict[str, Key]:
+    """Read the keys of a dataclass from its annotations, defaults and metadata."""
+    hints = get_type_hints(config_class)
+    keys: dict[str, Key] = {}
+    for field in fields(config_class):
+        if not field.init:
+            continue
+        kinds, choices = values_of_hint(hints[field.name])
+        # Annotations omit types: `num_layers: int = None`, or the `const: True` of `fsdp: str | None`.
+        for default in (field.default, field.metadata.get("const", ...)):
+            kinds |= {type(default)} & ANYTHING
+        if float in kinds and kinds != ANYTHING:
+            kinds -= {int}
+        description = str(field.metadata.get("help", ""))
+        keys[field.name] = Key(kinds, choices, description)
+    return keys
 
 
-def kinds_in(hint: ast.expr, names: set[str]) -> set[type]:
-    """Return the types that a type hint allows; add the names of non-builtin classes to `names`."""
-    if isinstance(hint, ast.Constant):
-        if isinstance(hint.value, str):
-            return kinds_in(ast.parse(hint.value, mode="eval").body, names)
-        return {NoneType}
-    if isinstance(hint, ast.BinOp):
-        return kinds_in(hint.left, names) | kinds_in(hint.right, names)
-    if isinstance(hint, ast.Subscript):
-        return kinds_in_subscript(hint, names)
-    kind = PYTHONS.get(last_name(hint))
-    if kind is None:
-        names.add(last_name(hint))
-    if kind is Any:
-        return set(ANYTHING)
-    return kinds_of_class(get_origin(kind) or kind)
-
-
-def kinds_in_subscript(hint: ast.Subscript, names: set[str]) -> set[type]:
-    parts = [hint.slice]
-    if isinstance(hint.slice, ast.Tuple):
-        parts = hint.slice.elts
-    form = last_name(hint.value)
-    kinds: set[type] = set()
-    if form == "Literal":
-        for part in parts:
-            kinds |= kinds_of_class(type(literal(part)))
-        return kinds
-    if form == "Annotated":
-        return kinds_in(parts[0], names)
-    if form in ("Optional", "Union"):
-        if form == "Optional":
-            kinds.add(NoneType)
-        for part in parts:
-            kinds |= kinds_in(part, names)
-        return kinds
-    return kinds_in(hint.value, names)
-
-
-def kinds_of_class(kind: Any) -> set[type]:
-    if kind in ANYTHING:
-        return {kind}
-    is_class = isinstance(kind, type)
-    if is_class and issubclass(kind, Mapping):
-        return {dict}
-    if is_class and issubclass(kind, Sequence):
-        return {list}
-    return set()
-
-
-@lru_cache(maxsize=128)
-def enum_values(module: str, name: str) -> tuple[str, ...]:
-    """Return the values of an enum class; empty for any other class."""
-    source_and_class = find_class(module, name)
-    if source_and_class is None:
-        return ()
-    _, enum = source_and_class
-    if not any("Enum" in last_name(base) for base in enum.bases):
-        return ()
-    values: list[str] = []
-    for statement in enum.body:
-        if isinstance(statement, ast.Assign):
-            value = literal(statement.value)
-            if isinstance(value, str):
-                values.append(value)
-    return tuple(values)
-
-
-@lru_cache(maxsize=128)
-def find_class(module: str, name: str) -> tuple[ModuleSource, ast.ClassDef] | None:
-    """Find the class that `from module import name` gives, following imports, and its module."""
-    source = parse_module(module)
-    if source is None:
-        return None
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return source, node
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if (alias.asname or alias.name) != name:
-                    continue
-                imported = find_class(imported_module(source, node), alias.name)
-                if imported is not None:
-                    return imported
-    return None
-
-
-def last_name(node: ast.expr) -> str:
-    """`TrainingArguments` for both `TrainingArguments` and `transformers.TrainingArguments`."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if isinstance(node, ast.Name):
-        return node.id
-    return ""
-
-
-def imported_module(source: ModuleSource, node: ast.ImportFrom) -> str:
-    """Return the full name of the module in `from ..module import name`."""
-    package = source.module
-    if source.path.name != "__init__.py":
-        package = source.module.rpartition(".")[0]
-    return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-
-
-@lru_cache(maxsize=128)
-def parse_module(name: str) -> ModuleSource | None:
-    """Return the module's source, found by Python's import system without importing it; None if it is not in Python
-    (built-in or compiled modules)."""
-    top, *below = name.split(".")
-    spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [str(Path.cwd())])
-    if spec is None:
-        raise ResourceError(f"the package `{top}` is not installed. Install it: pip install {top}")
-    for step in below:
-        if spec is None:
-            return None
-        # transformers sets its folder as a Path, which PathFinder skips.
-        folders = [str(folder) for folder in spec.submodule_search_locations or ()]
-        spec = PathFinder.find_spec(step, folders)
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    path = Path(spec.origin)
-    try:
-        return ModuleSource(name, path, ast.parse(path.read_bytes()))
-    except (SyntaxError, OSError) as problem:
-        raise ResourceError(f"cannot read {path}: {problem}. Reinstall the package.") from problem
+def values_of_hint(hint: Any) -> tuple[frozenset[type], tuple[str, ...]]:
+    """Return the types that a type hint allows, and the words of its enumerations; all types for other classes."""
+    form = get_origin(hint) or hint
+    if form in (Union, UnionType):
+        kinds: frozenset[type] = frozenset()
+        choices: tuple[str, ...] = ()
+        for part in get_args(hint):
+            part_kinds, part_choices = values_of_hint(part)
+            kinds |= part_kinds
+            choices += part_choices
+        return kinds, choices
+    if form is Literal:
+        return frozenset(map(type, get_args(hint))), ()
+    if form is Callable:
+        return frozenset(), ()
+    if form in ANYTHING or not isinstance(form, type):
+        return ANYTHING & {form} or ANYTHING, ()
+    if issubclass(form, Enum):
+        return frozenset({str}), tuple(str(member.value) for member in form)
+    if issubclass(form, Mapping):
+        return frozenset({dict}), ()
+    if issubclass(form, Sequence):
+        return frozenset({list}), ()
+    return ANYTHING, ()
 
 
 BUILT_IN_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -309,36 +157,7 @@ def columns_of_stage(stage: str) -> tuple[str, ...]:
     """Return the example columns of a built-in stage, or of a custom `package.module`."""
     if stage in BUILT_IN_COLUMNS:
         return BUILT_IN_COLUMNS[stage]
-    try:
-        columns = columns_in(stage)
-    except ResourceError as problem:
-        raise RecipeError(f"`stage`: {problem}") from problem
-    if columns is None:
-        example = 'COLUMNS = ("prompt", "chosen", "rejected")'
-        raise RecipeError(
-            f"`stage`: `{stage}` must define the columns of its examples, such as {example}."
-        )
-    return columns
-
-
-def columns_in(module: str) -> tuple[str, ...] | None:
-    """Return the columns that a module assigns or imports."""
-    source = parse_module(module)
-    if source is None:
-        return None
-    for node in source.tree.body:
-        match node:
-            case ast.Assign(
-                targets=[ast.Name(id="COLUMNS")],
-                value=ast.Tuple(elts=columns) | ast.List(elts=columns),
-            ):
-                if all(isinstance(column, ast.Constant) for column in columns):
-                    return tuple(map(str, ast.literal_eval(node.value)))
-            case ast.ImportFrom(names=aliases):
-                for alias in aliases:
-                    if alias.name == "COLUMNS" and alias.asname in (None, "COLUMNS"):
-                        return columns_in(imported_module(source, node))
-    return None
+    return find_stage(stage).COLUMNS
 
 
 STAGE_PARTS = ("CONFIG", "COLUMNS", "build_trainer")

@@ -3,10 +3,11 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from pkgutil import resolve_name
 from types import NoneType
 from typing import Any
 
-from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, Key, keys_of_config
+from cpt.recipe.huggingface_keys import PEFT_METHODS, STAGE_CONFIGS, Key, keys_of_class
 from cpt.recipe.keys import AUTO, AUTOMATIC
 from cpt.recipe.schema import LORA_PRESETS, LORA_QUANTIZATION, RETAIN_PRESETS, Recipe
 from cpt.recipe.shape import LORA_IS_SET
@@ -135,7 +136,7 @@ def properties_of(configs: Iterable[str], without: set[str]) -> dict[str, Any]:
     """Return the schemas of the keys of several config classes; of a key in several, as the first has it."""
     properties: dict[str, Any] = {}
     for config in configs:
-        for name, key in keys_of_config(config).items():
+        for name, key in keys_of_class(resolve_name(config)).items():  # with descriptions
             if name not in properties and name not in without:
                 properties[name] = schema_of_key(name, key)
     return properties

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from cpt.errors import RecipeError
-from cpt.recipe.huggingface_keys import find_class, parse_module
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 
@@ -27,8 +26,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
         monkeypatch.delitem(sys.modules, name)  # several tests write a `my_lab` of their own
-    parse_module.cache_clear()
-    find_class.cache_clear()
     return tmp_path
 
 
