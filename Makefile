@@ -131,8 +131,7 @@ format: $(INSTALLED) ## let ruff rewrite what it can
 
 check: lint test ## what CI runs: lint, then the test suite
 
-docs: $(INSTALLED) ## the documentation as a site, build/docs/index.html; its reference is made anew; what leads nowhere fails the build
-	$(BIN)/python -m docs.make_reference
+docs: $(INSTALLED) ## the documentation as a site, build/docs/index.html; what leads nowhere fails the build
 	$(SPHINX) -b html -d build/doctrees . build/docs
 
 notebooks: $(INSTALLED) ## run docs/notebooks and keep what they show

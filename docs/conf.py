@@ -6,7 +6,14 @@ The source folder is the repository's root, not docs/, so that a link means the 
 exist and comes along.
 """
 
+import sys
 from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from docs import make_reference
+
+make_reference.main()  # the pages of the recipe's keys and of the commands
 
 project = "cpt"
 author = "the cpt authors"
