@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.data.corpus import Facts
 from benchmarks.data.environments import python_of
 from benchmarks.data.systems import SYSTEMS, System
+from benchmarks.measurement import write_samples
 from cpt.data.store.parallel import num_workers
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -23,7 +24,7 @@ def write_results(
     folder: Path, samples: Results, corpora: dict[int, Facts], minutes: float
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "data_samples.json").write_text(json.dumps(samples, indent=1) + "\n")
+    write_samples("data", samples)
     (folder / "data.json").write_text(
         json.dumps(results_of(samples, corpora, minutes), indent=1) + "\n"
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.guards import steps as program
 from benchmarks.guards.steps import prepare
-from benchmarks.measurement import measurement
+from benchmarks.measurement import measurement, write_samples
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "guards.json"
@@ -36,8 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         samples = measure(Path(temporary), asked.steps)
     results = results_of(samples)
-    # The raw figures in one line, as of the data benchmark: thousands of lines tell a reader nothing.
-    RESULTS.with_name("guards_samples.json").write_text(json.dumps(results.pop("samples")) + "\n")
+    write_samples("guards", results.pop("samples"))
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
