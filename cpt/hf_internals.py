@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 else:  # keeps this file cheap to import: the mixins below are combined with library classes
     Trainer = object
 
+IGNORED = -100  # label of a position without a loss, for transformers and torch
 LOOP = "a public hook around it"
 USED = {  # dotted name -> its parameters ("" if not called), the reason, what would replace it
     "transformers.PreTrainedModel._keep_in_fp32_modules": (

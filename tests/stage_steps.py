@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
-from cpt.data.rows.packing import IGNORED
+from cpt.hf_internals import IGNORED
 from cpt.planning.dry_run import PeakOfStorages
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer

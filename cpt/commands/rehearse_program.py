@@ -23,10 +23,11 @@ from transformers.utils.logging import disable_progress_bar
 from cpt.cache import default_cache_dir
 from cpt.commands.train import check_and_train
 from cpt.data.rows.held_out import held_out_set
-from cpt.data.rows.packing import IGNORED, Layout, PackedRows
+from cpt.data.rows.packing import Layout, PackedRows
 from cpt.distributed import leave_processes, rank
 from cpt.errors import Interrupted
 from cpt.evaluation.scoring import PromptSamples
+from cpt.hf_internals import IGNORED
 from cpt.recipe.load import load_recipe
 from cpt.training.trainer import CPTTrainer
 

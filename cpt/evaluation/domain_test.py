@@ -29,6 +29,7 @@ from cpt.errors import DataError
 from cpt.evaluation.scoring import batches, evaluation_mode, score_tokens, sum_over_processes
 from cpt.evaluation.sets import HeldOutText
 from cpt.evaluation.tasks import FEWEST_QUESTIONS, LONGEST_QUESTION
+from cpt.hf_internals import IGNORED
 
 KINDS = ("cloze", "continuation")
 CHOICES = 4
@@ -234,9 +235,6 @@ def ask(
         choices=tuple(choices),
         answer=choices.index(right),
     )
-
-
-IGNORED = -100
 
 
 class Candidate(NamedTuple):

@@ -33,6 +33,7 @@ from cpt.distributed import has_process_group, is_main_process
 from cpt.errors import DataError, Interrupted, RecipeError
 from cpt.evaluation.paired import DocumentLosses, save_losses, saved_losses
 from cpt.files import LinesFile
+from cpt.hf_internals import IGNORED
 from cpt.models.fused_loss import fused_scores
 from cpt.recipe.schema import EarlyStop
 from cpt.runs.events import record_event
@@ -91,7 +92,7 @@ def scored_batches(
             scored = None if fused is None else fused.score(inner, batch, labels)
             if scored is not None:
                 nats, is_correct = scored
-                scores = nats[:, :-1].double(), labels[:, 1:] != -100, is_correct[:, :-1]
+                scores = nats[:, :-1].double(), labels[:, 1:] != IGNORED, is_correct[:, :-1]
             else:
                 # With a cache or a mask, transformers would ignore the restarts of positions; packed rows have
                 # no mask.
@@ -138,10 +139,10 @@ def score_tokens(
             positions = slice(start, start + POSITIONS_AT_ONCE)
             chunk = row_logits[:-1][positions].float()
             target = targets[row, positions]
-            losses = F.cross_entropy(chunk, target, ignore_index=-100, reduction="none")
+            losses = F.cross_entropy(chunk, target, ignore_index=IGNORED, reduction="none")
             nats[row, positions] = losses.double()
             is_correct[row, positions] = chunk.argmax(-1) == target
-    return nats, targets != -100, is_correct
+    return nats, targets != IGNORED, is_correct
 
 
 @contextmanager

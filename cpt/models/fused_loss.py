@@ -27,11 +27,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 from cpt.distributed import print_once, report_fallback
 from cpt.errors import RecipeError
 from cpt.hardware import triton_failure
+from cpt.hf_internals import IGNORED
 from cpt.models.families import PaddedVocabularyHead
 from cpt.torch_internals import compiled_call, set_compiled_call, uncompiled_call
 
 # Shapes: B rows, T tokens in a row, N tokens of all rows, D width of hidden states, V vocabulary.
-IGNORED = -100
 LIGER_WITHOUT_LOSS = {"fused_linear_cross_entropy": False, "cross_entropy": False}
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 LOGIT_BYTES_AT_ONCE = 2 * 2**30  # of a chunk, in half precision

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from cpt.hf_internals import IGNORED
+
 MOST_AT_ONCE = 8192  # logits of a row
 WARPS = 16
 
@@ -88,7 +90,7 @@ def launch(
     cap: float,
     gradient: bool,
     *,
-    ignored: int = -100,
+    ignored: int = IGNORED,
     padding: int = 64,
 ) -> torch.Tensor:
     """As `cpt.models.fused_loss.cross_entropy_in_place`. Rows may end with fewer than `padding` unused logits, which

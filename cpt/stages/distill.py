@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import TrainingArguments
 
-from cpt.data.rows.packing import IGNORED, Row
+from cpt.data.rows.packing import Row
 from cpt.errors import RecipeError
+from cpt.hf_internals import IGNORED
 from cpt.models.attention import BOUNDS, LONGEST, wants_bounds
 from cpt.models.fused_loss import balance_weight
 from cpt.recipe.schema import Recipe

@@ -14,9 +14,8 @@ from transformers import TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from cpt.data.rows.held_out import HeldOutSet
-from cpt.data.rows.packing import IGNORED
 from cpt.errors import RecipeError
-from cpt.hf_internals import ExampleHooks
+from cpt.hf_internals import IGNORED, ExampleHooks
 from cpt.models.families import CptGPT2ForCausalLM
 from cpt.models.minimind import BalancedForCausalLM, MiniMind2MoEForCausalLM
 from cpt.stages.models import PACKED

@@ -9,7 +9,8 @@ from transformers import TrainingArguments
 
 from cpt.checkpoints.sharding import FSDP, ZERO
 from cpt.data.rows.mixture import MixtureRows
-from cpt.data.rows.packing import IGNORED, Row
+from cpt.data.rows.packing import Row
+from cpt.hf_internals import IGNORED
 from cpt.models.fused_loss import set_up_own_loss
 from cpt.recipe.schema import Recipe
 from cpt.stages.distill import summed_divergence

@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer
 
 from cpt.checkpoints.sharding import FSDP, PLAIN, ZERO
-from cpt.data.rows.packing import IGNORED
 from cpt.deepspeed_internals import updates_begun
 from cpt.distributed import (
     KEY,
@@ -32,7 +31,7 @@ from cpt.distributed import (
     world_size,
 )
 from cpt.errors import RecipeError
-from cpt.hf_internals import attention_of
+from cpt.hf_internals import IGNORED, attention_of
 from cpt.models.attention import (
     PartOfRows,
     attend_over_processes,

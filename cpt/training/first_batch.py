@@ -18,12 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, TrainingArguments
 
 from cpt.checkpoints.sharding import FSDP, ZERO
-from cpt.data.rows.packing import IGNORED
 from cpt.distributed import main_process_decides, print_once, world_size
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.evaluation.scoring import evaluation_mode
 from cpt.hardware import find_gpus
-from cpt.hf_internals import attention_of
+from cpt.hf_internals import IGNORED, attention_of
 from cpt.models.attention import add_document_bounds, wants_bounds
 from cpt.models.fast_parts import (
     ATTENTION,

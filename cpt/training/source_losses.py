@@ -13,7 +13,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from cpt.data.rows.build import PreparedData
 from cpt.data.rows.mixture import RowsOfSteps
-from cpt.data.rows.packing import IGNORED
+from cpt.hf_internals import IGNORED
 from cpt.models.fused_loss import FusedLoss, OwnLoss, without_adapter
 
 BYTES_AT_ONCE = 2**27  # of logits in fp32 and of their gradients

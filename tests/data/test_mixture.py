@@ -21,9 +21,9 @@ from cpt.data.rows.mixture import (
     shares_of_phases,
     shares_over,
 )
-from cpt.data.rows.packing import IGNORED
 from cpt.data.store.shards import seed_of
 from cpt.errors import RecipeError
+from cpt.hf_internals import IGNORED
 from cpt.recipe.schema import Budget, Data, Phase, Source
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from cpt.data.readers.columns import form_of_stage
+from cpt.hf_internals import IGNORED
 from cpt.models.config import config_from
-from cpt.models.fused_loss import IGNORED
 from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.keys import ACCUMULATION, AUTO, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe

@@ -8,8 +8,8 @@ from tiny_checkpoints import save_llama
 from tiny_tasks import TINY
 from tiny_teachers import student_trainer
 
-from cpt.data.rows.packing import IGNORED
 from cpt.errors import RecipeError
+from cpt.hf_internals import IGNORED
 from cpt.models.attention import BOUNDS, LONGEST
 from cpt.recipe.load import load_recipe
 from cpt.stages.distill import summed_divergence

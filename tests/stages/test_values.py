@@ -19,7 +19,7 @@ from tiny_models import make_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl.experimental import cpo, orpo
 
-from cpt.data.rows.packing import IGNORED
+from cpt.hf_internals import IGNORED
 
 pytestmark = pytest.mark.heavy
 EPSILON = 0.15

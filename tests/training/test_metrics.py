@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from transformers import TrainerControl, TrainerState
 
 from cpt.data.rows.loader import CPTDataLoader
-from cpt.data.rows.packing import IGNORED
 from cpt.hardware import GIB
+from cpt.hf_internals import IGNORED
 from cpt.models.fused_loss import FusedLoss
 from cpt.models.inventory import build_on_meta, flops_per_token
 from cpt.runs.events import LastHeartbeat, write_heartbeat

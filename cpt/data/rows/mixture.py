@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from cpt.data.rows.chunks import ChunkedRows
-from cpt.data.rows.packing import IGNORED, NAMES, PackedRows, PaddedRows, Row, stack_rows
+from cpt.data.rows.packing import NAMES, PackedRows, PaddedRows, Row, stack_rows
 from cpt.data.store.token_files import Int64
 from cpt.errors import RecipeError
+from cpt.hf_internals import IGNORED
 from cpt.recipe.rules import reported_name
 from cpt.recipe.schema import Data
 

@@ -24,6 +24,7 @@ from cpt.cache import open_array
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED
 from cpt.data.readers.columns import ONE_A_ROW
 from cpt.data.store.token_files import Int64, StoredDocuments
+from cpt.hf_internals import IGNORED
 
 FORMAT = 3  # version of the stored packing; incremented when the packing of documents changes
 
@@ -208,7 +209,6 @@ PACKINGS: dict[str, tuple[Cut, Callable[[Int64, int], Int64]]] = {
 
 Row = dict[str, torch.Tensor]
 NAMES = ("input_ids", "labels", "position_ids")
-IGNORED = -100  # transformers' label for positions without a loss
 
 
 class PackedRows(Sequence[Row]):
