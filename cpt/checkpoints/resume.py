@@ -238,4 +238,6 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix(BAD).split("-")[1])
+    """N in the name of a checkpoint or of weights: `checkpoint-N`, `bad-checkpoint-N-2`, `weights-N`, `tasks-N`."""
+    _, step, *_ = checkpoint.name.removeprefix(BAD).split("-")
+    return int(step)

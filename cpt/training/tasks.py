@@ -16,6 +16,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from cpt.cache import size_of
+from cpt.checkpoints.resume import step_of
 from cpt.checkpoints.retention import published_in
 from cpt.checkpoints.save import PREFIXES, Checkpointer
 from cpt.distributed import environment_alone, main_process_decides
@@ -238,7 +239,3 @@ class TaskEvaluations(TrainerCallback):
 
 def has_scores(line: dict[str, Any]) -> bool:
     return any(name.startswith(TASK) for name in line)
-
-
-def step_of(weights: Path) -> int:
-    return int(weights.name.removeprefix(PREFIX))
