@@ -1,6 +1,5 @@
 """The cache folder, whose subfolders are either complete or absent, even if several processes write them."""
 
-import fcntl
 import os
 import shutil
 import socket
@@ -21,6 +20,7 @@ from cpt.files import (
     NO_SPACE,
     Content,
     lock_open_file,
+    locked,
     make_durable,
     report_damage,
     sealed,
@@ -56,9 +56,7 @@ def publish_once(
     if folder.exists() and is_intact(folder):
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with lock_file(folder).open("a") as lock:
-            is_locked = lock_open_file(lock)
+        with locked(lock_file(folder)) as is_locked:
             # Another process may have repaired it in the meantime.
             if folder.exists() and not is_intact(folder):
                 report_damage(folder)
@@ -119,7 +117,7 @@ def hold(folder: Path, holder: object) -> Callable[[], object]:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(folder, os.O_RDONLY)
-            lock_open_file(handle, fcntl.LOCK_SH)
+            lock_open_file(handle, shared=True)
             if folder.exists() and os.fstat(handle).st_ino == folder.stat().st_ino:
                 break
             os.close(handle)  # it was removed in between

@@ -4,10 +4,12 @@ import errno
 import fcntl
 import json
 import logging
+import math
 import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -26,6 +28,8 @@ CHUNK = 1 << 20  # fits the CPU cache between reading and hashing
 READ_AHEAD = 32 << 20  # prefetched while previous chunks are hashed
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
+HELD = (errno.EAGAIN, errno.EACCES)  # errors if another process holds a lock
+SECONDS_BETWEEN_TRIES = 0.2  # of a lock
 BLOCK = 512  # bytes, the unit of st_blocks
 
 Content = str | bytes | Callable[[Path], object]
@@ -116,26 +120,54 @@ def make_durable(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
-    """Lock a file, until this process releases it or dies; LaunchError if another process holds the lock."""
+def locked(path: Path, refusal: str | None = None) -> Iterator[bool]:
+    """Lock a file, until this process releases it or dies; yields False on a file system without locks.
+
+    Args:
+        refusal: the LaunchError if another process holds the lock; None waits for it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
-            lock_open_file(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = lock_open_file(file, wait_seconds=math.inf if refusal is None else 0)
         except BlockingIOError as problem:
-            raise LaunchError(refusal) from problem
-        yield
+            raise LaunchError(str(refusal)) from problem
+        yield is_locked
 
 
-def lock_open_file(file: IO[str] | int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file until it is closed; False on a file system without locks."""
-    try:
-        fcntl.flock(file, operation)
-    except OSError as problem:
-        if problem.errno not in NO_LOCKS:
-            raise
-        return False
-    return True
+def lock_open_file(
+    file: IO[str] | int,
+    *,
+    wait_seconds: float = math.inf,
+    shared: bool = False,
+    inherited: bool = True,
+) -> bool:
+    """Lock an open file until it is closed or this process dies; False on a file system without locks. Some network
+    file systems have locks that do not reach other machines.
+
+    Args:
+        wait_seconds: for another process that holds the lock; then BlockingIOError.
+        shared: all who share the lock may hold it at the same time.
+        inherited: forked workers hold the lock too, until they end. Otherwise the file must be writable, and closing
+            any file of the same path in this process releases the lock.
+    """
+    lock = fcntl.flock if inherited else fcntl.lockf
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if wait_seconds < math.inf:
+        operation |= fcntl.LOCK_NB
+    end = time.monotonic() + wait_seconds
+    while True:
+        try:
+            lock(file, operation)
+            return True
+        except OSError as problem:
+            if problem.errno in NO_LOCKS:
+                return False
+            if problem.errno not in HELD:
+                raise
+            if time.monotonic() >= end:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from problem
+        time.sleep(SECONDS_BETWEEN_TRIES)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """`cpt store list|verify|prune`: manage the tokens that are stored between runs."""
 
-import fcntl
 import os
 import shutil
 import time
@@ -14,7 +13,8 @@ from rich.table import Table
 
 from cpt.cache import default_cache_dir, lock_file, size_of
 from cpt.data.store.token_files import SourceDescription, is_intact_shard, read_description
-from cpt.errors import DataError
+from cpt.errors import DataError, ResourceError
+from cpt.files import lock_open_file
 from cpt.formatting import format_bytes, format_duration, open_console
 
 KINDS = ("tokens", "rows", "duplicates")
@@ -158,9 +158,14 @@ def remove(folder: Path) -> bool:
                 handle = os.open(path, os.O_RDONLY)
                 handles.callback(os.close, handle)
                 try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    is_locked = lock_open_file(handle, wait_seconds=0)
                 except BlockingIOError:
                     return False
+                if not is_locked:
+                    raise ResourceError(
+                        f"{folder}: this disk has no locks, which show that an entry is in use."
+                        " Delete the folder yourself if no run uses it."
+                    )
         removed = folder.with_name(f"{folder.stem}.removed")
         shutil.rmtree(removed, ignore_errors=True)
         if folder != removed:

@@ -1,6 +1,5 @@
 """Write a run's folder: its inputs (recipe, environment, hashes) and its state (status.json)."""
 
-import fcntl
 import json
 import logging
 import os
@@ -43,6 +42,7 @@ from cpt.files import (
     KnownHashes,
     LinesFile,
     free_name,
+    lock_open_file,
     sealed,
     size_and_hash,
     write_atomic,
@@ -81,7 +81,6 @@ from cpt.runs.history import (
     write_record,
 )
 
-SECONDS_BETWEEN_TRIES = 0.2
 PROBE_BYTES = 1 << 16
 EXPORT_HASHES = ".export_hashes.json"
 
@@ -271,7 +270,7 @@ def start_run(
             return folder, True
         if is_run(folder):
             refuse_unwritable(folder)
-            lock = hold(folder, patience)
+            lock = lock_run(folder, patience)
             try:
                 if damage is not None:
                     set_aside_export(run.export_folder, damage)
@@ -283,7 +282,7 @@ def start_run(
         else:
             check(folder)
             begin_record(recipe, folder)
-            lock = hold(folder, patience)
+            lock = lock_run(folder, patience)
         if trains:
             record_environment(folder)
         remove_heartbeats(folder)  # otherwise processes of an earlier start look dead
@@ -310,28 +309,22 @@ def record_environment(folder: Path) -> None:
     LinesFile(folder / STARTS).add(json.dumps(changes, default=str))
 
 
-def hold(folder: Path, patience: float = 0.0) -> IO[str] | None:
-    """Lock the run, so that two processes do not train it at the same time; the kernel releases the lock when this
-    process dies. LaunchError if another process still has it after `patience` seconds."""
+def lock_run(folder: Path, patience: float = 0.0) -> IO[str] | None:
+    """Lock the run, so that two processes do not train it at the same time; None on a file system without locks.
+    LaunchError if another process still has it after `patience` seconds."""
     lock = (folder / LOCK).open("a+")
-    end = time.monotonic() + patience
-    while True:
-        try:
-            # Unlike that of flock, this lock is not inherited by forked workers.
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except (BlockingIOError, PermissionError) as problem:
-            if time.monotonic() >= end:
-                lock.seek(0)
-                owner = lock.read().strip() or "another process"
-                raise LaunchError(
-                    f"{folder} is being trained already, by {owner}. Wait for it or"
-                    " end it, or start another run: --new, or another name."
-                ) from problem
-            time.sleep(SECONDS_BETWEEN_TRIES)
-        except OSError:  # the file system does not support locks
-            lock.close()
-            return None
+    try:
+        is_locked = lock_open_file(lock, wait_seconds=patience, inherited=False)
+    except BlockingIOError as problem:
+        lock.seek(0)
+        owner = lock.read().strip() or "another process"
+        raise LaunchError(
+            f"{folder} is being trained already, by {owner}. Wait for it or"
+            " end it, or start another run: --new, or another name."
+        ) from problem
+    if not is_locked:
+        lock.close()
+        return None
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()}")
     lock.flush()

@@ -1,5 +1,6 @@
 """`cpt store` lists, verifies and prunes the tokens that are kept between runs."""
 
+import errno
 import os
 import time
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 
 from cpt.cache import hold, publish_once
 from cpt.data.store.token_files import FORMAT, SourceDescription, TokenFiles, TokenWriter, as_text
+from cpt.errors import ResourceError
 
 DESCRIPTION = SourceDescription(
     "", 1, 9, {}, {}, {}, ("a:1", 9), {}, {"source": "corpus.jsonl", "tokenizer": "gpt2"}
@@ -103,3 +105,14 @@ def test_prune_keeps_what_a_process_reads(cache, store):
     del reader
     store("prune", "--unused-days", "0")
     assert not entries(cache)
+
+
+def test_prune_removes_nothing_on_a_disk_without_locks(cache, store, monkeypatch):
+    def without_locks(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", without_locks)
+    before = entries(cache)
+    code, output = store("prune", "--unused-days", "0")
+    assert code == ResourceError.exit_code and "no locks" in " ".join(output.split())
+    assert entries(cache) == before

@@ -190,7 +190,7 @@ def test_supervisors_of_several_hosts_share_one_run(tmp_path, monkeypatch):
         "cpt.launch.supervise.Supervisor.supervise", lambda self: RestartDecision("done")
     )
     folder.mkdir()
-    holds = f"from pathlib import Path; from cpt.runs.record import hold; kept = hold(Path({str(folder)!r}))"
+    holds = f"from pathlib import Path; from cpt.runs.record import lock_run; kept = lock_run(Path({str(folder)!r}))"
     words = [sys.executable, "-c", f"{holds}; print(flush=True); input()"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         other.stdout.readline()

@@ -17,7 +17,7 @@ from cpt.errors import CheckpointError, DataError, Interrupted, RecipeError
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events
-from cpt.runs.record import Run, deciding_variables, git_state, hold, start_run
+from cpt.runs.record import Run, deciding_variables, git_state, lock_run, start_run
 from cpt.train import train
 from cpt.training.changes import RecipeChanges
 from cpt.training.restart import learned_micro_batch, remember_micro_batch
@@ -197,7 +197,7 @@ def test_a_disk_without_locks_stops_no_run(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr("fcntl.lockf", without_locks)
-    assert hold(tmp_path) is None
+    assert lock_run(tmp_path) is None
 
 
 def forked(work):
@@ -213,10 +213,10 @@ def forked(work):
 
 
 def test_a_forked_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path):
-    lock = hold(tmp_path)
+    lock = lock_run(tmp_path)
     worker = forked(lambda: time.sleep(20))
     lock.close()
-    _, status = os.waitpid(forked(lambda: hold(tmp_path)), 0)
+    _, status = os.waitpid(forked(lambda: lock_run(tmp_path)), 0)
     os.kill(worker, 9)
     os.waitpid(worker, 0)
     assert status == 0

@@ -23,7 +23,7 @@ from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Recipe
 from cpt.recipe.values import in_yaml, shortened
 from cpt.runs.folder import METRICS, read_objects
-from cpt.runs.record import EXPORT, Run, hold, write_json
+from cpt.runs.record import EXPORT, Run, lock_run, write_json
 
 SEARCHED = "searched.yaml"
 BEST = "best.yaml"
@@ -113,7 +113,7 @@ class Search:
         )
         run = Run(self.folder / name_of(drawn.number))
         log = self.folder / LOGS / f"{name_of(drawn.number)}.log"
-        if run.folder.is_dir() and (lock := hold(run.folder, SECONDS_TO_END)) is not None:
+        if run.folder.is_dir() and (lock := lock_run(run.folder, SECONDS_TO_END)) is not None:
             lock.close()  # it was held while a process of an earlier search was saving
         # Tasks would evaluate the base in each trial again; only the run of the best recipe has them.
         evaluation = self.recipe.evaluation
