@@ -21,6 +21,7 @@ from cpt.files import (
     Content,
     lock_open_file,
     locked,
+    make_all_durable,
     make_durable,
     report_damage,
     sealed,
@@ -71,8 +72,7 @@ def publish_once(
                 try:
                     fill(unfinished)
                     if durable:
-                        for file in [*unfinished.iterdir(), unfinished]:
-                            make_durable(file)
+                        make_all_durable(unfinished)
                     unfinished.rename(folder)
                 finally:
                     shutil.rmtree(unfinished, ignore_errors=True)  # already renamed after a success

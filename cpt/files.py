@@ -30,6 +30,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # errors of file systems without locks
 HELD = (errno.EAGAIN, errno.EACCES)  # errors if another process holds a lock
 SECONDS_BETWEEN_TRIES = 0.2  # of a lock
+LEAVING = ".del-"  # prefix of a folder's name while it is removed
 BLOCK = 512  # bytes, the unit of st_blocks
 
 Content = str | bytes | Callable[[Path], object]
@@ -114,6 +115,35 @@ def make_durable(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- publish a folder -----------------------------------------------------------------------------
+
+
+def make_all_durable(folder: Path) -> None:
+    """Wait until the disk has a folder and everything below."""
+    for path in [*folder.rglob("*"), folder]:
+        make_durable(path)
+
+
+def rename_over(unfinished: Path, folder: Path) -> None:
+    """Rename a complete folder, whose files the disk has; an older folder of that name is removed."""
+    leaving = folder.with_name(f"{LEAVING}{folder.name}")
+    make_durable(unfinished)
+    shutil.rmtree(leaving, ignore_errors=True)
+    if folder.exists():
+        folder.rename(leaving)
+    unfinished.rename(folder)
+    make_durable(folder.parent)
+    shutil.rmtree(leaving, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; if killed, no partial folder remains under its name."""
+    leaving = folder.with_name(f"{LEAVING}{folder.name}")
+    shutil.rmtree(leaving, ignore_errors=True)
+    folder.rename(leaving)
+    shutil.rmtree(leaving)
 
 
 # --- lock -----------------------------------------------------------------------------------------

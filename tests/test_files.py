@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,7 +12,16 @@ from full_disk import disk_of_its_own, fill
 from tiny_run import DAMAGES, damage
 
 from cpt.errors import LaunchError
-from cpt.files import LinesFile, json_lines, locked, read_sealed, sealed, unsealed, write_atomic
+from cpt.files import (
+    LinesFile,
+    json_lines,
+    locked,
+    read_sealed,
+    remove_folder,
+    sealed,
+    unsealed,
+    write_atomic,
+)
 
 CONTENT = {"lengths": {4: 2}, "longest": ("a", 1), "share": 0.1, "name": "ü"}
 
@@ -90,6 +100,13 @@ def test_a_lock_is_for_one_process_and_ends_with_it(tmp_path):
         process.wait()
         with locked(path, "nobody has it"):
             pass
+
+
+def test_a_folder_that_is_partly_removed_has_another_name(tmp_path, monkeypatch):
+    (tmp_path / "checkpoint-1").mkdir()
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)  # killed right there
+    remove_folder(tmp_path / "checkpoint-1")
+    assert [path.name for path in tmp_path.iterdir()] == [".del-checkpoint-1"]
 
 
 def test_damaged_lines_are_none(tmp_path):

@@ -12,10 +12,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from cpt.checkpoints.manifest import MANIFEST, STATE, read_manifest, wrong_names_and_sizes
-from cpt.checkpoints.transaction import remove
 from cpt.distributed import is_main_process
 from cpt.errors import CheckpointError
-from cpt.files import write_atomic
+from cpt.files import remove_folder, write_atomic
 from cpt.plugins import check_options, find, with_key
 from cpt.recipe.schema import Component
 from cpt.runs.events import record_event
@@ -98,7 +97,7 @@ def rotate(
         if one.folder not in kept_folders and one.folder not in spared
     ]
     for path in removed:
-        remove(path)
+        remove_folder(path)
     return removed
 
 

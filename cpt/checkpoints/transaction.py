@@ -37,7 +37,7 @@ from cpt.checkpoints.manifest import (
 from cpt.checkpoints.snapshot import NotFiniteError, bytes_in, saved_parameters
 from cpt.distributed import is_main_process, rank, world_size
 from cpt.errors import CheckpointError
-from cpt.files import make_durable
+from cpt.files import LEAVING, make_durable, rename_over
 from cpt.torch_internals import count_collectives, default_store
 
 Weights = dict[str, torch.Tensor]
@@ -46,7 +46,6 @@ Task = Callable[[], dict[str, FileEntry]]
 MIB = 2**20
 RESERVE = 16 * MIB  # for other files of the run and file system metadata
 STAGING = ".saving"
-LEAVING = ".del-"
 SECONDS_FOR_FILES_TO_APPEAR = 60.0
 SECONDS_FOR_THE_SAME_ERROR = 30.0  # on all processes: they are in the same step
 FILES_AT_ONCE = 4  # one can be serialised while another waits for the disk
@@ -186,29 +185,9 @@ def finish(
     return manifest
 
 
-def rename_over(unfinished: Path, published: Path) -> None:
-    """Rename a complete folder; an older one of that name is removed."""
-    leaving = published.with_name(f"{LEAVING}{published.name}")
-    make_durable(unfinished)
-    shutil.rmtree(leaving, ignore_errors=True)
-    if published.exists():
-        published.rename(leaving)
-    unfinished.rename(published)
-    make_durable(published.parent)
-    shutil.rmtree(leaving, ignore_errors=True)
-
-
 def remove_if_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
-
-
-def remove(published: Path) -> None:
-    """Remove a checkpoint; if killed, no partial checkpoint remains under its name."""
-    leaving = published.with_name(f"{LEAVING}{published.name}")
-    shutil.rmtree(leaving, ignore_errors=True)
-    published.rename(leaving)
-    shutil.rmtree(leaving)
 
 
 def clear_leftovers(folder: Path) -> list[str]:

@@ -1,7 +1,6 @@
 """`cpt store list|verify|prune`: manage the tokens that are stored between runs."""
 
 import os
-import shutil
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from rich.table import Table
 from cpt.cache import default_cache_dir, lock_file, size_of
 from cpt.data.store.token_files import SourceDescription, is_intact_shard, read_description
 from cpt.errors import DataError, ResourceError
-from cpt.files import lock_open_file
+from cpt.files import LEAVING, lock_open_file, remove_folder
 from cpt.formatting import format_bytes, format_duration, open_console
 
 KINDS = ("tokens", "rows", "duplicates")
-LEFT_BEHIND = (".unfinished", ".removed")
+LEFT_BEHIND = (".unfinished", ".removed")  # `.removed` by earlier versions
 COMMANDS = {  # name -> module:function
     "list": "cpt.commands.store:list_command",
     "verify": "cpt.commands.store:verify_command",
@@ -76,7 +75,7 @@ def read_entries(cache_dir: Path) -> list[Entry]:
             if not folder.is_dir():
                 continue
             description = None
-            is_complete = folder.suffix not in LEFT_BEHIND
+            is_complete = folder.suffix not in LEFT_BEHIND and not folder.name.startswith(LEAVING)
             if is_complete and kind == "tokens":
                 try:
                     description = read_description(folder)
@@ -152,8 +151,9 @@ def prune_command(
 
 def remove(folder: Path) -> bool:
     """Remove an entry's folder; False if a running process reads or makes it."""
+    name, *_ = folder.name.removeprefix(LEAVING).split(".")
     with ExitStack() as handles:
-        for path in (folder, lock_file(folder.with_name(folder.name.partition(".")[0]))):
+        for path in (folder, lock_file(folder.with_name(name))):
             with suppress(FileNotFoundError):
                 handle = os.open(path, os.O_RDONLY)
                 handles.callback(os.close, handle)
@@ -166,9 +166,5 @@ def remove(folder: Path) -> bool:
                         f"{folder}: this disk has no locks, which show that an entry is in use."
                         " Delete the folder yourself if no run uses it."
                     )
-        removed = folder.with_name(f"{folder.stem}.removed")
-        shutil.rmtree(removed, ignore_errors=True)
-        if folder != removed:
-            folder.rename(removed)  # so that a partly removed entry is never read
-        shutil.rmtree(removed, ignore_errors=True)
+        remove_folder(folder)
         return True

@@ -20,14 +20,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from cpt.checkpoints.model_folder import ADAPTER_CONFIG, HEADS, Tensors, kind_of, write_tensors
 from cpt.checkpoints.resume import complete_checkpoints
 from cpt.checkpoints.retention import published_in
-from cpt.checkpoints.transaction import in_words, reason_of, rename_over
+from cpt.checkpoints.transaction import in_words, reason_of
 from cpt.distributed import is_main_process, main_process_decides, print_once, same_command
 from cpt.errors import CheckpointError
 from cpt.evaluation.scoring import read_course
 from cpt.export.generation import end_at_turns
 from cpt.export.older_readers import write_older_keys
 from cpt.export.proof_of_final import check_final, trained_logits
-from cpt.files import locked, move_files, write_atomic
+from cpt.files import locked, make_all_durable, move_files, rename_over, write_atomic
 from cpt.hf_internals import without_zero3
 from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model, scoring_model
@@ -125,6 +125,7 @@ def new_folder(folder: Path, *, of_run: bool = False, is_begun: bool = False) ->
                 shutil.rmtree(unfinished, ignore_errors=True)
             try:
                 yield unfinished
+                make_all_durable(unfinished)
                 rename_over(unfinished, folder)
             finally:
                 shutil.rmtree(unfinished, ignore_errors=True)

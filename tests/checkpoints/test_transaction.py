@@ -29,7 +29,6 @@ from cpt.checkpoints.transaction import (
     hash_durably,
     publish,
     read_back,
-    remove,
     write_state,
 )
 from cpt.errors import CheckpointError
@@ -190,13 +189,6 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path):
         (tmp_path / leftover).mkdir(parents=True)
     assert clear_leftovers(tmp_path) == [".del-checkpoint-0", "checkpoint-2"]
     assert names(tmp_path) == ["bad-checkpoint-0", "checkpoint-1"]
-
-
-def test_removing_never_leaves_half_a_checkpoint_under_its_name(tmp_path, monkeypatch):
-    save(tmp_path, 1)
-    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: None)  # killed right there
-    remove(tmp_path / "checkpoint-1")
-    assert names(tmp_path) == [".del-checkpoint-1"]
 
 
 def test_the_weights_of_shards_are_counted_together_and_a_tied_head_once(tmp_path):
