@@ -19,13 +19,14 @@ from cpt.errors import ResourceError
 from cpt.files import (
     NO_SPACE,
     Content,
+    files_in,
+    hashes_of,
     lock_open_file,
     locked,
     make_all_durable,
     make_durable,
     report_damage,
     sealed,
-    size_and_hash,
     unsealed,
     write_atomic,
 )
@@ -89,8 +90,7 @@ def publish_derived(folder: Path, fill: Callable[[Path], None]) -> Path:
 
     def fill_and_seal(unfinished: Path) -> None:
         fill(unfinished)
-        digests = {file.name: size_and_hash(file)[1] for file in unfinished.iterdir()}
-        (unfinished / DIGESTS).write_text(sealed(digests))
+        (unfinished / DIGESTS).write_text(sealed(hashes_of(files_in(unfinished))))
 
     return publish_once(folder, fill_and_seal, is_intact=has_intact_files)
 
@@ -99,7 +99,7 @@ def has_intact_files(folder: Path) -> bool:
     """Whether the files of a folder from `publish_derived` are intact."""
     try:
         digests = unsealed((folder / DIGESTS).read_bytes())
-        return all(size_and_hash(folder / name)[1] == digest for name, digest in digests.items())
+        return hashes_of({name: folder / name for name in digests}) == digests
     except (OSError, ValueError):
         return False
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from hashlib import file_digest
 from pathlib import Path
 from typing import IO, Any
 
@@ -340,6 +341,18 @@ def report_damage(path: Path) -> None:
     log.warning(f"{path} is damaged and is made again.", extra={"event": DAMAGED})
 
 
+# --- hashes of files ------------------------------------------------------------------------------
+
+HashFile = Callable[[Path], str]
+HASHED_AT_ONCE = 4
+
+
+def files_in(folder: Path) -> dict[str, Path]:
+    """Path relative to the folder -> file, for all files below."""
+    paths = sorted(folder.rglob("*"))
+    return {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+
+
 def size_and_hash(path: Path) -> tuple[int, str]:
     """Size and xxh3-128 of a file; releases the GIL."""
     digest = xxh3_128()
@@ -357,10 +370,32 @@ def size_and_hash(path: Path) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
+def hash_of(path: Path) -> str:
+    """The xxh3-128 of a file."""
+    _, digest = size_and_hash(path)
+    return digest
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()
+
+
+def hashes_of(files: Mapping[str, Path], hash_file: HashFile = hash_of) -> dict[str, str]:
+    """Name -> hash; hash functions release the GIL, so several files are read at the same time."""
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+        return dict(zip(files, pool.map(hash_file, files.values()), strict=True))
+
+
+def differing_files(hashes: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
+    """Names of the files that changed or are missing or new, from the hashes of two times."""
+    names = hashes.keys() | others.keys()
+    return sorted(name for name in names if hashes.get(name) != others.get(name))
+
+
 # --- unchanged files ------------------------------------------------------------------------------
 
 Signature = tuple[int, int, int, int]
-HASHED_AT_ONCE = 4
 
 
 def signature_of(path: str | Path) -> Signature:
@@ -375,7 +410,7 @@ class KnownHashes:
     Without that file, or on another disk, all files are read again.
     """
 
-    def __init__(self, path: Path, hash_file: Callable[[Path], str]) -> None:
+    def __init__(self, path: Path, hash_file: HashFile = hash_of) -> None:
         self.path = path
         self.hash_file = hash_file
         self.known = read_sealed(path) or {}
@@ -384,8 +419,7 @@ class KnownHashes:
         """Name -> hash of these files, which exist; new hashes are recorded."""
         unknown = {name: path for name, path in files.items() if self.known_hash(path) is None}
         signatures = {name: signature_of(path) for name, path in unknown.items()}
-        with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:  # hash functions release the GIL
-            read = dict(zip(unknown, pool.map(self.hash_file, unknown.values()), strict=True))
+        read = hashes_of(unknown, self.hash_file)
         for name, path in unknown.items():
             self.known[str(path.absolute())] = [read[name], *signatures[name]]
         if unknown:

@@ -20,7 +20,7 @@ from cpt.checkpoints.manifest import (
 )
 from cpt.distributed import main_process_decides
 from cpt.errors import CheckpointError
-from cpt.files import free_name
+from cpt.files import files_in, free_name
 from cpt.runs.events import record_event
 from cpt.runs.folder import BEGAN, HISTORY, RECORD, began_from
 
@@ -177,12 +177,7 @@ def named_point(folder: Path, checkpoint: Path, *, trust: bool) -> ResumePoint:
                 f"--resume {checkpoint}: DeepSpeed files without {MANIFEST} may be incomplete, and their pickles"
                 " can run any code. If you know who wrote it: --trust-checkpoint."
             )
-        names = {
-            path.relative_to(checkpoint).as_posix()
-            for path in checkpoint.rglob("*")
-            if path.is_file()
-        }
-        lacking = lacking_state(names)
+        lacking = lacking_state(files_in(checkpoint))
         if lacking:
             raise CheckpointError(
                 f"--resume {checkpoint}: cannot resume from it, missing: {', '.join(lacking)}."

@@ -52,7 +52,6 @@ from cpt.checkpoints.transaction import (
 )
 from cpt.distributed import is_main_process, num_nodes
 from cpt.errors import CheckpointError, TrainingError
-from cpt.files import make_durable
 from cpt.formatting import format_bytes
 from cpt.recipe.schema import Checkpoints
 from cpt.runs.events import record_event
@@ -382,10 +381,7 @@ def seal_export(folder: Path, manifest: Manifest) -> None:
         return
     files = {
         name: entry
-        for name, entry in sorted(hash_all(folder).items())
+        for name, entry in hash_all(folder).items()
         if name != MANIFEST and not name.endswith(WRITTEN_LATER_TOO)
     }
-    for path in folder.rglob("*"):
-        if path.is_dir():
-            make_durable(path)
     write_manifest(folder, replace(manifest, files=files))

@@ -37,7 +37,7 @@ from cpt.checkpoints.manifest import (
 from cpt.checkpoints.snapshot import NotFiniteError, bytes_in, saved_parameters
 from cpt.distributed import is_main_process, rank, world_size
 from cpt.errors import CheckpointError
-from cpt.files import LEAVING, make_durable, rename_over
+from cpt.files import LEAVING, files_in, make_durable, rename_over
 from cpt.torch_internals import count_collectives, default_store
 
 Weights = dict[str, torch.Tensor]
@@ -153,11 +153,8 @@ def entry_of(path: str, write_file: Callable[[], FileEntry]) -> Task:
 
 def hash_all(folder: Path) -> dict[str, FileEntry]:
     """Hash all files, and make them durable."""
-    files = {
-        path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()
-    }
     return all_at_once(
-        [entry_of(name, partial(hash_durably, path)) for name, path in files.items()]
+        [entry_of(name, partial(hash_durably, path)) for name, path in files_in(folder).items()]
     )
 
 
@@ -374,7 +371,7 @@ def read_back(folder: Path, model: nn.Module) -> None:
 
     Raises SaveFailed if it is damaged (a retry may succeed), or if weights are missing.
     """
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
+    for path in files_in(folder).values():
         with path.open("rb") as file:  # drop the page cache, so that the disk is read
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     manifest = read_manifest(folder)

@@ -26,7 +26,7 @@ from cpt.errors import (
     RestartNeeded,
     TrainingError,
 )
-from cpt.files import size_and_hash
+from cpt.files import differing_files, hashes_of
 from cpt.hardware import count_cpu_cores
 from cpt.launch.supervise import (
     command_of_attempt,
@@ -249,12 +249,6 @@ def changed_files(source: DocumentSource, key: str, recorded: Mapping[str, str])
     return [f"{key}: {name} differs" for name in names]
 
 
-def differing_files(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Names of the files that changed or are missing or new, from the hashes of two times."""
-    names = before.keys() | after.keys()
-    return sorted(name for name in names if before.get(name) != after.get(name))
-
-
 def repetition_of(record: RunRecord, recipe: Recipe, inputs: Content) -> Recipe:
     """The recipe to run: the run's, with the values chosen for `auto`, without trackers, callbacks and archive."""
     recorded = get_dict(inputs, "training")
@@ -381,8 +375,8 @@ def compare_results(record: RunRecord, repeated_folder: Path) -> Reproduction:
         if repr(then) != repr(value_after):  # repr has all digits, and NaN equals NaN
             difference = {"step": step, "metric": metric, "then": then, "now": value_after}
             break
-    weights = hashes_of_export(record.folder)
-    repeated_weights = hashes_of_export(repeated_folder)
+    weights = hashes_of_weights(record.folder)
+    repeated_weights = hashes_of_weights(repeated_folder)
     weights_differ = None
     if weights and repeated_weights:
         weights_differ = differing_files(weights, repeated_weights)
@@ -395,8 +389,8 @@ def compare_results(record: RunRecord, repeated_folder: Path) -> Reproduction:
     )
 
 
-def hashes_of_export(run: Path) -> dict[str, Any]:
-    return {path.name: size_and_hash(path) for path in (run / EXPORT).glob("*.safetensors")}
+def hashes_of_weights(run: Path) -> dict[str, str]:
+    return hashes_of({path.name: path for path in (run / EXPORT).glob("*.safetensors")})
 
 
 def decided_metrics(folder: Path) -> dict[tuple[int, str], float]:

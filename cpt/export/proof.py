@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import config_json
 from cpt.errors import CheckpointError, DataError
-from cpt.files import write_atomic
-from cpt.models.config import sha256_of, value_of
+from cpt.files import differing_files, files_in, hashes_of, sha256_of, write_atomic
+from cpt.models.config import value_of
 
 RELOAD = Path(__file__).with_name("reload.py")
 NUM_TOKENS = 256
@@ -247,7 +247,7 @@ CARD = "README.md"
 def write_seal(folder: Path, report: Sequence[str]) -> None:
     """Write the sha256 of every file, and the lines printed while the export was verified."""
     proof = [line for line in report if not line.startswith(("Reading", "Wrote", "Serve"))]
-    content = {"files": hashes_of(folder), "proof": proof}
+    content = {"files": hashes_to_seal(folder), "proof": proof}
     write_atomic(folder / SEAL, json.dumps(content, indent=2) + "\n")
 
 
@@ -258,22 +258,17 @@ def check_seal(folder: Path) -> Path:
             f"{folder} is not a verified export ({SEAL} is missing). Add --output FOLDER."
         )
     sealed_hashes = json.loads((folder / SEAL).read_text())["files"]
-    hashes = hashes_of(folder)
-    changed = []
-    for name in sorted(sealed_hashes.keys() | hashes.keys()):
-        is_edited_card = name == CARD and CARD in hashes
-        if hashes.get(name) != sealed_hashes.get(name) and not is_edited_card:
-            changed.append(name)
+    hashes = hashes_to_seal(folder)
+    if CARD in hashes:  # it may be edited
+        sealed_hashes[CARD] = hashes[CARD]
+    changed = differing_files(sealed_hashes, hashes)
     if changed:
         raise CheckpointError(f"{folder} changed since its export: {', '.join(changed)}. Redo it.")
     return folder
 
 
-def hashes_of(folder: Path) -> dict[str, str]:
+def hashes_to_seal(folder: Path) -> dict[str, str]:
     """Hashes of all files except the seal."""
-    files: dict[str, Path] = {}
-    for file in sorted(folder.rglob("*")):
-        name = str(file.relative_to(folder))
-        if file.is_file() and name != SEAL:
-            files[name] = file
-    return sha256_of(files)
+    files = files_in(folder)
+    files.pop(SEAL, None)
+    return hashes_of(files, sha256_of)

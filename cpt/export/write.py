@@ -16,6 +16,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from cpt.cache import size_of
 from cpt.checkpoints.model_folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -49,6 +50,7 @@ from cpt.export.proof import (
     reload_and_compare,
 )
 from cpt.export.trained import Trained, load_whole, saved_config, tokenizer_of, with_adapter
+from cpt.files import files_in
 from cpt.hf_internals import modules_kept_in_fp32
 from cpt.models.adapters import check_mergeable, merge_lora
 from cpt.models.config import hash_weights, load_config
@@ -334,8 +336,8 @@ def check_push(name: str, *, private: bool, sure: bool) -> None:
 
 def push(folder: Path, name: str, *, private: bool, sure: bool) -> Iterator[str]:
     """Upload a verified export; after an interruption, the same command sends only missing files."""
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    size = sum(file.stat().st_size for file in files) / 1e6
+    files = files_in(folder)
+    size = size_of(folder) / 1e6
     audience = "its owner only" if private else "EVERYBODY"
     yield f"Upload to {name}, visible to {audience}: {len(files)} files, {size:,.1f} MB; see README.md."
     card = (folder / CARD).read_text(encoding="utf-8")

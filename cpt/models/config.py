@@ -2,9 +2,7 @@
 for the run's record."""
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from cpt.cache import refuse_unreachable
 from cpt.errors import CheckpointError, RecipeError, ResourceError
+from cpt.files import hashes_of, sha256_of
 from cpt.models.families import FAMILIES, CptGPT2Config, register_families
 from cpt.plugins import did_you_mean, import_user_module
 from cpt.recipe.paths import is_local, unfinished_run
@@ -282,7 +281,7 @@ def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
     files = {location}
     if not location.is_file():
         files = {file for pattern in WEIGHTS for file in location.glob(pattern)}
-    return sha256_of({file.name: file for file in sorted(files)})
+    return hashes_of({file.name: file for file in sorted(files)}, sha256_of)
 
 
 def weights_folder(path: str, revision: str | None = None) -> Path:
@@ -294,12 +293,3 @@ def weights_folder(path: str, revision: str | None = None) -> Path:
             f"{path} is neither a folder nor in the Hub cache of this machine. To download it: hf download {path}"
         )
     return Path(config).parent
-
-
-def sha256_of(files: Mapping[str, Path]) -> dict[str, str]:
-    def digest(file: Path) -> str:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
-    with ThreadPoolExecutor(max_workers=4) as pool:  # hashlib releases the GIL
-        return dict(zip(files, pool.map(digest, files.values()), strict=True))

@@ -44,7 +44,6 @@ from cpt.files import (
     free_name,
     lock_open_file,
     sealed,
-    size_and_hash,
     write_atomic,
 )
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
@@ -402,7 +401,7 @@ def damage_of_export(folder: Path, hashes: KnownHashes | None = None) -> str | N
 
 
 def hashes_of_export(run: Path) -> KnownHashes:
-    return KnownHashes(run / EXPORT_HASHES, lambda path: size_and_hash(path)[1])
+    return KnownHashes(run / EXPORT_HASHES)
 
 
 def record_export(run: Path) -> None:

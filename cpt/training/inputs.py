@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from cpt.data.readers.sources import kind_of
 from cpt.data.rows.build import PreparedData
 from cpt.errors import CheckpointError, RecipeError
 from cpt.evaluation.kinds import written_by_model
-from cpt.files import KnownHashes
+from cpt.files import KnownHashes, differing_files, sha256_of
 from cpt.models.build import DTYPES
 from cpt.models.config import MODEL_FILES, TOKENIZER_FILES, WEIGHTS
 from cpt.plugins import add_current_folder
@@ -130,7 +129,7 @@ class RunInputs:
 
     @cached_property
     def hashes(self) -> KnownHashes:
-        return KnownHashes(self.folder / HASHES, sha256)
+        return KnownHashes(self.folder / HASHES, sha256_of)
 
     def pinned(self, recipe: Recipe, *, from_cache: bool = False) -> Recipe:
         """The recipe with the commits that the first start took from the Hub, or that it takes now from the cache.
@@ -201,11 +200,9 @@ class RunInputs:
             return
         compared = files if is_whole else {name: files[name] for name in files if name in then}
         hashes_now = self.hashes.hashes(compared)
-        if is_whole or not origin.is_on_hub:
-            names = hashes_now.keys() | then.keys()
-        else:
-            names = hashes_now.keys()
-        changed = sorted(name for name in names if hashes_now.get(name) != then.get(name))
+        if origin.is_on_hub:
+            then = {name: then[name] for name in hashes_now}
+        changed = differing_files(then, hashes_now)
         if changed:
             listed = ", ".join(
                 how_changed(name, then, hashes_now) for name in changed[:MOST_LISTED]
@@ -227,7 +224,7 @@ class RunInputs:
 
     def has_changed(self, code: "UserCode") -> bool:
         then = get(self.recorded, "code", code.module)
-        return then is not None and then != sha256(code.file)
+        return then is not None and then != sha256_of(code.file)
 
     @cached_property
     def code(self) -> list["UserCode"]:
@@ -249,7 +246,7 @@ class RunInputs:
         return {
             "files": files,
             "datasets": dict(commits_of_datasets(self.recipe)),
-            "code": {code.module: sha256(code.file) for code in self.code},
+            "code": {code.module: sha256_of(code.file) for code in self.code},
         }
 
 
@@ -281,11 +278,6 @@ def how_changed(name: str, hashes_before: Mapping[str, str], hashes_now: Mapping
     if name in hashes_now:
         return f"{name} differs"
     return f"{name} is missing"
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ from cpt.data.readers.opening import (
 )
 from cpt.distributed import is_main_process
 from cpt.errors import CptError, DataError, RecipeError, ResourceError
-from cpt.files import size_and_hash
+from cpt.files import hash_of
 from cpt.plugins import check_options, find, user_code_error
 from cpt.recipe.paths import (
     DOCUMENT_FILES,
@@ -526,10 +526,7 @@ def with_absolute_names(files: Iterable[File]) -> list[File]:
 
 def contents_of(files: Sequence[File]) -> dict[str, str]:
     """File -> xxh3-128 of its content, or for a URL the server's version of it."""
-    return {
-        name: version if is_url(name) else size_and_hash(Path(name))[1]
-        for name, _, version in files
-    }
+    return {name: version if is_url(name) else hash_of(Path(name)) for name, _, version in files}
 
 
 def absolute(path: str) -> str:

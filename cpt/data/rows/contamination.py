@@ -33,7 +33,7 @@ from cpt.data.store.shards import ShardWork, plan_of, texts_of
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.data.store.tokenized import reading_content
 from cpt.errors import DataError, RecipeError
-from cpt.files import read_sealed, report_damage, sealed, size_and_hash
+from cpt.files import hash_of, read_sealed, report_damage, sealed
 from cpt.recipe.rules import keyed_sources, reported_name
 from cpt.recipe.schema import Component, Data, DocumentSource, Evaluation, HeldOut, Source
 
@@ -299,7 +299,7 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path, comparison: int) 
     if record is not None:
         path = folder / record["index"]
         if path.exists():
-            if size_and_hash(path)[1] == record["digest"]:
+            if hash_of(path) == record["digest"]:
                 return path
             report_damage(path)
     evaluated = chain(
@@ -307,7 +307,7 @@ def index_of(data: Data, evaluation: Evaluation, folder: Path, comparison: int) 
     )
     path = read_runs(evaluated, comparison).save(folder)
     if has_states:
-        write_once(record_file, sealed({"index": path.name, "digest": size_and_hash(path)[1]}))
+        write_once(record_file, sealed({"index": path.name, "digest": hash_of(path)}))
     return path
 
 

@@ -15,7 +15,7 @@ from cpt.data.readers.documents import File, Piece
 from cpt.data.readers.opening import is_url, unsigned
 from cpt.data.store.token_files import ShardDescription, TokenFiles
 from cpt.errors import DataError
-from cpt.files import read_sealed, sealed, signature_of, size_and_hash, write_atomic
+from cpt.files import hash_of, read_sealed, sealed, signature_of, write_atomic
 
 RECORD = "files.json"
 BLOCK = 2**20
@@ -155,7 +155,7 @@ def uncontradicted(
     states = states | with_times
     for name in contradicted(folder, shards, states, different):
         size, time = with_times[name]
-        states[name] = size, f"{time}-{size_and_hash(Path(name))[1]}"
+        states[name] = size, f"{time}-{hash_of(Path(name))}"
     return states
 
 

@@ -22,7 +22,7 @@ from cpt.cache import key_of
 from cpt.data.readers.documents import first_line
 from cpt.data.store.text_loss import TextLoss
 from cpt.errors import DataError, ResourceError
-from cpt.files import NO_SPACE, make_durable, sealed, size_and_hash, unsealed
+from cpt.files import NO_SPACE, hash_of, make_durable, sealed, unsealed
 
 Int64 = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -148,10 +148,8 @@ class TokenFiles:
 
     def is_intact(self) -> bool:
         """Whether the arrays match their digests; reads them without the mapping, which would keep them in memory."""
-        hashes = []
-        for name in array_names(self.description.segmented):
-            _, hash_of_array = size_and_hash(self.folder / f"{name}.bin")
-            hashes.append(hash_of_array)
+        names = array_names(self.description.segmented)
+        hashes = [hash_of(self.folder / f"{name}.bin") for name in names]
         return digest_of(hashes) == self.description.digest
 
     def free_memory(self) -> None:
