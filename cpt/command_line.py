@@ -20,7 +20,7 @@ import typer
 from cpt.distributed import has_process_group, is_main_process, leave, rank
 from cpt.errors import CheckpointError, CptError, Interrupted, RecipeError, ResourceError
 from cpt.formatting import set_plain_output
-from cpt.process import SUPERVISED
+from cpt.interrupts import SUPERVISED
 
 SECONDS_FOR_THE_MAIN_PROCESS = 5
 

@@ -24,11 +24,11 @@ from cpt.hardware import (
     triton_failure,
 )
 from cpt.hf_internals import exit_now, run_exit_functions
+from cpt.interrupts import CONTINUE
 from cpt.plugins import did_you_mean
 from cpt.process import free_port
 
 Result = TypeVar("Result")
-CONTINUE = "CPT_CONTINUE"  # set for runs started with `--new`, so that all processes print the same command
 
 log = logging.getLogger(__name__)
 KEY = "parallelism_config"

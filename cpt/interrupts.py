@@ -6,11 +6,29 @@ holds while the other modules are imported.
 
 import os
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 EXIT_CODE = 75  # of cpt.errors.Interrupted
+SUPERVISED = "CPT_SUPERVISED"  # in the environment of a child and its descendants
+CONTINUE = "CPT_CONTINUE"  # set for runs started with `--new`, so that all processes print the same command
+
+
+def replaceable_handlers(numbers: Iterable[int] = SIGNALS) -> dict[int, Any]:
+    """The present handlers of these signals, but not of a SIGHUP that is ignored (nohup), which stays so."""
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    if handlers.get(signal.SIGHUP) == signal.SIG_IGN:
+        del handlers[signal.SIGHUP]
+    return handlers
+
+
+def end_like_ctrl_c() -> None:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, so that a command can end its processes."""
+    for number in replaceable_handlers((signal.SIGTERM, signal.SIGHUP)):
+        signal.signal(number, signal.default_int_handler)
 
 
 def end_on_signals() -> None:
@@ -27,9 +45,9 @@ class EndAtOnce:
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         is_main_process = os.environ.get("RANK", "0") == "0"
-        is_reported = is_main_process and "CPT_SUPERVISED" not in os.environ
+        is_reported = is_main_process and SUPERVISED not in os.environ
         if is_reported and os.getpid() == self.process:
-            command = os.environ.get("CPT_CONTINUE", "the same command")
+            command = os.environ.get(CONTINUE, "the same command")
             name = signal.Signals(number).name
             text = f"Interrupted: {name} arrived outside of training. To continue: {command}.\n"
             os.write(2, text.encode())  # sys.stderr may be in the middle of a write

@@ -17,11 +17,10 @@ from uuid import uuid4
 import psutil
 
 from cpt.errors import LaunchError
+from cpt.interrupts import SUPERVISED, replaceable_handlers
 
-SUPERVISED = "CPT_SUPERVISED"  # in the environment of a child and its descendants
 MOST_WITHOUT_PROGRESS = 3
 """Restarts with the same reason; a step, a smaller micro-batch or another roll-back changes the reason."""
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_BETWEEN_LOOKS = 0.2
 MOST_LOOKS = 10
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -45,7 +44,9 @@ class ReceivedSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.at_signal) for number in FORWARDED}
+        before = replaceable_handlers()
+        for number in before:
+            signal.signal(number, self.at_signal)
         try:
             yield
         finally:

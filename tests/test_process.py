@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from cpt.errors import LaunchError
-from cpt.process import Child, marked_processes
+from cpt.process import Child, ReceivedSignals, marked_processes
 
 # A launcher like torchrun: its worker is in a session of its own and ignores SIGTERM.
 LAUNCHER = """
@@ -34,6 +34,21 @@ def test_a_signal_is_forwarded_and_nothing_is_left(tmp_path):
     threading.Thread(target=send_when_ready).start()
     assert child.wait_for_end() == (75, signal.SIGTERM)
     assert not marked_processes(child.mark)
+
+
+def test_a_hangup_that_is_ignored_stays_so():
+    """As under nohup: the end of the session neither stops a supervised run nor its supervisor."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    received = ReceivedSignals()
+    reads = "import signal, sys; sys.exit(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    try:
+        with received.noted():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGUSR1)
+            is_ignored, _ = Child([sys.executable, "-c", reads]).wait_for_end()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert received.first == signal.SIGUSR1 and is_ignored
 
 
 def test_a_child_that_hangs_is_killed_with_its_family_and_others_are_not(tmp_path):

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from cpt.data.readers.standard_library import write_files
 from cpt.errors import LaunchError, ResourceError, TrainingError, install_line
 from cpt.files import SHIPPED_FILES
 from cpt.formatting import open_console
+from cpt.interrupts import end_like_ctrl_c
 from cpt.process import Child, free_port
 from cpt.runs.folder import VERDICT, VERDICT_PAGE, read_object
 from cpt.runs.record import Run
@@ -171,7 +171,7 @@ def command(
         raise typer.BadParameter(
             f"--seeds: expected numbers such as 1,2,3, got {seeds!r}"
         ) from problem
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_like_ctrl_c()
     os.environ["CPT_CACHE"] = str(folder / "cache")  # for all commands
     for name, value in {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}.items():
         os.environ.setdefault(name, value)

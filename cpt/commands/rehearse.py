@@ -5,7 +5,6 @@ import math
 import re
 import shlex
 import shutil
-import signal
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,6 +31,7 @@ from cpt.errors import (
 from cpt.files import locked
 from cpt.formatting import format_bytes, open_console, while_working
 from cpt.hardware import host_memory_gib
+from cpt.interrupts import end_like_ctrl_c
 from cpt.launch.supervise import (
     command_of_attempt,
     refuse_launcher,
@@ -375,8 +375,7 @@ def command(
     loaded, root = load_with_tree(recipe, overrides or (), lora=lora)
     if launcher is None:
         refuse_more_than_the_machine_holds(processes, on_gpus=not loaded.training.get("use_cpu"))
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    end_like_ctrl_c()
     with scratch_folder(loaded) as scratch:
         failed: list[str] = []
         try:

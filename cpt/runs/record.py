@@ -20,7 +20,6 @@ from typing import IO, Any
 from xxhash import xxh3_128
 
 from cpt.distributed import (
-    CONTINUE,
     is_main_process,
     main_process_decides,
     name_of_launcher,
@@ -47,6 +46,7 @@ from cpt.files import (
     write_atomic,
 )
 from cpt.hardware import count_cpu_cores, find_gpus, host_memory_gib
+from cpt.interrupts import CONTINUE
 from cpt.recipe.load import dump_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import (

@@ -17,7 +17,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from cpt.distributed import same_command, world_size
 from cpt.errors import Interrupted
 from cpt.hf_internals import exit_now
-from cpt.interrupts import SIGNALS, EndAtOnce
+from cpt.interrupts import SIGNALS, EndAtOnce, replaceable_handlers
 
 SECONDS_BETWEEN_AGREEMENTS = 0.1
 MOST_CALLS_BETWEEN = 50
@@ -73,9 +73,7 @@ class Preemption(TrainerCallback):
         self.reading, self.writing = os.pipe()
         os.set_blocking(self.writing, False)
         self.previous_descriptor = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        self.previous = {number: signal.getsignal(number) for number in SIGNALS}
-        if self.previous[signal.SIGHUP] == signal.SIG_IGN:
-            del self.previous[signal.SIGHUP]
+        self.previous = replaceable_handlers()
         for number in self.previous:
             signal.signal(number, self.at_signal)
         os.register_at_fork(after_in_child=self.leave_child_alone)

@@ -29,6 +29,7 @@ from cpt.distributed import (
 from cpt.errors import Interrupted, ResourceError, RestartNeeded
 from cpt.files import sealed, write_atomic
 from cpt.hardware import GIB
+from cpt.interrupts import SUPERVISED
 from cpt.process import MOST_WITHOUT_PROGRESS
 from cpt.recipe.schema import Component, Recipe
 from cpt.runs.events import record_event
@@ -52,7 +53,7 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
     """
     number, _, reason = os.environ.get(RESTARTS, "").partition(" ")
     count = int(number) + 1 if reason == str(problem) else 1
-    if "CPT_SUPERVISED" in os.environ:
+    if SUPERVISED in os.environ:
         raise problem
     if world_size() > 1 or count > MOST_WITHOUT_PROGRESS:
         raise RestartNeeded(f"{problem} {same_command()} does so.") from problem
