@@ -178,6 +178,12 @@ def die_with_parent(ignores: signal.Signals | None = None) -> None:
         signal.signal(ignores, signal.SIG_IGN)
 
 
+def is_without_progress(reasons: Sequence[str]) -> bool:
+    """Whether the last restart would be one too many for the same reason; `reasons` of all restarts, in order."""
+    recent = reasons[-MOST_WITHOUT_PROGRESS - 1 :]
+    return recent.count(reasons[-1]) > MOST_WITHOUT_PROGRESS
+
+
 def free_port() -> int:
     """Return a currently unused port of this machine."""
     with socket.socket() as listener:

@@ -14,7 +14,7 @@ from typing import Literal
 from cpt.command_line import refuse_ignored
 from cpt.errors import CptError, Interrupted, LaunchError, RestartNeeded, TrainingError
 from cpt.hardware import count_cpu_cores, find_gpus
-from cpt.process import MOST_WITHOUT_PROGRESS, Child, ReceivedSignals, send
+from cpt.process import MOST_WITHOUT_PROGRESS, Child, ReceivedSignals, is_without_progress, send
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import (
     SIGNAL_FOR_STACKS,
@@ -257,8 +257,7 @@ def next_move(endings: Sequence[Ended], *, restarts: int | None) -> RestartDecis
         return RestartDecision("done")
     if last.error == RestartNeeded.__name__:
         # Progress (a step, a smaller micro-batch, another roll-back) changes the message.
-        recent_messages = [ending.message for ending in endings[-MOST_WITHOUT_PROGRESS - 1 :]]
-        if recent_messages.count(last.message) > MOST_WITHOUT_PROGRESS:
+        if is_without_progress([ending.message for ending in endings]):
             reason = (
                 f"{last.message} It was restarted {MOST_WITHOUT_PROGRESS} times without progress"
             )

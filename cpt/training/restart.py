@@ -4,6 +4,7 @@ The next start reads these values from `learned.json`. A single process restarts
 restarted by their launcher (`--processes`, `--supervise`, torchrun, SLURM).
 """
 
+import json
 import logging
 import os
 import sys
@@ -30,7 +31,7 @@ from cpt.errors import Interrupted, ResourceError, RestartNeeded
 from cpt.files import sealed, write_atomic
 from cpt.hardware import GIB
 from cpt.interrupts import SUPERVISED
-from cpt.process import MOST_WITHOUT_PROGRESS
+from cpt.process import MOST_WITHOUT_PROGRESS, is_without_progress
 from cpt.recipe.schema import Component, Recipe
 from cpt.runs.events import record_event
 from cpt.runs.folder import LEARNED
@@ -41,7 +42,9 @@ from cpt.training.loss_guard import handler_of
 log = logging.getLogger("cpt")
 MICRO_BATCH = "micro_batch"
 ROLLBACK = "rollback"
-RESTARTS = "CPT_RESTARTS"  # in the environment: number of consecutive restarts with the same reason, and the reason
+RESTARTS = (
+    "CPT_RESTART_REASONS"  # in the environment: the reasons of this process's restarts, as JSON
+)
 
 
 def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
@@ -51,14 +54,13 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
         RestartNeeded: the run has several processes or is supervised, so its launcher may restart it; or it was
             restarted three times without progress.
     """
-    number, _, reason = os.environ.get(RESTARTS, "").partition(" ")
-    count = int(number) + 1 if reason == str(problem) else 1
+    reasons = [*json.loads(os.environ.get(RESTARTS, "[]")), str(problem)]
     if SUPERVISED in os.environ:
         raise problem
-    if world_size() > 1 or count > MOST_WITHOUT_PROGRESS:
+    if world_size() > 1 or is_without_progress(reasons):
         raise RestartNeeded(f"{problem} {same_command()} does so.") from problem
     print_once(str(problem))
-    os.environ[RESTARTS] = f"{count} {problem}"
+    os.environ[RESTARTS] = json.dumps(reasons[-MOST_WITHOUT_PROGRESS:])
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-m", "cpt", "train", *words])

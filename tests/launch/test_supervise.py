@@ -154,6 +154,15 @@ def test_the_end_of_an_attempt_decides_with_and_without_supervise(last, supervis
         assert (decision.action, decision.code) == expected
 
 
+def test_a_restart_for_the_same_reason_is_given_up_after_three():
+    asks = ended(state="interrupted", error="RestartNeeded", own_code=76)
+    other = replace(asks, message="another reason")
+    assert next_move([asks] * 3, restarts=10).action == "again"
+    assert next_move([asks, asks, other, asks, asks], restarts=10).action == "again"
+    decision = next_move([asks] * 4, restarts=10)
+    assert (decision.action, decision.code) == ("give up", 76)
+
+
 def test_three_failures_at_one_step_are_enough():
     assert next_move([ended(5), ended(5)], restarts=10).action == "again"
     decision = next_move([ended(5), ended(9), ended(5), ended(5)], restarts=10)

@@ -87,7 +87,7 @@ def test_a_file_without_what_was_learned_is_ignored(tmp_path, content):
 def test_one_process_restarts_itself_at_most_three_times_for_the_same_reason(monkeypatch):
     commands = []
     monkeypatch.setattr(restarting.os, "execv", lambda program, words: commands.append(words[1:]))
-    monkeypatch.setenv("CPT_RESTARTS", "0 ")
+    monkeypatch.setenv(restarting.RESTARTS, "[]")
     for _ in range(MOST_WITHOUT_PROGRESS):
         restart(RestartNeeded("micro-batches of 2"), ["r.yaml", "name=x"])
     assert commands == MOST_WITHOUT_PROGRESS * [["-m", "cpt", "train", "r.yaml", "name=x"]]
