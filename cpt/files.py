@@ -10,11 +10,12 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import file_digest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 import orjson
@@ -104,11 +105,6 @@ def write_over(path: Path, content: bytes) -> bool:
     return True
 
 
-def move_files(source: Path, target: Path) -> None:
-    for file in source.iterdir():
-        shutil.move(file, target / file.name)
-
-
 def make_durable(path: Path) -> None:
     """Wait until the disk has a file, or a folder's list of names."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -137,6 +133,17 @@ def rename_over(unfinished: Path, folder: Path) -> None:
     unfinished.rename(folder)
     make_durable(folder.parent)
     shutil.rmtree(leaving, ignore_errors=True)
+
+
+@contextmanager
+def replacing(old_files: Collection[Path], folder: Path) -> Iterator[Path]:
+    """A scratch folder, whose files replace these files of a folder at the end."""
+    with TemporaryDirectory(dir=folder.parent) as scratch:
+        yield Path(scratch)
+        for file in old_files:
+            file.unlink()
+        for file in Path(scratch).iterdir():
+            shutil.move(file, folder / file.name)
 
 
 def remove_folder(folder: Path) -> None:
@@ -325,15 +332,20 @@ def key_of(content: dict[str, Any]) -> str:
     return xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 
-def read_sealed(path: Path) -> dict[str, Any] | None:
-    """Read a derived file; None if it is missing, or damaged, which is logged."""
+def intact_content(path: Path) -> dict[str, Any] | None:
+    """The content of a sealed file; None if it is missing or damaged."""
     try:
         return unsealed(path.read_bytes())
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, RecursionError):
-        report_damage(path)
         return None
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """Read a derived file; None if it is missing, or damaged, which is logged."""
+    content = intact_content(path)
+    if content is None and os.path.exists(path):
+        report_damage(path)
+    return content
 
 
 def report_damage(path: Path) -> None:

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 GIB = 2**30
+MIB = 2**20
 UNITS_OF_TIME = ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
-UNITS_OF_SIZE = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+UNITS_OF_SIZE = ((2**40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (2**10, "KiB"))
 
 
 def format_duration(seconds: float) -> str:

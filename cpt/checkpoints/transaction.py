@@ -38,12 +38,12 @@ from cpt.checkpoints.snapshot import NotFiniteError, bytes_in, saved_parameters
 from cpt.distributed import is_main_process, rank, world_size
 from cpt.errors import CheckpointError
 from cpt.files import LEAVING, files_in, make_durable, rename_over
+from cpt.formatting import MIB
 from cpt.torch_internals import count_collectives, default_store
 
 Weights = dict[str, torch.Tensor]
 Task = Callable[[], dict[str, FileEntry]]
 """Writes files, and returns their entries."""
-MIB = 2**20
 RESERVE = 16 * MIB  # for other files of the run and file system metadata
 STAGING = ".saving"
 SECONDS_FOR_FILES_TO_APPEAR = 60.0

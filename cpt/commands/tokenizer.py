@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SAMPLE_DOCUMENTS = 1000  # to compare lengths before and after
 SAMPLE_CHARACTERS = 20_000  # of each document
 DISTILLED_TOKENS = 256  # of each document, to train new rows on
-ROWS_MULTIPLE = 64  # a grown embedding has a multiple of this many rows, which is faster on GPUs
 
 Texts = Annotated[
     list[str] | None,
@@ -130,7 +129,7 @@ def extend_command(
     from transformers.utils.logging import disable_progress_bar
 
     from cpt.export.write import check_output
-    from cpt.models.build import load_weights
+    from cpt.models.build import ROWS_MULTIPLE, load_weights
     from cpt.models.config import load_config
     from cpt.models.new_rows import add_rows, check_can_distill, tables
     from cpt.tokenizer.extend_vocabulary import extend_vocabulary

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,7 +16,14 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from cpt.checkpoints.model_folder import ADAPTER_CONFIG, HEADS, Tensors, kind_of, write_tensors
+from cpt.checkpoints.model_folder import (
+    ADAPTER_CONFIG,
+    HEADS,
+    Tensors,
+    config_json,
+    kind_of,
+    write_tensors,
+)
 from cpt.checkpoints.resume import complete_checkpoints
 from cpt.checkpoints.retention import published_in
 from cpt.checkpoints.transaction import in_words, reason_of
@@ -25,9 +31,9 @@ from cpt.distributed import is_main_process, main_process_decides, print_once, s
 from cpt.errors import CheckpointError
 from cpt.evaluation.scoring import read_course
 from cpt.export.generation import end_at_turns
-from cpt.export.older_readers import write_older_keys
+from cpt.export.older_readers import rewrite_json, write_older_keys
 from cpt.export.proof_of_final import check_final, trained_logits
-from cpt.files import locked, make_all_durable, move_files, rename_over, write_atomic
+from cpt.files import locked, make_all_durable, rename_over, replacing, write_atomic
 from cpt.hf_internals import without_zero3
 from cpt.models.adapters import load_adapter, merge_lora
 from cpt.models.build import build_model, scoring_model
@@ -194,17 +200,17 @@ def finish(folder: Path) -> None:
     export_native(folder)
     store_tied_head_once(folder)
     for name in CONFIGS:
-        path = folder / name
-        if path.is_file():
-            config = json.loads(path.read_text())
-            config |= {key: value for key, value in SERVED.items() if key in config}
-            path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        rewrite_json(folder / name, as_served)
     write_older_keys(folder)
+
+
+def as_served(config: Content) -> Content:
+    return config | {key: value for key, value in SERVED.items() if key in config}
 
 
 def store_tied_head_once(folder: Path) -> None:
     """Remove the second copy of a tied head, which accelerate saves under ZeRO-1 and 2."""
-    if not json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):
+    if not config_json(folder).get("tie_word_embeddings"):
         return
     tensors = Tensors(folder)
     heads = [name for name in tensors.files if name.endswith(HEADS)]
@@ -215,13 +221,10 @@ def store_tied_head_once(folder: Path) -> None:
     for name, shape in tensors.shapes.items():
         if name not in copies:
             remaining[name] = (shape, tensors.dtypes[name])
-    old_files = [*set(tensors.files.values()), *folder.glob("*.safetensors.index.json")]
+    old_files = {*tensors.files.values(), *folder.glob("*.safetensors.index.json")}
     largest = max(file.stat().st_size for file in old_files)
-    with TemporaryDirectory(dir=folder.parent) as scratch:
-        write_tensors(Path(scratch), remaining, tensors.read, largest)
-        for file in old_files:
-            file.unlink()
-        move_files(Path(scratch), folder)
+    with replacing(old_files, folder) as scratch:
+        write_tensors(scratch, remaining, tensors.read, largest)
 
 
 def has_equal_tensor(tensors: Tensors, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Write configs and tokenizers so that transformers 4.57, and servers built on it, read them like transformers 5."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,14 @@ def write_older_keys(folder: Path) -> None:
 
     Without `rope_theta` it takes the default of 10,000, without a warning.
     """
-    rewrite(folder / "config.json", with_older_config_keys)
-    rewrite(folder / "generation_config.json", without_leaked)
+    rewrite_json(folder / "config.json", with_older_config_keys)
+    rewrite_json(folder / "generation_config.json", without_leaked)
     if (folder / "tokenizer.json").is_file():
-        rewrite(folder / TOKENIZER_CONFIG, with_older_tokenizer_keys)
+        rewrite_json(folder / TOKENIZER_CONFIG, with_older_tokenizer_keys)
 
 
-def rewrite(file: Path, change: Any) -> None:
+def rewrite_json(file: Path, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """Replace the object in a JSON file, if it exists, by what `change` returns."""
     if file.is_file():
         content = change(json.loads(file.read_text(encoding="utf-8")))
         text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)

@@ -18,8 +18,9 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from cpt.checkpoints.model_folder import config_json
 from cpt.errors import CheckpointError, DataError
-from cpt.files import differing_files, files_in, hashes_of, sha256_of, write_atomic
+from cpt.files import differing_files, files_in, hashes_of, sha256_of
 from cpt.models.config import value_of
+from cpt.runs.record import write_json
 
 RELOAD = Path(__file__).with_name("reload.py")
 NUM_TOKENS = 256
@@ -248,7 +249,7 @@ def write_seal(folder: Path, report: Sequence[str]) -> None:
     """Write the sha256 of every file, and the lines printed while the export was verified."""
     proof = [line for line in report if not line.startswith(("Reading", "Wrote", "Serve"))]
     content = {"files": hashes_to_seal(folder), "proof": proof}
-    write_atomic(folder / SEAL, json.dumps(content, indent=2) + "\n")
+    write_json(folder / SEAL, content)
 
 
 def check_seal(folder: Path) -> Path:

@@ -22,6 +22,7 @@ from cpt.checkpoints.model_folder import (
     ADAPTER_WEIGHTS,
     LARGEST_FILE,
     Tensors,
+    config_json,
     weight_files,
 )
 from cpt.data.readers.hub import broken
@@ -56,6 +57,7 @@ from cpt.models.adapters import check_mergeable, merge_lora
 from cpt.models.config import hash_weights, load_config
 from cpt.models.inventory import build_on_meta, vocabulary_size
 from cpt.models.new_rows import carry_extension
+from cpt.runs.record import write_json
 
 QuantizedTo = Literal["int8", "int4", "nf4"]
 
@@ -143,7 +145,7 @@ def export_whole(trained: Trained, output: Path, options: ExportOptions) -> Iter
         notes = [vocabulary, *model_warnings(unfinished, tokenizer)]
         shards = weight_files(unfinished)
         size = f"{sum(file.stat().st_size for file in shards) / 1e6:,.1f} MB of {name_of(dtype)}"
-        architecture = json.loads((unfinished / "config.json").read_text())["architectures"][0]
+        architecture = config_json(unfinished)["architectures"][0]
         if options.pth:
             notes.append(write_pth(unfinished))
     yield from notes
@@ -196,7 +198,7 @@ def export_adapter(trained: Trained, output: Path, text_file: Path | None) -> It
         if not sha256 and source.path:
             sha256 = hash_weights(source.path, source.revision)
         content = {"path": source.path, "sha256": sha256}
-        (unfinished / BASE_WEIGHTS).write_text(json.dumps(content, indent=2) + "\n")
+        write_json(unfinished / BASE_WEIGHTS, content)
         write_model_card(unfinished, trained.run, output.name, step=trained.step, adapter=True)
         if is_plain(source.path, base):
             yield reload_and_compare(unfinished, text, expected, torch.float32, base=source.path)

@@ -2,7 +2,6 @@
 export as architectures of transformers."""
 
 import json
-import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +29,7 @@ from transformers.conversion_mapping import (
     register_checkpoint_conversion_mapping,
 )
 
-from cpt.files import move_files
+from cpt.files import replacing
 from cpt.models.minimind import (
     MiniMind2Config,
     MiniMind2ForCausalLM,
@@ -222,11 +221,9 @@ def _rewrite_weights(folder: Path, config: CptGPT2Config | MiniMind2MoEConfig) -
     else:
         tensors = _with_one_shared_expert(tensors, config)
     largest = max(file.stat().st_size for file in old_files)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    indexes = folder.glob("model.safetensors.index.json")
+    with replacing([*old_files, *indexes], folder) as scratch:
         save_torch_state_dict(tensors, scratch, max_shard_size=largest, metadata={"format": "pt"})
-        for file in [*old_files, *folder.glob("model.safetensors.index.json")]:
-            file.unlink()
-        move_files(Path(scratch), folder)
 
 
 def _with_one_shared_expert(tensors: StateDict, config: MiniMind2MoEConfig) -> StateDict:

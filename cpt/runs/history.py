@@ -19,7 +19,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.files import DAMAGED, read_sealed, report_damage, sealed, unsealed, write_atomic
+from cpt.files import (
+    DAMAGED,
+    intact_content,
+    read_sealed,
+    report_damage,
+    sealed,
+    write_atomic,
+)
 from cpt.recipe.load import class_of_change, dump_recipe, saved_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import record_event
@@ -124,13 +131,6 @@ def read_record(folder: Path) -> RecipeRecord | None:
     if readable is not None and continues(readable, saved):
         return readable
     return saved
-
-
-def intact_content(path: Path) -> Content | None:
-    try:
-        return unsealed(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def record_of(content: Content, path: Path) -> RecipeRecord:

@@ -41,6 +41,7 @@ from cpt.files import (
     KnownHashes,
     LinesFile,
     free_name,
+    intact_content,
     lock_open_file,
     sealed,
     write_atomic,
@@ -73,7 +74,6 @@ from cpt.runs.folder import (
 )
 from cpt.runs.history import (
     RecipeRecord,
-    intact_content,
     read_history,
     read_record,
     restore_record,

@@ -26,6 +26,7 @@ from transformers import (
 from cpt.data.rows.build import PreparedData
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
+from cpt.formatting import MIB
 from cpt.hardware import GIB, known_gpu
 from cpt.models.freezing import freeze_base
 from cpt.models.inventory import build_on_meta, flops_per_token
@@ -38,7 +39,6 @@ LAST_STEPS = 100
 ACCEPTABLE_WAIT = 0.01  # share of a step's time
 DECAY = 0.9  # weight of a log relative to the next one: the last ten have two thirds of the weight
 COST = "cost"
-MIB = 2**20
 ROWS_MEASURED = 32
 TOKENS_PER_SECOND = "tokens_per_second"
 SECONDS_BETWEEN_LOOKS = 30.0  # at processes, NVML and heartbeats, which take some milliseconds each

@@ -1,23 +1,24 @@
 """Write a merged model so that other programs load it, or evaluate the points between two models."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Column, Table
 from transformers import AutoConfig, AutoTokenizer
 
 from cpt.analysis.page import Curve, curves
-from cpt.checkpoints.model_folder import config_json, weight_files
+from cpt.checkpoints.model_folder import weight_files
 from cpt.command_line import show_log
 from cpt.contrib.merging.interpolate import Line, LinePoint, best_point, compare_points, conclusion
 from cpt.errors import CheckpointError, RecipeError
 from cpt.evaluation.evaluate import held_out_sets, model_at
 from cpt.evaluation.kinds import general_sets
 from cpt.export.export import finish, new_folder, write_average
+from cpt.export.older_readers import rewrite_json
 from cpt.export.proof import (
     check_vocabulary,
     logits_in_another_process,
@@ -33,6 +34,7 @@ from cpt.models.config import weights_folder
 from cpt.recipe.load import load_recipe, saved_recipe
 from cpt.recipe.schema import Recipe
 from cpt.runs.folder import INPUTS, RECIPE, read_object
+from cpt.runs.record import write_json
 
 
 def merge_adapter(
@@ -61,11 +63,7 @@ def write_merged(output: Path, write: Callable[[Path], list[str]]) -> Iterator[s
     with new_folder(output) as unfinished:
         yield from write(unfinished)
         dtype = stored_dtype(unfinished)
-        config = config_json(unfinished)
-        config.pop("torch_dtype", None)
-        config["dtype"] = name_of(dtype)
-        text = json.dumps(config, indent=2, sort_keys=True) + "\n"
-        (unfinished / "config.json").write_text(text)
+        rewrite_json(unfinished / "config.json", partial(with_dtype, name_of(dtype)))
         finish(unfinished)
         notes = [
             "NOT LOADED BACK: a tokenizer is missing. Copy one into the folder, then: cpt serve"
@@ -198,6 +196,11 @@ def print_points(points: Sequence[LinePoint]) -> None:
     open_console().print(table)
 
 
+def with_dtype(dtype: str, config: dict[str, Any]) -> dict[str, Any]:
+    config.pop("torch_dtype", None)
+    return config | {"dtype": dtype}
+
+
 def save_points(folder: Path, points: Sequence[LinePoint]) -> str:
     """Write interpolation.json and interpolation.svg."""
     best = best_point(points)
@@ -207,7 +210,7 @@ def save_points(folder: Path, points: Sequence[LinePoint]) -> str:
         is_on_frontier = point.is_on_frontier(points)
         rows.append({**asdict(point), "helps": point.helps, "is_on_frontier": is_on_frontier})
     content = {"conclusion": conclusion(points), "points": rows}
-    write_atomic(folder / "interpolation.json", json.dumps(content, indent=2) + "\n")
+    write_json(folder / "interpolation.json", content)
     drawn = {
         "points": points,
         "base": points[:1],

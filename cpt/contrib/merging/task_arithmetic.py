@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from cpt.checkpoints.model_folder import Tensors, write_tensors
 from cpt.errors import CheckpointError
 from cpt.export.export import copy_model_files, open_model, refuse_other_shapes, written_dtype
+from cpt.export.older_readers import rewrite_json
 from cpt.export.trained import saved_config
 from cpt.models.families import FAMILIES
 from cpt.models.inventory import build_on_meta
@@ -106,11 +107,8 @@ def write_configs(
             key: new_id(values.get(key)) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
         }
 
-    path = output / "config.json"
-    config = json.loads(path.read_text()) | {"vocab_size": rows}
-    path.write_text(
-        json.dumps(config | translated(chat.config.to_dict()), indent=2, sort_keys=True) + "\n"
-    )
+    changes = {"vocab_size": rows} | translated(chat.config.to_dict())
+    rewrite_json(output / "config.json", lambda config: config | changes)
     theirs = chat.tensors.folder / "generation_config.json"
     if theirs.is_file():
         generation = json.loads(theirs.read_text())
