@@ -186,11 +186,15 @@ def complete(
             model = merge_lora(load_adapter(base, unfinished / ADAPTER))
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
-    finish(unfinished)
-    end_at_turns(unfinished, tokenizer, recipe)
-    carry_extension(recipe.model.path, unfinished, trained=True)
+    finish_trained(unfinished, tokenizer, recipe)
     if (run / RECIPE).is_file():
         write_model_card(unfinished, run, run.name)
+
+
+def finish_trained(folder: Path, tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
+    finish(folder)
+    end_at_turns(folder, tokenizer, recipe)
+    carry_extension(recipe.model.path, folder, trained=True)
 
 
 def finish(folder: Path) -> None:
@@ -268,9 +272,7 @@ def export_average(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, run: Path
         with new_folder(run / AVERAGE, of_run=True) as unfinished:
             write_average(folders, unfinished, dtype=None)
             tokenizer.save_pretrained(unfinished)
-            finish(unfinished)
-            end_at_turns(unfinished, tokenizer, recipe)
-            carry_extension(recipe.model.path, unfinished, trained=True)
+            finish_trained(unfinished, tokenizer, recipe)
         names = ", ".join(folder.name for folder in folders)
         print_once(f"The mean of {names} is in {run / AVERAGE}.")
 

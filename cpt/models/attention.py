@@ -256,10 +256,7 @@ def varlen_attention(
     window = sliding_window
     if window is not None and window >= tokens:
         window = None
-    dtype = computing_dtype(query, key, value)
-    query = query.to(dtype)
-    key = key.to(dtype)
-    value = value.to(dtype)
+    query, key, value = in_computing_dtype(query, key, value)
     bounds = attention_mask.select(2, 0).flatten()
     longest = attention_mask.shape[2]
     is_row_one_document = len(bounds) == 0
@@ -271,7 +268,7 @@ def varlen_attention(
             bounds = torch.arange(
                 0, len(query) * tokens + 1, tokens, dtype=torch.int32, device=query.device
             )
-        attend = kernel if has_kernel(query, dtype) else attend_each
+        attend = kernel if has_kernel(query, query.dtype) else attend_each
         query = concatenated(query)
         key = concatenated(key)
         value = concatenated(value)
@@ -345,6 +342,11 @@ def why_not_varlen(
 
 def has_kernel(query: Tensor, dtype: torch.dtype) -> bool:
     return query.is_cuda and dtype in HALF
+
+
+def in_computing_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = computing_dtype(query, key, value)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def computing_dtype(query: Tensor, key: Tensor, value: Tensor) -> torch.dtype:

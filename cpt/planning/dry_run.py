@@ -22,7 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, flash_attention_m
 
 from cpt.hf_internals import supports_sdpa, without_zero3
 from cpt.models.adapters import add_lora, quantization_of
-from cpt.models.attention import VARLEN, computing_dtype
+from cpt.models.attention import VARLEN, in_computing_dtype
 from cpt.models.families import register_families
 from cpt.models.freezing import freeze_others
 from cpt.models.fused_loss import FusedLoss, why_not_fused
@@ -286,15 +286,12 @@ def planned_attention(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention function for transformers. With a mask, sdpa repeats keys and values and casts the mask."""
-    dtype = computing_dtype(query, key, value)
-    query = query.to(dtype)
-    key = key.to(dtype)
-    value = value.to(dtype)
+    query, key, value = in_computing_dtype(query, key, value)
     if attention_mask is not None:
         repeats = query.shape[1] // key.shape[1]
         key = repeat_kv(key, repeats)
         value = repeat_kv(value, repeats)
-        attention_mask = attention_mask.to(dtype)
+        attention_mask = attention_mask.to(query.dtype)
     output, _ = stand_in(query, key, value, attention_mask)
     return output, None
 

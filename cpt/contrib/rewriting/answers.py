@@ -172,9 +172,7 @@ def is_refusal(text: str, source: str) -> bool:
 def without_framing(text: str, source: str) -> str:
     """The text without a fence around all of it, and without sentences to the user before and after it."""
     source = plain_apostrophes(source)
-    fence = FENCE.match(text)
-    if fence and "```" not in fence[1]:
-        text = fence[1].strip()
+    text = without_fence(text)
     for opening in OPENINGS:
         begin = opening.match(plain_apostrophes(text))
         if begin and begin[0].strip().casefold() not in source.casefold():
@@ -183,10 +181,13 @@ def without_framing(text: str, source: str) -> str:
     while closing and not CLOSING.search("\n" + source.rstrip().rpartition("\n")[2]):
         text = text[: closing.start()].rstrip()
         closing = CLOSING.search(plain_apostrophes(text))
-    text = text.strip()
+    return without_fence(text.strip())
+
+
+def without_fence(text: str) -> str:
     fence = FENCE.match(text)
     if fence and "```" not in fence[1]:
-        text = fence[1].strip()
+        return fence[1].strip()
     return text
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cpt.data.readers.documents import first_line
 from cpt.data.readers.example import NOT_TOKEN, Example, Message, Words, example_of
+from cpt.data.store.tokenization import control_tokens_of, default_template
 from cpt.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -406,16 +407,9 @@ def count_turns(messages: Sequence[Message]) -> int:
 
 def turn_end(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     """The id of the token after the assistant's words in the chat template; None without template or token."""
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
+    template = default_template(tokenizer)
     if template is None:
         return None
-    control_tokens = {}
-    for number, token in tokenizer.added_tokens_decoder.items():
-        if token.special:
-            control_tokens[token.content] = number
-    special_ids = tokenizer.all_special_ids
-    control_tokens.update(zip(tokenizer.all_special_tokens, special_ids, strict=True))
+    control_tokens = control_tokens_of(tokenizer)
     chats = ChatTemplate(template, tokenizer.special_tokens_map, sorted(control_tokens))
     return None if chats.turn_end is None else control_tokens[chats.turn_end]

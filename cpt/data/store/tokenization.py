@@ -168,9 +168,8 @@ class DocumentEncoder:
         self.unknown_ids = sorted(
             vocabulary[token] for token in unknown_tokens if token in vocabulary
         )
-        special_tokens = tokenizer.all_special_tokens
-        special_ids = tokenizer.all_special_ids
-        self.special_tokens = dict(zip(special_ids, special_tokens, strict=True))
+        special_tokens = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+        self.special_tokens = dict(special_tokens)
         # The unknown token may occur in a text, unless it is also the EOS, as in GPT-2.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
             self.special_tokens.pop(tokenizer.unk_token_id, None)
@@ -179,16 +178,9 @@ class DocumentEncoder:
         edges = np.flatnonzero(np.diff(self.is_special, prepend=False, append=False)).tolist()
         self._special_ranges = list(zip(edges[::2], edges[1::2], strict=True))
         self._gigatoken: Encode | None = None
-        template = tokenizer.chat_template
-        if isinstance(template, dict):
-            template = template.get("default")
-        self.chat_template: str | None = template
+        self.chat_template = default_template(tokenizer)
         self.named_tokens: dict[str, Any] = dict(tokenizer.special_tokens_map)
-        self.control_tokens: dict[str, int] = {}
-        for number, token in tokenizer.added_tokens_decoder.items():
-            if token.special:
-                self.control_tokens[token.content] = number
-        self.control_tokens.update(zip(special_tokens, special_ids, strict=True))
+        self.control_tokens = control_tokens_of(tokenizer)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process builds the fast tokenizer from its JSON when needed.
@@ -370,3 +362,21 @@ def adds_bos(tokenizer: "PreTrainedTokenizerBase") -> bool:
     without: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]  # type: ignore[assignment]
     bos = tokenizer.bos_token_id
     return bos is not None and with_special[:1] == [bos] and without[:1] != [bos]
+
+
+def default_template(tokenizer: "PreTrainedTokenizerBase") -> str | None:
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template
+
+
+def control_tokens_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, int]:
+    """Special token -> its id."""
+    control_tokens = {}
+    for number, token in tokenizer.added_tokens_decoder.items():
+        if token.special:
+            control_tokens[token.content] = number
+    special_ids = tokenizer.all_special_ids
+    control_tokens.update(zip(tokenizer.all_special_tokens, special_ids, strict=True))
+    return control_tokens
