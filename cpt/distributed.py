@@ -360,6 +360,11 @@ def leave_processes(then: Sequence[str] = ()) -> None:
     dist.barrier()
     if not then or not is_main_process():
         leave(0)
+    replace_process(then, environment_alone())
+
+
+def replace_process(words: Sequence[str], environment: Mapping[str, str] = os.environ) -> NoReturn:
+    """Replace this process by a Python module with arguments, to free its GPU."""
     run_exit_functions()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -368,7 +373,7 @@ def leave_processes(then: Sequence[str] = ()) -> None:
         if descriptor > 2:
             with suppress(OSError):
                 os.set_inheritable(descriptor, False)
-    os.execve(sys.executable, [sys.executable, "-m", *then], environment_alone())
+    os.execve(sys.executable, [sys.executable, "-m", *words], environment)
 
 
 def environment_alone() -> dict[str, str]:

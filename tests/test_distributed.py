@@ -262,3 +262,12 @@ def test_a_launchers_processes_form_a_group_and_stop_where_the_main_process_does
 def test_a_wrong_parallelism_is_refused(given, message):
     with pytest.raises(RecipeError, match=message):
         read_parallelism({"parallelism_config": given})
+
+
+@pytest.mark.heavy
+def test_a_program_that_replaces_this_one_begins_after_its_exit_functions():
+    """Trackers finish in them, also before a run restarts itself."""
+    code = "import atexit; from cpt.distributed import replace_process;"
+    code += " atexit.register(print, 'finished'); replace_process(['calendar', '2026', '1'])"
+    lines = subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()
+    assert lines[0] == "finished" and lines[1].split() == ["January", "2026"]

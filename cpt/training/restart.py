@@ -7,7 +7,6 @@ restarted by their launcher (`--processes`, `--supervise`, torchrun, SLURM).
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from cpt.distributed import (
     main_process_decides,
     print_once,
     rank,
+    replace_process,
     same_command,
     world_size,
 )
@@ -61,9 +61,7 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
         raise RestartNeeded(f"{problem} {same_command()} does so.") from problem
     print_once(str(problem))
     os.environ[RESTARTS] = json.dumps(reasons[-MOST_WITHOUT_PROGRESS:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "cpt", "train", *words])
+    replace_process(["cpt", "train", *words])
 
 
 def is_out_of_memory(problem: BaseException) -> bool:

@@ -86,11 +86,11 @@ def test_a_file_without_what_was_learned_is_ignored(tmp_path, content):
 
 def test_one_process_restarts_itself_at_most_three_times_for_the_same_reason(monkeypatch):
     commands = []
-    monkeypatch.setattr(restarting.os, "execv", lambda program, words: commands.append(words[1:]))
+    monkeypatch.setattr(restarting, "replace_process", commands.append)
     monkeypatch.setenv(restarting.RESTARTS, "[]")
     for _ in range(MOST_WITHOUT_PROGRESS):
         restart(RestartNeeded("micro-batches of 2"), ["r.yaml", "name=x"])
-    assert commands == MOST_WITHOUT_PROGRESS * [["-m", "cpt", "train", "r.yaml", "name=x"]]
+    assert commands == MOST_WITHOUT_PROGRESS * [["cpt", "train", "r.yaml", "name=x"]]
     with pytest.raises(RestartNeeded):
         restart(RestartNeeded("micro-batches of 2"), ["r.yaml"])
     restart(RestartNeeded("micro-batches of 1"), ["r.yaml"])
