@@ -130,6 +130,15 @@ def run_app(
         leave(1)
 
 
+def hide_transformers_bars() -> None:
+    """Without the bars per file read or written; a run has its own."""
+    from transformers.utils.logging import (
+        disable_progress_bar,  # imports torch, which takes seconds
+    )
+
+    disable_progress_bar()
+
+
 @contextmanager
 def path_errors_reported() -> Iterator[None]:
     """Convert the system's errors for wrong paths, read-only folders and full disks to a `ResourceError`."""

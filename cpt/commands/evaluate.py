@@ -10,7 +10,14 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from cpt.command_line import AsJson, TaskFolder, print_json, refuse_ignored, show_log
+from cpt.command_line import (
+    AsJson,
+    TaskFolder,
+    hide_transformers_bars,
+    print_json,
+    refuse_ignored,
+    show_log,
+)
 from cpt.distributed import is_main_process, join_processes, leave_processes
 from cpt.errors import DataError, RecipeError
 from cpt.evaluation.reports import EvaluationReport
@@ -79,8 +86,6 @@ def command(
         own_recipe = load_recipe(recipe or recipe_of_run)
 
     # Imported after the recipe is loaded: they import torch, which takes seconds.
-    from transformers.utils.logging import disable_progress_bar
-
     from cpt.evaluation.evaluate import (
         EvaluationRequest,
         build_report,
@@ -91,7 +96,7 @@ def command(
     from cpt.evaluation.sets import has_held_out
     from cpt.evaluation.tasks import task_choices
 
-    disable_progress_bar()
+    hide_transformers_bars()
     join_processes({})
     own_model = None if own_recipe is None else own_recipe.model
     models = [model_at(model, own_model)]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cpt.command_line import refuse_ignored
+from cpt.command_line import hide_transformers_bars, refuse_ignored
 from cpt.errors import RecipeError
 from cpt.plugins import import_named
 
@@ -89,13 +89,11 @@ def command(
         refuse_ignored(of_models | of_export, "without --output")
 
     # Imported after the options are checked: they import torch, which takes seconds.
-    from transformers.utils.logging import disable_progress_bar
-
     from cpt.export.proof import check_seal
     from cpt.export.write import ExportOptions, check_output, check_push, push
     from cpt.models.build import DTYPES
 
-    disable_progress_bar()
+    hide_transformers_bars()
     if push_to_hub is not None:
         check_push(push_to_hub, private=private, sure=yes)
     if output is not None:

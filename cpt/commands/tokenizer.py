@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cpt.command_line import refuse_ignored
+from cpt.command_line import hide_transformers_bars, refuse_ignored
 from cpt.data.readers.sources import open_source
 from cpt.errors import DataError, RecipeError
 from cpt.formatting import open_console
@@ -126,8 +126,6 @@ def extend_command(
     texts = open_texts(text, text_column, max_mb)
 
     # Imported after the options are checked: they import torch, which takes seconds.
-    from transformers.utils.logging import disable_progress_bar
-
     from cpt.export.write import check_output
     from cpt.models.build import ROWS_MULTIPLE, load_weights
     from cpt.models.config import load_config
@@ -135,7 +133,7 @@ def extend_command(
     from cpt.tokenizer.extend_vocabulary import extend_vocabulary
     from cpt.tokenizer.load import from_folder_or_hub
 
-    disable_progress_bar()
+    hide_transformers_bars()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     check_output(output)
     typer.echo(f"Loading {model}, and reading up to {max_mb} MB of text ...", err=True)

@@ -15,6 +15,7 @@ from cpt.command_line import (
     Processes,
     RecipePath,
     Supervise,
+    hide_transformers_bars,
     refuse_ignored,
     show_log,
 )
@@ -88,14 +89,13 @@ def command(
 
     # Imported after the recipe is loaded: they import torch, which takes seconds.
     import torch
-    from transformers.utils.logging import disable_progress_bar
 
     from cpt.commands.verdict import print_verdict
     from cpt.evaluation.evaluate import needs_verdict
     from cpt.training.changes import RecipeChanges
     from cpt.training.restart import restart
 
-    disable_progress_bar()  # transformers' bars per file read or written; the run has its own
+    hide_transformers_bars()
     flags = {
         "--lora": lora,
         "--allow-restart": allow_restart,

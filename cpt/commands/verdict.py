@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cpt.command_line import Processes, run_command, show_log
+from cpt.command_line import Processes, hide_transformers_bars, run_command, show_log
 from cpt.distributed import (
     environment_alone,
     is_main_process,
@@ -53,9 +53,8 @@ def command(
         )
 
     import torch
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    hide_transformers_bars()
     if processes > 1:
         refuse_more_than_the_machine_holds(processes, on_gpus=torch.cuda.is_available())
         arguments = ["cpt.commands.verdict", str(run), "--batch-size", str(batch_size)]

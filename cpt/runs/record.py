@@ -40,6 +40,7 @@ from cpt.files import (
     DAMAGED,
     KnownHashes,
     LinesFile,
+    differing_files,
     free_name,
     intact_content,
     lock_open_file,
@@ -394,9 +395,8 @@ def damage_of_export(folder: Path, hashes: KnownHashes | None = None) -> str | N
             return f"{name} has another size"
     if hashes is not None:
         files = {name: folder / name for name in manifest["files"]}
-        for name, digest in hashes.hashes(files).items():
-            if digest != manifest["files"][name]["xxh3_128"]:
-                return f"{name} has changed"
+        for name in differing_files(hashes_in(manifest), hashes.hashes(files)):
+            return f"{name} has changed"
     return None
 
 
@@ -404,11 +404,15 @@ def hashes_of_export(run: Path) -> KnownHashes:
     return KnownHashes(run / EXPORT_HASHES)
 
 
+def hashes_in(manifest: dict[str, Any]) -> dict[str, str]:
+    return {name: entry["xxh3_128"] for name, entry in manifest["files"].items()}
+
+
 def record_export(run: Path) -> None:
     """Record the files of a new export, so that the next start does not read them again."""
     manifest = intact_content(run / EXPORT / MANIFEST)
     if manifest is not None and is_main_process():
-        hashes = {name: entry["xxh3_128"] for name, entry in manifest["files"].items()}
+        hashes = hashes_in(manifest)
         hashes_of_export(run).record({name: run / EXPORT / name for name in hashes}, hashes)
 
 

@@ -21,7 +21,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from jinja2 import TemplateError
 
-from cpt.command_line import refuse_ignored
+from cpt.command_line import hide_transformers_bars, refuse_ignored
 from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError, install_line
 from cpt.hf_internals import server_thread
 from cpt.process import ReceivedSignals, free_port
@@ -209,9 +209,8 @@ def serve(
 
     Example: cpt serve runs/my-run --port 8000
     """
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    hide_transformers_bars()
     servable = check_servable(model, module)
     check_port(host, port)
     received = ReceivedSignals()
@@ -298,9 +297,8 @@ def chat(
         chat_with_server(url, model, flags or [], system_prompt, (host, port) if browser else None)
         return
     assert model is not None
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    hide_transformers_bars()
     servable = check_servable(model, module)
     if browser:
         check_port(host, port)

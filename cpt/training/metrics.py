@@ -327,8 +327,7 @@ class MachineUse(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         psutil.cpu_percent()  # the next call returns the mean since this one
-        self.traffic = count_traffic()
-        self.counted_at = time.monotonic()
+        self.traffic_per_second()  # counted from here
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

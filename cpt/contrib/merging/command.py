@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cpt.command_line import refuse_ignored
+from cpt.command_line import hide_transformers_bars, refuse_ignored
 from cpt.errors import RecipeError
 from cpt.recipe.paths import result_of_run
 
@@ -79,15 +79,13 @@ def command(
         refuse_ignored(of_output, "without --output")
 
     # Imported after the options are checked: they import torch, which takes seconds.
-    from transformers.utils.logging import disable_progress_bar
-
     from cpt.contrib.merging.merge import average, merge_adapter, walk_line, write_merged
     from cpt.contrib.merging.task_arithmetic import write_chat_vector
     from cpt.export.write import check_output
     from cpt.models.build import DTYPES
     from cpt.models.config import weights_folder
 
-    disable_progress_bar()
+    hide_transformers_bars()
     torch_dtype = None if dtype == "stored" else DTYPES[dtype]
     if output is not None:
         check_output(output)
