@@ -125,9 +125,10 @@ class ChatTemplate:
                 )
 
     def _turns(self, messages: Sequence[Message], tools: Tools, text: str) -> list[Span]:
-        numbers = [
-            number for number, message in enumerate(messages) if message["role"] == ASSISTANT
-        ]
+        numbers = []
+        for number, message in enumerate(messages):
+            if message["role"] == ASSISTANT:
+                numbers.append(number)
         framed = self._framed_turns(text, len(numbers))
         if framed:
             return framed
@@ -402,7 +403,8 @@ def common_length(chosen: Words, rejected: Words) -> int:
 
 
 def count_turns(messages: Sequence[Message]) -> int:
-    return len([message for message in messages if message["role"] == ASSISTANT])
+    roles = [message["role"] for message in messages]
+    return roles.count(ASSISTANT)
 
 
 def turn_end(tokenizer: "PreTrainedTokenizerBase") -> int | None:

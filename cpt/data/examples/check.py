@@ -48,11 +48,11 @@ class ExampleReport:
     hashes: list[int] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
 
-    def count(self, kind: str, place: Place) -> None:
+    def count(self, kind: str, row: Place) -> None:
         self.counts[kind] += 1
         rows = self.rows.setdefault(kind, [])
         if len(rows) < LISTED:
-            rows.append(place)
+            rows.append(row)
 
     def add(self, other: "ExampleReport") -> None:
         self.examples += other.examples
@@ -67,8 +67,8 @@ class ExampleReport:
         for number in np.setdiff1d(np.arange(len(self.hashes)), first).tolist():
             self.count(REPEATED, self.places[number])
 
-    def where(self, kind: str, most: int) -> list[str]:
-        return [origin.where(number) for origin, number in self.rows[kind][:most]]
+    def where(self, kind: str, max_rows: int) -> list[str]:
+        return [origin.where(number) for origin, number in self.rows[kind][:max_rows]]
 
 
 @dataclass(frozen=True)
@@ -105,26 +105,32 @@ class Inspector:
 
 def missing_tokens(encoder: ExampleEncoder) -> list[str]:
     """Strings that look like control tokens in the chat template, but are not tokens of the tokenizer."""
-    tokens = dict.fromkeys(CONTROL_LIKE.findall(encoder.template or ""))
-    return [
-        token
-        for token in tokens
-        if token not in encoder.control_tokens and encoder.id_of(token) is None
-    ]
+    missing = []
+    for token in dict.fromkeys(CONTROL_LIKE.findall(encoder.template or "")):
+        if token not in encoder.control_tokens and encoder.id_of(token) is None:
+            missing.append(token)
+    return missing
 
 
 def faults_of_words(example: Example | None) -> Iterator[str]:
     if example is None:
         return
-    pairs = list(answers(example))
-    if any(not answer.strip() for _, answer in pairs):
+    is_empty = False
+    is_echo = False
+    for prompt, answer in answers(example):
+        stripped = answer.strip()
+        if not stripped:
+            is_empty = True
+        elif stripped == prompt.strip():
+            is_echo = True
+    if is_empty:
         yield EMPTY
-    if any(answer.strip() and answer.strip() == prompt.strip() for prompt, answer in pairs):
+    if is_echo:
         yield ECHO
     if example.chosen is not None and example.chosen == example.rejected:
         yield SAME
-    prompt = example.prompt
-    if example.columns is not None and isinstance(prompt, str) and not prompt.strip():
+    only_prompt = example.prompt
+    if example.columns is not None and isinstance(only_prompt, str) and not only_prompt.strip():
         yield "empty prompt"
 
 
@@ -133,11 +139,11 @@ def answers(example: Example) -> Iterator[tuple[str, str]]:
     prompt = example.prompt[-1]["content"] if isinstance(example.prompt, list) else example.prompt
     if isinstance(example.messages, list):
         yield from spoken(example.messages, "")
-    for words in (example.completion, example.chosen, example.rejected):
-        if isinstance(words, str):
-            yield prompt or "", words
-        elif words is not None:
-            yield from spoken(words, prompt or "")
+    for answer in (example.completion, example.chosen, example.rejected):
+        if isinstance(answer, str):
+            yield prompt or "", answer
+        elif answer is not None:
+            yield from spoken(answer, prompt or "")
 
 
 def spoken(messages: Sequence[Message], before: str) -> Iterator[tuple[str, str]]:
@@ -180,7 +186,7 @@ def faults_of_length(
         first_learned = np.empty_like(lengths)
         for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             first_learned[number] = np.argmax(segments[begin + 1 : end] == LEARNED) + 1
-        learned -= segments[begins] == LEARNED  # the first token is never predicted
+        learned[segments[begins] == LEARNED] -= 1  # the first token is never predicted
         is_lost = (learned > 0) & (first_learned >= sequence_length)
         is_cut = (lengths > sequence_length) & (learned > 0) & ~is_lost
         faults = {MASKED: learned == 0, NOTHING_LEARNED: is_lost, TRUNCATED: is_cut}

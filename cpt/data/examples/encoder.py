@@ -39,31 +39,31 @@ class Fitting(NamedTuple):
 
 
 def select_fitting(
-    documents: StoredDocuments, chosen: Int64, form: str, sequence_length: int
+    documents: StoredDocuments, numbers: Int64, form: str, sequence_length: int
 ) -> Fitting:
-    """Select the chosen documents that fit. A document is never cut, an example is truncated at its end. A
+    """Select the documents of these numbers that fit. A document is never cut, an example is truncated at its end. A
     conversation needs a learned token after its first one; other forms need space for a completion or the prompt."""
-    lengths = np.diff(documents.offsets)[chosen]
+    lengths = np.diff(documents.offsets)[numbers]
     if form == "document":
-        return Fitting(chosen, lengths, lengths, {})
+        return Fitting(numbers, lengths, lengths, {})
     parts = [part for part in documents.parts if part.description.documents]
     if form == "conversation":
         learns = [np.empty(0, bool)]
         learns += [has_learned_token(part, sequence_length) for part in parts]
-        fits = np.concatenate(learns)[chosen]
+        fits = np.concatenate(learns)[numbers]
         reason = NOTHING_LEARNED
         lengths = tokens = np.minimum(lengths, sequence_length)
     else:
         counts = [np.empty(0, np.int64)]
-        counts += [count_context(part) for part in parts]
-        prompt_lengths = np.concatenate(counts)[chosen]
+        counts += list(map(count_context, parts))
+        prompt_lengths = np.concatenate(counts)[numbers]
         is_prompt_only = form == "prompt"
         longest_prompt = sequence_length if is_prompt_only else sequence_length - 1
         fits = prompt_lengths <= longest_prompt
         reason = LONG_PROMPT
         tokens = prompt_lengths if is_prompt_only else lengths
     left_out = {} if fits.all() else {reason: int((~fits).sum())}
-    return Fitting(chosen[fits], lengths[fits], tokens[fits], left_out)
+    return Fitting(numbers[fits], lengths[fits], tokens[fits], left_out)
 
 
 def has_learned_token(part: TokenFiles, sequence_length: int) -> Mask:
@@ -128,7 +128,10 @@ class ExampleEncoder(DocumentEncoder):
 
     @cached_property
     def writer(self) -> ExampleWriter:
-        named = {name: token for name, token in self.named_tokens.items() if isinstance(token, str)}
+        named = {}
+        for name, token in self.named_tokens.items():
+            if isinstance(token, str):
+                named[name] = token
         return ExampleWriter(self.form, self.template, named, sorted(self.control_tokens))
 
     def reason_to_drop(self, text: str) -> str | None:
@@ -145,7 +148,7 @@ class ExampleEncoder(DocumentEncoder):
         return self.encode_segments(texts)[:2]
 
     def encode_segments(self, texts: Sequence[str]) -> tuple[Ids, Int64, Segments]:
-        examples = [self.write(text) for text in texts]
+        examples = list(map(self.write, texts))
         tokens = iter(self.tokenize(list(chain.from_iterable(examples))))
         ids = [np.empty(0, self.dtype)]
         segments = [np.empty(0, np.uint8)]
@@ -154,7 +157,7 @@ class ExampleEncoder(DocumentEncoder):
             example_ids, example_segments = self.example_ids(text, sequences, tokens_of_sequences)
             ids.append(example_ids)
             segments.append(example_segments)
-        lengths = np.array([len(example_ids) for example_ids in ids[1:]], np.int64)
+        lengths = np.array(list(map(len, ids[1:])), np.int64)
         all_ids = np.concatenate(ids, dtype=self.dtype)
         return all_ids, lengths, np.concatenate(segments, dtype=np.uint8)
 
@@ -164,10 +167,10 @@ class ExampleEncoder(DocumentEncoder):
             return super().bytes_learned(texts, raw)
         counts = []
         for text in texts:
-            (written,) = self.write(text)
+            (rendered,) = self.write(text)
             num_bytes = 0
-            for start, end in written.spans:
-                learned = self.without_control(written.text[start:end], is_chat=written.is_chat)
+            for start, end in rendered.spans:
+                learned = self.without_control(rendered.text[start:end], is_chat=rendered.is_chat)
                 num_bytes += len(learned.encode())
             counts.append(max(1, num_bytes))
         return np.array(counts, np.int64)
@@ -223,39 +226,41 @@ class ExampleEncoder(DocumentEncoder):
         row_bytes = np.frombuffer(json.dumps(row, ensure_ascii=False).encode(), np.uint8)
         return in_segments({CONTEXT: ids, ROW: row_bytes.astype(self.dtype)})
 
-    def with_bos_and_eos(self, written: Written, tokens: Tokens) -> tuple[Ids, Mask]:
+    def with_bos_and_eos(self, rendered: Written, tokens: Tokens) -> tuple[Ids, Mask]:
         """Add BOS and EOS, unless they are there; also return whether each token is learned."""
         ids = tokens.ids
-        is_learned = learned_tokens(tokens, written)
-        has_bos = written.is_chat and ids[:1].tolist() == [self.bos]
+        is_learned = learned_tokens(tokens, rendered)
+        has_bos = rendered.is_chat and ids[:1].tolist() == [self.bos]
         if self.bos is not None and not has_bos:
             ids = np.insert(ids, 0, self.bos)
             is_learned = np.insert(is_learned, 0, False)
-        has_eos = written.is_chat and written.text.rstrip().endswith(self.named_tokens["eos_token"])
+        has_eos = rendered.is_chat and rendered.text.rstrip().endswith(
+            self.named_tokens["eos_token"]
+        )
         if self.form != "prompt" and not has_eos:
             ids = np.append(ids, self.dtype.type(self.eos))
-            is_learned = np.append(is_learned, written.learns_end)
+            is_learned = np.append(is_learned, rendered.learns_end)
         return ids, is_learned
 
     def tokenize(self, texts: Sequence[Written]) -> list[Tokens]:
         """The tokens of rendered texts. A text with escaped control tokens, or without a template, is tokenised in
         pieces, so that its words never become control tokens."""
-        is_whole = [rendered.is_chat and NOT_TOKEN not in rendered.text for rendered in texts]
-        whole_texts = [
-            rendered.text
-            for rendered, may_be_batched in zip(texts, is_whole, strict=True)
-            if may_be_batched
-        ]
+        whole_texts: list[str] = []
+        pieces_of: list[list[str]] = []  # of each text; empty for a whole one
+        text_pieces: list[str] = []
+        for rendered in texts:
+            pieces: list[str] = []
+            if rendered.is_chat and NOT_TOKEN not in rendered.text:
+                whole_texts.append(rendered.text)
+            else:
+                pieces = self.pieces(rendered)
+                text_pieces += pieces[::2]
+            pieces_of.append(pieces)
         whole_encodings = iter(
             self.whole_tokenizer.encode_batch(whole_texts, add_special_tokens=False)
         )
-        pieces_of = [
-            [] if may_be_batched else self.pieces(rendered)
-            for rendered, may_be_batched in zip(texts, is_whole, strict=True)
-        ]
-        text_pieces = chain.from_iterable(pieces[::2] for pieces in pieces_of)
         piece_encodings = iter(
-            self.fast_tokenizer.encode_batch(list(text_pieces), add_special_tokens=False)
+            self.fast_tokenizer.encode_batch(text_pieces, add_special_tokens=False)
         )
         tokens = []
         for pieces in pieces_of:
@@ -265,9 +270,9 @@ class ExampleEncoder(DocumentEncoder):
                 tokens.append(self.as_tokens(next(whole_encodings), 0))
         return tokens
 
-    def pieces(self, written: Written) -> list[str]:
+    def pieces(self, rendered: Written) -> list[str]:
         """Alternating: text, control token, text, ..., text; without a template it is one text."""
-        pieces = self.writer.control.split(written.text) if written.is_chat else [written.text]
+        pieces = self.writer.control.split(rendered.text) if rendered.is_chat else [rendered.text]
         return [piece.replace(NOT_TOKEN, "") for piece in pieces]
 
     def tokens_of_pieces(
@@ -332,27 +337,27 @@ def first_learned(is_learned: Mask) -> int:
 
 def in_segments(parts: Mapping[int, Ids]) -> tuple[Ids, Segments]:
     """The ids of the parts, and the segment of each id."""
-    lengths = [len(ids) for ids in parts.values()]
+    lengths = list(map(len, parts.values()))
     segments = np.repeat(np.array(list(parts), np.uint8), lengths)
     return np.concatenate(list(parts.values())), segments
 
 
-def learned_tokens(tokens: Tokens, written: Written) -> Mask:
+def learned_tokens(tokens: Tokens, rendered: Written) -> Mask:
     """Mark tokens whose first non-blank character is in a span, or any character (`by_overlap`). So an answer's first
     word is learned whether the blank before it is in the prompt or in the answer."""
-    if not written.spans:
+    if not rendered.spans:
         return np.zeros(len(tokens.ids), bool)
-    bounds = np.array(written.spans).ravel()
-    if NOT_TOKEN in written.text:  # the escape character is not tokenised
-        bounds -= [written.text.count(NOT_TOKEN, 0, end) for end in bounds.tolist()]
+    bounds = np.array(rendered.spans).ravel()
+    if NOT_TOKEN in rendered.text:  # the escape character is not tokenised
+        bounds -= [rendered.text.count(NOT_TOKEN, 0, end) for end in bounds.tolist()]
     starts = bounds[::2]
     ends = bounds[1::2]
-    if written.by_overlap:
+    if rendered.by_overlap:
         span = np.searchsorted(starts, tokens.ends, "left") - 1
         return (span >= 0) & (tokens.starts < ends[span])
     span = np.searchsorted(starts, tokens.starts, "right") - 1
     is_learned: Mask = (span >= 0) & (tokens.starts < ends[span])
-    text = written.text.replace(NOT_TOKEN, "")
+    text = rendered.text.replace(NOT_TOKEN, "")
     tokens_before = np.searchsorted(tokens.starts, starts) - 1
     for start, token in zip(starts.tolist(), tokens_before.tolist(), strict=True):
         reaches_into_span = token >= 0 and tokens.ends[token] > start
@@ -388,20 +393,22 @@ class MiddleEncoder(DocumentEncoder):
         )
 
     def encode(self, texts: Sequence[str]) -> tuple[Ids, Int64]:
-        parts_of = [self.cut(text) for text in texts]
+        parts_of = list(map(self.cut, texts))
         ids, lengths = self.text_ids(list(chain.from_iterable(parts_of)))
         part_ids = iter(np.split(ids, lengths.cumsum()[:-1]))
         documents = [np.empty(0, self.dtype)]
         for text, parts in zip(texts, parts_of, strict=True):
             documents.append(self.join(list(islice(part_ids, len(parts))), text))
-        lengths = np.array([len(document) for document in documents[1:]], np.int64)
+        lengths = np.array(list(map(len, documents[1:])), np.int64)
         return self.between_bos_and_eos(np.concatenate(documents), lengths)
 
     def cut(self, text: str) -> list[str]:
         if draw(text, "rate") >= self.options["rate"]:
             return [text]
-        cuts = [int(draw(text, cut) * (len(text) + 1)) for cut in ("one", "other")]
-        begin, end = sorted(cuts)
+        num_positions = len(text) + 1
+        first_cut = int(draw(text, "one") * num_positions)
+        second_cut = int(draw(text, "other") * num_positions)
+        begin, end = sorted((first_cut, second_cut))
         return [text[:begin], text[begin:end], text[end:]]
 
     def join(self, parts: list[Ids], text: str) -> Ids:

@@ -1,4 +1,4 @@
-"""What became of a source's text, from its files to its rows: all that is dropped has a reason, a number and bytes."""
+"""The account of a source's text, from its files to its rows: all that is dropped has a reason, a number and bytes."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ MOST_CONTENT = 4 * 2**20  # bytes of bad rows that are kept of each part of a so
 
 @dataclass
 class Losses:
-    """What is dropped while a part of a source is read."""
+    """The documents and bytes that are dropped while a part of a source is read."""
 
     bad_rows: list[Listed] = field(default_factory=list)
     documents: Counter[str] = field(default_factory=Counter)  # by reason
@@ -102,7 +102,7 @@ class TextBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """The text of one source. What is not known yet is None: `cpt check` reads documents, but makes no rows."""
+    """The text of one source. Unknown numbers are None: `cpt check` reads documents, but makes no rows."""
 
     name: str
     documents: int  # documents trained on; if `held_out` is None, all that are kept

@@ -4,7 +4,7 @@ Rows have one of five forms: documents, or examples of four kinds. The form foll
 trainer. It is stored with the source, as an extra entry of `chat`."""
 
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import TypeVar
@@ -113,11 +113,13 @@ def form_of_source(source: DocumentSource) -> str:
 def columns_named(source: DocumentSource) -> dict[str, str]:
     if isinstance(source.chat, str):
         return {"messages": source.chat}
-    return {name: column for name, column in (source.chat or {}).items() if name != FORM}
+    named = dict(source.chat or {})
+    named.pop(FORM, None)
+    return named
 
 
 def wanted(form: str) -> str:
-    return " or ".join(", ".join(names) for names in NAMED[form])
+    return " or ".join(map(", ".join, NAMED[form]))
 
 
 def refuse_texts(source: DocumentSource, suffix: str, key: str) -> None:
@@ -145,20 +147,17 @@ def refuse_layout(data: Data, form: str) -> None:
         raise RecipeError(
             f"`data.packing: {data.packing}` is for documents: {reason}. Write {' or '.join(fitting)}."
         )
-    keys = [
-        f"data.phases[{n}].context_length"
-        for n, phase in enumerate(data.phases)
-        if phase.context_length is not None
-    ]
-    keys += [
-        f"data.sources[{n}].fill_in_the_middle"
-        for n, source in enumerate(data.sources)
-        if source.fill_in_the_middle
-    ]
-    if keys:
-        raise RecipeError(
-            f"`{keys[0]}` is for documents: examples are not cut into pieces. Remove it."
-        )
+    for key in keys_for_documents(data):
+        raise RecipeError(f"`{key}` is for documents: examples are not cut into pieces. Remove it.")
+
+
+def keys_for_documents(data: Data) -> Iterator[str]:
+    for number, phase in enumerate(data.phases):
+        if phase.context_length is not None:
+            yield f"data.phases[{number}].context_length"
+    for number, source in enumerate(data.sources):
+        if source.fill_in_the_middle:
+            yield f"data.sources[{number}].fill_in_the_middle"
 
 
 def form_of_stage(stage: str) -> str:
@@ -178,18 +177,29 @@ def template_columns(template: str) -> tuple[str, ...]:
     except ValueError as problem:
         hint = "Write a column as {title}, a brace as {{."
         raise RecipeError(f"the template {template!r} is not valid: {problem}. {hint}") from problem
-    names = [name for _, name, _, _ in parts if name is not None]
-    odd = [name for name in names if not name or set(name) & set("[]") or name.isdigit()]
-    if odd or not names or any(form or conversion for _, _, form, conversion in parts):
+    names: list[str] = []
+    is_valid = True
+    for _, name, form, conversion in parts:
+        if name is None:
+            continue
+        names.append(name)
+        if not is_plain_name(name) or form or conversion:
+            is_valid = False
+    if not is_valid or not names:
         raise RecipeError(
             f"the template {template!r} must name columns, as in {{title}}, and nothing else in braces."
         )
     return tuple(dict.fromkeys(names))
 
 
-def columns_in(written: str) -> tuple[str, ...]:
+def is_plain_name(name: str) -> bool:
+    """Whether a name in a template is not that of an argument's number or item."""
+    return name != "" and not set(name) & set("[]") and not name.isdigit()
+
+
+def columns_in(setting: str) -> tuple[str, ...]:
     """The columns in an entry of `chat`: one name, or those of a template."""
-    return template_columns(written) if "{" in written else (written,)
+    return template_columns(setting) if "{" in setting else (setting,)
 
 
 def columns_of_turns(named: Mapping[str, str]) -> tuple[str, ...]:
@@ -202,15 +212,20 @@ def example_columns(source: DocumentSource, present: Sequence[str]) -> dict[str,
     named = columns_named(source)
     has_tools = "tools" in named or "tools" in present and form != "document"
     tools = {"tools": named.get("tools", "tools")} if has_tools else {}
-    before = {name: named[name] for name in BEFORE if name in named}
-    columns = {name: column for name, column in named.items() if name not in BESIDE}
+    before: dict[str, str] = {}
+    columns: dict[str, str] = {}
+    for name in BEFORE:
+        if name in named:
+            before[name] = named[name]
+    for name, column in named.items():
+        if name not in BESIDE:
+            columns[name] = column
     if not columns:
         columns = usual_columns(form, present, source)
     if "text" in columns:  # or its template: read as in any document
         return columns
-    needed = [columns_in(column)[0] for column in columns.values()]
-    needed += tools.values()
-    for column in needed:
+    first_columns = [columns_in(column)[0] for column in columns.values()]
+    for column in [*first_columns, *tools.values()]:
         if top_column(column, present) not in present:
             raise missing_column(present, column)
     return {**before, **columns, **tools}
@@ -278,9 +293,10 @@ def text_columns(source: DocumentSource) -> tuple[str, ...]:
 
 def needed_columns(source: DocumentSource) -> tuple[str, ...]:
     """The columns that the recipe names for examples, without the optional ones."""
-    return columns_of_turns(
-        {name: column for name, column in columns_named(source).items() if name not in BEFORE}
-    )
+    named = columns_named(source)
+    for name in BEFORE:
+        named.pop(name, None)
+    return columns_of_turns(named)
 
 
 def check_columns(present: Sequence[str], source: DocumentSource) -> None:

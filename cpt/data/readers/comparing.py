@@ -52,7 +52,7 @@ CYRILLIC = 4  # U+04xx
 IO = 0x0308
 SHORT_E = ord("е")
 STRESS = (0x0300, 0x0301)
-CYRILLIC_VOWELS = [ord(letter) for letter in "аеиоуыэюяіє"]
+CYRILLIC_VOWELS = list(map(ord, "аеиоуыэюяіє"))
 
 
 def comparable(text: str) -> str:

@@ -82,7 +82,7 @@ class Runs:
     def __post_init__(self) -> None:
         order = np.argsort(self.owners, kind="stable")
         bounds = np.searchsorted(self.owners[order], np.arange(1, len(self.documents)))
-        self._words = [num_covered(begins) for begins in np.split(self.places[order], bounds)]
+        self._words = list(map(num_covered, np.split(self.places[order], bounds)))
         # A table of the last bits of all hashes: one look-up rules out most runs of a training document.
         self._table = np.zeros(1 << TABLE_BITS, bool)
         self._table[self.hashes & np.uint64((1 << TABLE_BITS) - 1)] = True
@@ -130,7 +130,7 @@ class Runs:
         runs = np.unique(runs_of(COMPARISONS[self.comparison](text)))
         entries = np.searchsorted(self.hashes, runs)
         is_shared = self.hashes[np.minimum(entries, len(self.hashes) - 1)] == runs
-        return [int(run) for run in runs[is_shared]]
+        return list(map(int, runs[is_shared]))
 
     def is_own(self, text: str) -> bool:
         digest = np.uint64(xxh3_64_intdigest(text.encode()))
@@ -205,7 +205,7 @@ class Coverage:
 
 
 def concatenated_ranges(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The ranges of so many numbers from each first one: [5, 8] and [2, 3] give [5, 6, 8, 9, 10]."""
+    """The ranges with these first numbers and counts, concatenated: [5, 8] and [2, 3] give [5, 6, 8, 9, 10]."""
     counts_before = np.cumsum(counts) - counts
     return np.repeat(firsts - counts_before, counts) + np.arange(counts.sum())
 
@@ -234,7 +234,7 @@ def read_runs(documents: Iterable[EvaluationDocument], comparison: int = COMPARI
         begins.append(first.astype(np.int32))
         searched.append((document.set_name, document.where))
     numbers = np.arange(len(searched), dtype=np.int32)
-    owners = np.repeat(numbers, [len(runs) for runs in hashes[1:]])
+    owners = np.repeat(numbers, list(map(len, hashes[1:])))
     all_hashes = np.concatenate(hashes)
     entries = rare_in_order(all_hashes, len(searched))
     return Runs(
@@ -267,7 +267,7 @@ def load_runs(path: str) -> Runs:
                 hashes=arrays["hashes"],
                 owners=arrays["owners"],
                 places=arrays["places"],
-                documents=[tuple(document) for document in documents],
+                documents=list(map(tuple, documents)),
                 own=arrays["own"],
                 too_short=too_short,
                 comparison=comparison,

@@ -211,7 +211,7 @@ def content_fields(content: bytes | None) -> Listed:
     beginning = content[:LONGEST_CONTENT]
     is_cut = len(beginning) < len(content)
     fields: Listed = {"content_is_cut": True} if is_cut else {}
-    try:  # a character that is cut at the end is left out
+    try:  # a character that is cut at the end is dropped
         text = getincrementaldecoder("utf-8")().decode(beginning, final=not is_cut)
     except UnicodeDecodeError:
         return {"content_base64": b64encode(beginning).decode("ascii"), **fields}

@@ -59,10 +59,9 @@ def text_of(row: Mapping[str, object], source: DocumentSource) -> str:
     if source.template is None:
         text = clean(value_of(row, source.text_column), source.text_column)
     else:
-        values = {
-            column: filled_in(value_of(row, column), column)
-            for column in template_columns(source.template)
-        }
+        values = {}
+        for column in template_columns(source.template):
+            values[column] = filled_in(value_of(row, column), column)
         text = clean(fill(source.template, values), "the template's text")
     # A plain text among examples must not look like one.
     if source.chat is not None and text.startswith(CONTROL):
@@ -116,7 +115,9 @@ def usual_message(message: object) -> object:
         return message
     role = message.get("from", message.get("role"))
     content = message["value"]
-    more = {key: value for key, value in message.items() if key not in ("from", "role", "value")}
+    more = dict(message)
+    for key in ("from", "role", "value"):
+        more.pop(key, None)
     if role == CALLS:
         return {"role": "assistant", "content": None, "tool_calls": tool_calls(content), **more}
     return {"role": ROLES.get(str(role), role), "content": content, **more}
@@ -260,7 +261,10 @@ def filled_lines(template: str, row: Mapping[str, object]) -> str:
         values[name] = "" if value is None else filled_in(value, name)
 
     def has_value(part: str) -> bool:
-        names = {name for _, name, _, _ in string.Formatter().parse(part) if name is not None}
+        names = set()
+        for _, name, _, _ in string.Formatter().parse(part):
+            if name is not None:
+                names.add(name)
         return not names or columns[0] in names or any(values[name] for name in names)
 
     paragraphs = []
@@ -423,9 +427,10 @@ def example_text(row: Mapping[str, Any], source: DocumentSource, columns: Mappin
     parts |= label
     if form_of_source(source) == "prompt":
         named_columns = ("prompt", *columns_in(columns["prompt"]))
-        other_columns = {
-            str(name): value for name, value in row.items() if name not in named_columns
-        }
+        other_columns = {}
+        for name, value in row.items():
+            if name not in named_columns:
+                other_columns[str(name)] = value
         parts["columns"] = as_json(other_columns, f"the columns {', '.join(other_columns)}")
     return joined(parts)
 
@@ -449,10 +454,11 @@ def unpacked(value: object) -> object:
         messages = json.loads(value)
     except ValueError:
         return value
-    are_messages = all(
-        isinstance(message, Mapping) and {"role", "from"} & set(message) for message in messages
-    )
-    return messages if are_messages else value
+    return messages if all(map(is_message, messages)) else value
+
+
+def is_message(value: object) -> bool:
+    return isinstance(value, Mapping) and not {"role", "from"}.isdisjoint(value)
 
 
 def joined(parts: Mapping[str, str]) -> str:

@@ -248,7 +248,7 @@ def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float
     n-grams seen before."""
     vocabulary: dict[str, int] = {}
     ids = np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int64)
-    sizes = np.array([len(word) for word in words], np.int64)
+    sizes = np.array(list(map(len, words)), np.int64)
     ends = np.concatenate([np.zeros(1, np.int64), sizes.cumsum()])  # characters before each word
     grams = ids
     for n in range(2, min(last_n, len(words)) + 1):
@@ -263,11 +263,12 @@ def repeated_n_grams(words: list[str], last_n: int) -> Iterator[tuple[int, float
         longest = (ends[most_frequent + n] - ends[most_frequent]).max()
         top = counts.max() * longest
         # Words inside an n-gram that occurred before: the number of such n-grams begun minus those ended.
-        is_repeated = first[grams] != np.arange(len(grams))
-        open_grams = np.zeros(len(grams) + n, np.int64)
-        open_grams[: len(grams)] += is_repeated
-        open_grams[n:] -= is_repeated
-        duplicate = sizes[open_grams.cumsum()[:-1] > 0].sum()
+        repeated = np.flatnonzero(first[grams] != np.arange(len(grams)))
+        changes = np.zeros(len(grams) + n, np.int64)
+        changes[repeated] += 1
+        changes[repeated + n] -= 1
+        is_inside = changes.cumsum()[:-1] > 0
+        duplicate = sizes[is_inside].sum()
         yield n, float(top / ends[-1]), float(duplicate / ends[-1])
 
 

@@ -196,7 +196,7 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
             text = None if column is None else orjson.loads(line)[column]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             text = None
-        # Of a repeated key orjson takes the last, which has all bytes of the text behind it.
+        # orjson takes the last of repeated keys, which has all bytes of the text behind it.
         if type(text) is str and "\0" not in text and line[: -len(text) - 1].count(key) < 2:
             yield Document(text, origin, number)
         elif line.strip():
@@ -304,7 +304,7 @@ def why_not_json(raw: bytes, problem: orjson.JSONDecodeError) -> BadValue:
 
 def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin = Origin(piece.path, "item")
-    whole = Origin(piece.path, "document")
+    whole_file = Origin(piece.path, "document")
     with open_file(piece.path) as file:
         raw = file.read(BUFFER).removeprefix(BOM)
         are_lines = is_json_lines(raw)
@@ -319,11 +319,11 @@ def read_json(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRo
         if is_json_lines(raw):  # of long lines
             yield from read_json_lines(piece, source)
         else:
-            yield replace(why_not_json(raw, problem).at(whole, 1, 0), loses_file=True)
+            yield replace(why_not_json(raw, problem).at(whole_file, 1, 0), loses_file=True)
         return
     if not isinstance(rows, list):
         rows = [rows]
-        origin = whole
+        origin = whole_file
     for number, row in enumerate(rows, start=1):
         if isinstance(row, dict):
             yield item_of(row, source, origin, number)
@@ -349,8 +349,11 @@ def has_quoting(path: str) -> bool:
     num_tabs = lines[0].count(b"\t") if lines else 0
     if any(line and line.count(b"\t") != num_tabs for line in lines):
         return True
-    fields = (field for line in lines for field in line.split(b"\t") if field[:1] == b'"')
-    return all(QUOTED.fullmatch(field) for field in fields)
+    for line in lines:
+        for field in line.split(b"\t"):
+            if field[:1] == b'"' and not QUOTED.fullmatch(field):
+                return False
+    return True
 
 
 class Records:
@@ -478,13 +481,16 @@ def read_batch(
 
 
 def first_bad(values: Sequence[object]) -> BadValue | None:
-    return next((value for value in values if isinstance(value, BadValue)), None)
+    for value in values:
+        if isinstance(value, BadValue):
+            return value
+    return None
 
 
 def without_nulls(value: object) -> object:
     """Remove the null keys that a table adds to objects because other objects have them."""
     if isinstance(value, list):
-        return [without_nulls(item) for item in value]
+        return list(map(without_nulls, value))
     if isinstance(value, dict):
         return {name: without_nulls(item) for name, item in value.items() if item is not None}
     return value
@@ -500,7 +506,7 @@ def as_python(value: pa.Scalar) -> object:
 
 def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | BadRow]:
     origin = Origin(piece.path, "row")
-    whole = Origin(piece.path, "document")
+    whole_file = Origin(piece.path, "document")
     num_rows = 0
     num_read = 0
     try:
@@ -508,9 +514,9 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
         buffer = REMOTE_BUFFER if is_url(piece.path) else BUFFER
         with pq.ParquetFile(open_random(piece.path), pre_buffer=False, buffer_size=buffer) as file:
             groups = groups_of(piece, file.metadata)
-            sizes = [
-                file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)
-            ]
+            sizes = []
+            for group in range(file.num_row_groups):
+                sizes.append(file.metadata.row_group(group).num_rows)
             rows_before = sum(sizes[: groups.start])
             num_rows = sum(sizes[groups.start : groups.stop])
             if not num_rows:
@@ -521,13 +527,15 @@ def read_parquet(piece: Piece, source: DocumentSource) -> Iterator[Document | Ba
                 yield from read_batch(batch, source, origin, rows_before + num_read)
                 num_read += batch.num_rows
     except BadValue as bad:
-        yield replace(bad.at(whole, 1), num_rows=max(1, num_rows), loses_file=True)
+        yield replace(bad.at(whole_file, 1), num_rows=max(1, num_rows), loses_file=True)
     except DAMAGE as problem:
         if not is_damage(problem, piece.path):
             raise
         num_lost = num_rows - num_read
         detail = f"cannot be read as parquet ({first_line(problem)}); {num_lost:,} rows are lost"
-        yield BadRow("damaged file", detail, whole, 1, num_rows=max(1, num_lost), loses_file=True)
+        yield BadRow(
+            "damaged file", detail, whole_file, 1, num_rows=max(1, num_lost), loses_file=True
+        )
 
 
 def is_damage(problem: Exception, path: str) -> bool:

@@ -222,10 +222,9 @@ def look_up(request: HubRequest, key: str) -> HubDataset:
             return HubDataset(commit, None)
         paths = [name.removeprefix("hf://") for name in names]
         system, _ = fsspec.core.url_to_fs(names[0])
-        folder = posixpath.commonpath([posixpath.dirname(path) for path in paths])
-        listed: dict[str, dict[str, Any]] = system.find(
-            folder, detail=True
-        )  # a thousand files per request
+        folder = posixpath.commonpath(list(map(posixpath.dirname, paths)))
+        # A thousand files per request.
+        listed: dict[str, dict[str, Any]] = system.find(folder, detail=True)
         files = []
         for name, path in zip(names, paths, strict=True):
             info = listed[path]
@@ -233,11 +232,11 @@ def look_up(request: HubRequest, key: str) -> HubDataset:
             files.append(File(name, int(info["size"]), str(version)))
         return HubDataset(commit, files)
     except (*OF_DATASETS, *broken()) as problem:
-        if (meant := what_it_means(problem, request.path, request.revision, key)) is not None:
-            raise meant from problem
-        raise unreadable(
-            request.path, request.split, " ".join(str(problem).split())[:500], key
-        ) from problem
+        error = what_it_means(problem, request.path, request.revision, key)
+        if error is None:
+            details = " ".join(str(problem).split())[:500]
+            error = unreadable(request.path, request.split, details, key)
+        raise error from problem
 
 
 @cache
@@ -258,18 +257,16 @@ def readable_files(builder: "DatasetBuilder", request: HubRequest, key: str) -> 
         has = f"Splits: {', '.join(map(str, splits))}. Set `{key}.split`."
         raise DataError(f"{request.path}: no split `{request.split}`. {has}")
     files = list(splits[request.split])
-    if not all(
-        is_hub_file(file) and "::" not in file and format_of(file) in DOCUMENT_FILES
-        for file in files
-    ):
-        return None
-    plain = vars(type(builder.config)())
-    if {format_of(file) for file in files} == {".tsv"}:
-        plain["sep"] = "\t"
-    options = {
-        name: value for name, value in vars(builder.config).items() if name not in NO_OPTIONS
-    }
-    return files if all(value == plain.get(name) for name, value in options.items()) else None
+    for file in files:
+        if not is_hub_file(file) or "::" in file or format_of(file) not in DOCUMENT_FILES:
+            return None
+    defaults = vars(type(builder.config)())
+    if set(map(format_of, files)) == {".tsv"}:
+        defaults["sep"] = "\t"
+    for name, value in vars(builder.config).items():
+        if name not in NO_OPTIONS and value != defaults.get(name):
+            return None
+    return files
 
 
 def fetch(path: str, key: str) -> str:

@@ -77,14 +77,17 @@ class Listing:
         return len(self.formats) > 1 and not self.formats.keys() <= TEXT_FILES
 
     def __str__(self) -> str:
-        read = ", ".join(
-            f"{count:,} {suffix.removeprefix('.')}" for suffix, count in self.formats.most_common()
-        )
-        lost = ", ".join(
-            f"{files:,} {reason} ({num_bytes:,} bytes)"
-            for reason, (files, num_bytes) in self.passed_over.items()
-        )
-        return f"{read}; passed over: {lost}" if lost else read
+        formats = []
+        for suffix, count in self.formats.most_common():
+            name = suffix.removeprefix(".")
+            formats.append(f"{count:,} {name}")
+        passed_over = []
+        for reason, (files, num_bytes) in self.passed_over.items():
+            passed_over.append(f"{files:,} {reason} ({num_bytes:,} bytes)")
+        text = ", ".join(formats)
+        if passed_over:
+            text += f"; passed over: {', '.join(passed_over)}"
+        return text
 
 
 def count_passed_over(reasons: Iterable[tuple[str, int]]) -> dict[str, tuple[int, int]]:
@@ -106,12 +109,11 @@ def missing_shards(names: Iterable[str]) -> list[str]:
             numbers.setdefault((before, num_shards, after), set()).add(int(number))
     missing = []
     for (before, num_shards, after), present in numbers.items():
-        first = int(int(num_shards) in present)  # some count from 1
+        first = 1 if int(num_shards) in present else 0  # some count from 1
         absent = set(range(first, first + int(num_shards))) - present
-        missing += [
-            f"{before}{number:0{len(num_shards)}}-of-{num_shards}{after}"
-            for number in sorted(absent)
-        ]
+        for number in sorted(absent):
+            digits = str(number).zfill(len(num_shards))
+            missing.append(f"{before}{digits}-of-{num_shards}{after}")
     return missing
 
 
@@ -165,8 +167,7 @@ def reasons_to_pass_over(folder: Folder, is_download: bool = False) -> dict[str,
         reason = why_not_data(name)
         if reason and reason != ABOUT_FILES:  # those may be the text
             folder.leave_out([name], reason)
-    roots = {dirname(name): card for name in folder.called(CARD) if (card := card_of(folder, name))}
-    roots |= {dirname(name): {} for name in folder.called("dataset_infos.json")}
+    roots = dataset_roots(folder)
     if is_download:
         roots.setdefault("", {})
     for root in sorted(roots, key=lambda root: (root.count("/"), root)):
@@ -183,6 +184,18 @@ def reasons_to_pass_over(folder: Folder, is_download: bool = False) -> dict[str,
             f"{folder.path}: no subset `{folder.subset}`. Remove `{folder.key}.subset`."
         )
     return folder.reasons
+
+
+def dataset_roots(folder: Folder) -> dict[str, dict[str, Any]]:
+    """The folders that are datasets of the Hub, each with the front matter of its card."""
+    roots: dict[str, dict[str, Any]] = {}
+    for name in folder.called(CARD):
+        card = card_of(folder, name)
+        if card:
+            roots[dirname(name)] = card
+    for name in folder.called("dataset_infos.json"):
+        roots[dirname(name)] = {}
+    return roots
 
 
 def saved_datasets(folder: Folder) -> list[str]:
@@ -224,7 +237,7 @@ def leave_out_others(folder: Folder, names: Iterable[str], described_in: str) ->
 
 
 def why_not_data(name: str) -> str:
-    """Why a file of a dataset has no documents, by its name; empty if it may have some."""
+    """The reason why a file of a dataset is not read as documents, by its name; empty if it may be."""
     base = basename(name)
     if CACHE.fullmatch(base):
         return "caches of `datasets`"
@@ -261,9 +274,11 @@ def card_of(folder: Folder, name: str) -> dict[str, Any] | None:
 def choose_as_the_hub(folder: Folder, prefix: str, card: Mapping[str, Any]) -> None:
     """Leave out what `datasets` would not read of a folder with this card."""
     config = config_of(folder, prefix, card)
-    all_names = [name for name in folder.below(prefix) if name not in folder.reasons]
-    folder.leave_out(filter(is_about, all_names), ABOUT_FILES)
-    names = [name.removeprefix(prefix) for name in all_names if name not in folder.reasons]
+    folder.leave_out(filter(is_about, folder.below(prefix)), ABOUT_FILES)
+    names = []
+    for name in folder.below(prefix):
+        if name not in folder.reasons:
+            names.append(name.removeprefix(prefix))
     splits = splits_of_config(names, config)
     folder.is_split_used = True
     files_of_split = splits.get(folder.split)
@@ -284,11 +299,11 @@ def leave_out_but(
 def config_of(folder: Folder, prefix: str, card: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration of the subset, or the default one."""
     listed = card.get("configs") or []
-    configs = {
-        str(config.get("config_name", "default")): config
-        for config in listed
-        if isinstance(config, dict)
-    }
+    configs = {}
+    for config in listed:
+        if isinstance(config, dict):
+            name = str(config.get("config_name", "default"))
+            configs[name] = config
     if folder.subset is not None and folder.subset in configs:
         folder.is_subset_used = True
         return configs[folder.subset]
@@ -345,18 +360,22 @@ def splits_by_name(names: Sequence[str]) -> dict[str, list[str]]:
     if sharded:
         return sharded
     for rules in (IN_FOLDER, IN_NAME):
-        splits = {split: list(filter(rule.fullmatch, names)) for split, rule in rules.items()}
-        if any(splits.values()):
-            return {split: files for split, files in splits.items() if files}
+        splits = {}
+        for split, rule in rules.items():
+            files = list(filter(rule.fullmatch, names))
+            if files:
+                splits[split] = files
+        if splits:
+            return splits
     return {}
 
 
 def of_most_common_format(names: Sequence[str]) -> list[str]:
-    formats = Counter(format_of(name).replace(".jsonl", ".json") for name in names)
-    if not formats:
-        return []
-    ((most_common, _),) = formats.most_common(1)
-    return [name for name in names if format_of(name).replace(".jsonl", ".json") == most_common]
+    by_format: dict[str, list[str]] = {}
+    for name in names:
+        suffix = format_of(name).replace(".jsonl", ".json")
+        by_format.setdefault(suffix, []).append(name)
+    return max(by_format.values(), key=len, default=[])
 
 
 def is_about(name: str) -> bool:
@@ -414,6 +433,6 @@ def guessed_splits(names: Sequence[str]) -> dict[str, list[str]]:
         if any(format_of(name) == ".md" for name in documents):
             return {}
     splits = splits_by_name(documents)
-    covered = {name for files in splits.values() for name in files}
+    covered = set[str]().union(*splits.values())
     is_sure = len(covered) == len(documents) and "train" in splits
     return splits if is_sure and not (is_text and len(splits) == 1) else {}

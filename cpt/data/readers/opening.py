@@ -158,14 +158,15 @@ def unsigned(url: str) -> str:
     if not signing:
         return url
     renewed = re.compile("|".join(signing))
-    lasting = [
-        field for name, field in zip(names, fields, strict=True) if not renewed.fullmatch(name)
-    ]
+    lasting = []
+    for name, field in zip(names, fields, strict=True):
+        if not renewed.fullmatch(name):
+            lasting.append(field)
     return f"{address}?{'&'.join(lasting)}" if lasting else address
 
 
 def disguise_of(path: str, content: bytes | None = None) -> tuple[str, str] | None:
-    """What a file is instead of what its name says, by its first bytes: a reason and a sentence."""
+    """The kind of a file by its first bytes, if it differs from its name: a reason and a sentence."""
     if content is None:
         with open_plain(path, stop=FIRST_BYTES) as file:
             content = file.read(FIRST_BYTES)

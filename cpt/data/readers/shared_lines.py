@@ -50,7 +50,9 @@ class SharedLines:
 
     def forget_rare(self) -> None:
         least = RARE_SHARE * self.num_recent
-        self.counts.update({line: num for line, num in self.recent.items() if num >= least})
+        for line, count in self.recent.items():
+            if count >= least:
+                self.counts[line] += count
         self.recent.clear()
         self.num_recent = 0
 
@@ -58,8 +60,14 @@ class SharedLines:
         """Lines and paragraphs -> the documents that have them, those with most characters first."""
         self.forget_rare()
         least = max(FEWEST_DOCUMENTS, LEAST_SHARE * self.documents)
-        common = {line: num for line, num in self.counts.items() if num > least and has_words(line)}
-        shared = {line: num for line, num in common.items() if own_part(line, common)}
+        common = {}
+        for line, num in self.counts.items():
+            if num > least and has_words(line):
+                common[line] = num
+        shared = {}
+        for line, num in common.items():
+            if own_part(line, common):
+                shared[line] = num
         return dict(sorted(shared.items(), key=lambda item: -item[1] * len(item[0])))
 
     def share_of_text(self, shared: dict[str, int]) -> float:

@@ -124,7 +124,8 @@ def cut_files(files: Sequence[File], source: DocumentSource, piece_bytes: int) -
             pieces.append(Piece(file.name))
             continue
         starts = range(0, file.size, piece_bytes)
-        pieces += [Piece(file.name, start, stop) for start, stop in zip_longest(starts, starts[1:])]
+        for start, stop in zip_longest(starts, starts[1:]):
+            pieces.append(Piece(file.name, start, stop))
     return pieces
 
 
@@ -301,7 +302,10 @@ def list_local(source: DocumentSource, key: str) -> Listing:
         statuses = {name: os.stat(name) for name in matches}
     except OSError as problem:
         raise cannot_read(problem.filename or source.path, problem, key) from problem
-    files = [file_of(name, status) for name, status in statuses.items() if is_file(status)]
+    files = []
+    for name, status in statuses.items():
+        if is_file(status):
+            files.append(file_of(name, status))
     if not files:
         raise DataError(
             f"{source.path}: no such file or folder in {Path.cwd()}. Set `{key}.path`; a dataset on the Hub is"
@@ -316,7 +320,7 @@ def list_local(source: DocumentSource, key: str) -> Listing:
 def matches_of(pattern: str) -> list[str]:
     """The matches of a glob. Brackets in it are those of a name if such a file or folder exists."""
     path = Path(pattern).expanduser()
-    folder = next((str(folder) for folder in path.parents if folder.exists()), "")
+    folder = str(next(filter(Path.exists, path.parents), ""))
     in_folder = str(path.relative_to(folder))
     for part in (in_folder, in_folder.replace("[", "[[]")):
         names = glob.glob(str(Path(glob.escape(folder), part)), recursive=True)
@@ -340,7 +344,8 @@ def list_folder(path: Path, source: DocumentSource, key: str) -> Listing:
     reasons = reasons_to_pass_over(folder, is_download=is_download is not None)
     inodes: set[tuple[int, int]] = set()
     if links:
-        inodes = {inode(statuses[name]) for name in statuses.keys() - reasons.keys() - links}
+        for name in statuses.keys() - reasons.keys() - links:
+            inodes.add(inode(statuses[name]))
     for name in sorted(links - reasons.keys()):  # one of several names of a file is enough
         if inode(statuses[name]) in inodes:
             reasons[name] = "links to a file that is read"
@@ -418,47 +423,16 @@ def in_order(files: Iterable[File]) -> list[File]:
 
 def list_remote(source: DocumentSource, key: str) -> Listing:
     """The files of a URL: one file, the matches of a glob, or the documents in a folder."""
-    reasons: dict[str, str] = {}
     try:
-        system, name = fsspec.core.url_to_fs(source.path)
-        if GLOB.search(without_query(source.path)):
-            matches = system.glob(name, detail=True).items()
-            info_of_files = {file: info for file, info in matches if info["type"] == "file"}
-        elif format_of(source.path) in DOCUMENT_FILES:
-            info_of_files = {name: info_of(system, name)}
-        else:
-            below = name.rstrip("/") + "/"
-            info_of_files = {}
-            for file, info in system.find(name, detail=True).items():
-                if "/." not in f"/{file.removeprefix(below)}":  # hidden
-                    info_of_files[file] = info
-            folder = Folder(
-                path=source.path,
-                names=sorted(file.removeprefix(below) for file in info_of_files),
-                read=lambda name: persistently(lambda: system.cat_file(below + name)),
-                split=source.split,
-                subset=source.subset,
-                key=key,
-            )
-            reasons = {
-                below + name: reason for name, reason in reasons_to_pass_over(folder).items()
-            }
-        # An HTTP listing contains only names.
-        unsized = [
-            file
-            for file, info in info_of_files.items()
-            if info.get("size") is None and file not in reasons
-        ]
-        with ThreadPoolExecutor(LISTING_THREADS) as pool:
-            info_of_files |= zip(
-                unsized, pool.map(lambda file: info_of(system, file), unsized), strict=True
-            )
+        system, path = fsspec.core.url_to_fs(source.path)
+        info_of_files, reasons = remote_files(system, path, source, key)
     except ImportError as problem:
         raise ResourceError(
             f"{source.path}: {first_line(problem)}. Install it, or set `{key}.path`."
         ) from problem
     except FileNotFoundError:
         info_of_files = {}
+        reasons = {}
     except (OSError, ValueError) as problem:
         raise cannot_read(source.path, problem, key) from problem
     files = []
@@ -471,10 +445,48 @@ def list_remote(source: DocumentSource, key: str) -> Listing:
         files.append(File(name, int(info.get("size") or 0), version))
     if not files:
         raise DataError(f"{source.path}: no such file. Set `{key}.path`.")
-    left_out = (
-        (reason, int(info_of_files[name].get("size") or 0)) for name, reason in reasons.items()
-    )
-    return Listing(sorted(files), count_passed_over(left_out))
+    passed_over = []
+    for file, reason in reasons.items():
+        size = int(info_of_files[file].get("size") or 0)
+        passed_over.append((reason, size))
+    return Listing(sorted(files), count_passed_over(passed_over))
+
+
+def remote_files(
+    system: Any, path: str, source: DocumentSource, key: str
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, str]]:
+    """What the file system knows about each file, and why some are passed over."""
+    info_of_files: dict[str, Mapping[str, Any]] = {}
+    reasons: dict[str, str] = {}
+    if GLOB.search(without_query(source.path)):
+        for file, info in system.glob(path, detail=True).items():
+            if info["type"] == "file":
+                info_of_files[file] = info
+    elif format_of(source.path) in DOCUMENT_FILES:
+        info_of_files[path] = info_of(system, path)
+    else:
+        below = path.rstrip("/") + "/"
+        for file, info in system.find(path, detail=True).items():
+            if "/." not in f"/{file.removeprefix(below)}":  # hidden
+                info_of_files[file] = info
+        folder = Folder(
+            path=source.path,
+            names=sorted(file.removeprefix(below) for file in info_of_files),
+            read=lambda name: persistently(lambda: system.cat_file(below + name)),
+            split=source.split,
+            subset=source.subset,
+            key=key,
+        )
+        for name, reason in reasons_to_pass_over(folder).items():
+            reasons[below + name] = reason
+    unsized = []  # an HTTP listing contains only names
+    for file, info in info_of_files.items():
+        if info.get("size") is None and file not in reasons:
+            unsized.append(file)
+    with ThreadPoolExecutor(LISTING_THREADS) as pool:
+        infos = pool.map(lambda file: info_of(system, file), unsized)
+        info_of_files |= zip(unsized, infos, strict=True)
+    return info_of_files, reasons
 
 
 def info_of(system: fsspec.AbstractFileSystem, name: str) -> Mapping[str, Any]:
@@ -526,7 +538,13 @@ def with_absolute_names(files: Iterable[File]) -> list[File]:
 
 def contents_of(files: Sequence[File]) -> dict[str, str]:
     """File -> xxh3-128 of its content, or for a URL the server's version of it."""
-    return {name: version if is_url(name) else hash_of(Path(name)) for name, _, version in files}
+    contents = {}
+    for name, _, version in files:
+        if is_url(name):
+            contents[name] = version
+        else:
+            contents[name] = hash_of(Path(name))
+    return contents
 
 
 def absolute(path: str) -> str:

@@ -25,7 +25,7 @@ HELD_OUT_PERCENT = 10
 MIN_CHARACTERS = 200
 # Documents end at the first passage beyond this; longer classes or paragraphs are not cut.
 MAX_CHARACTERS = 2000
-# Of code: a module's first statements, so evaluating a hundred files takes seconds.
+# Characters of code: a module's first statements, so evaluating a hundred files takes seconds.
 LONGEST_FILE = 3000
 SHORT_PASSAGE = 60  # characters; shorter ones ("Example:", "import sys") may be in many documents
 GENERATED = {"encodings", "lib2to3", "pydoc_data", "__pycache__"}
@@ -101,8 +101,11 @@ def read_library(library: Path) -> Iterator[tuple[str, Kind, list[str]]]:
     files: list[Path] = []
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
-        files += [Path(folder, name) for name in names if not name.startswith("_sysconfigdata")]
-    for path in sorted(file for file in files if file.suffix in (".py", ".txt")):
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix in (".py", ".txt") and not name.startswith("_sysconfigdata"):
+                files.append(path)
+    for path in sorted(files):
         name = path.relative_to(library).as_posix()
         try:
             text = path.read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def steps_of_epochs(data: Data, epochs: float, rows_of_epoch: int, rows_per_step
 
 def exceeds_max_epochs(data: Data, name: str, epochs: float, tokens: int) -> str | None:
     """The reason why a run may not read this source so often; None if it may."""
-    source = next(source for source in data.sources if reported_name(source) == name)
+    source = sources_by_name(data)[name]
     if source.max_epochs is None or epochs <= source.max_epochs:
         return None
     return f"`max_epochs` of `{name}`: it has {tokens:,} tokens, the run needs {epochs:.2f} times as many"
@@ -196,7 +197,7 @@ class PreparedData:
     """The stretches of the run before `rows`."""
     comparison: int = COMPARISON
     unused_chunks: dict[str, Any] = field(default_factory=dict)
-    """Of a checkpoint's state, the chunks of sources that are not in the mixture now; they may return."""
+    """The chunks in a checkpoint's state of sources that are not in the mixture now; they may return."""
 
     @property
     def tokenized(self) -> dict[str, TokenizedSource]:
@@ -207,13 +208,15 @@ class PreparedData:
     @property
     def held_out_files(self) -> Mapping[str, Mapping[str, str]]:
         """Held-out set -> file -> xxh3-128 of its content, for sets with separate files."""
-        return {
-            reported_name(source.work.source): source.finish().files for source in self.evaluated
-        }
+        files = {}
+        for source in self.evaluated:
+            name = reported_name(source.work.source)
+            files[name] = source.finish().files
+        return files
 
     @property
     def positions(self) -> Mapping[str, Position]:
-        """Of the sources at the first row."""
+        """The positions of the sources at the first row."""
         return self.earlier[-1].positions if self.earlier else {}
 
     @property
@@ -253,21 +256,20 @@ class PreparedData:
 
     def epochs(self, rows: int) -> dict[str, float]:
         counts = self.rows.counts(rows)
-        return {
-            report.name: count / report.rows
-            for report, count in zip(self.sources, counts, strict=True)
-        }
+        epochs = {}
+        for report, count in zip(self.sources, counts, strict=True):
+            epochs[report.name] = count / report.rows
+        return epochs
 
     def read_ahead(self, first_row: int) -> ReadAhead | None:
         """Create the thread that prepares a run's next chunks from `first_row` on; None if all are on disk."""
         row = self.rows.row_in_mixture(first_row)
         shares = self.rows.turns.shares(row)
         turns = self.rows.turns.counts(row)
-        incomplete = [
-            (rows, share, turn)
-            for rows, share, turn in zip(self.chunked, shares, turns, strict=True)
-            if not rows.is_complete
-        ]
+        incomplete = []
+        for rows, share, turn in zip(self.chunked, shares, turns, strict=True):
+            if not rows.is_complete:
+                incomplete.append((rows, share, turn))
         return ReadAhead(incomplete) if incomplete else None
 
     def state(self, first_row: int) -> dict[str, Any]:
@@ -421,16 +423,17 @@ class Builder:
 
     @cached_property
     def stretches(self) -> list[tuple[dict[str, Source], Evaluation]]:
-        """Of each earlier stretch, and of now: the sources that it was the first to name, and its evaluation."""
+        """The sources that each stretch, the current one included, was the first to name, and its evaluation."""
         sections = [(stretch.data, stretch.evaluation) for stretch in self.earlier]
         sections.append((self.data, self.evaluation))
         stretches = []
         earlier_names: set[str] = set()
         for data, evaluation in sections:
-            named = {reported_name(source): source for source in data.sources}
-            new = {name: named[name] for name in named if name not in earlier_names}
+            new = sources_by_name(data)
+            for name in earlier_names & new.keys():
+                del new[name]
             stretches.append((new, evaluation))
-            earlier_names |= named.keys()
+            earlier_names |= new.keys()
         return stretches
 
     def build(self, *, whole: bool) -> PreparedData:
@@ -475,57 +478,77 @@ class Builder:
         """Open the sources in use, with the held-out sets of the stretch in which they came into use; the last cohort
         has the held-out sets of now. If sources also depend on those before them (duplicates, held-out texts; these
         keys never change), all are opened."""
-        share = self.evaluation.held_out_share
         deduplicate = self.data.deduplicate
-        compares = share is not None or deduplicate is not None and "across" in deduplicate
-        in_use = {reported_name(source): source for source in self.data.sources}
-        keys = {name: f"data.sources[{number}]" for number, name in enumerate(in_use)}
+        deduplicates_across = deduplicate is not None and "across" in deduplicate
+        compares = self.evaluation.held_out_share is not None or deduplicates_across
+        in_use = sources_by_name(self.data)
         cohorts: list[Cohort] = []
         tokenized_before: list[TokenizedSource] = []
         sources_so_far: list[Source] = []
         for number, (named, evaluation) in enumerate(self.stretches):
+            is_last = number + 1 == len(self.stretches)
             names = [name for name in named if compares or name in in_use]
-            if not names and number + 1 < len(self.stretches):
+            if not names and not is_last:
                 continue
-            sources: dict[str, DocumentSource] = {}
-            for name in names:
-                source = in_use.get(name, named[name])
-                sources_so_far.append(source)
-                sources[keys.get(name, f"data.sources[{name}]")] = source
-            sets = {
-                f"evaluation.perplexity[{index}]": held_out
-                for index, held_out in enumerate(evaluation.perplexity)
-            }
-            data = self.data.model_copy(update={"sources": sources_so_far})
-            if sources:
-                data = with_decontamination(data, evaluation, self.cache_dir, self.comparison)
-            opened = open_sources(
-                data, {**sources, **sets}, self.encoder, self.cache_dir, self.seed, share or 0.0
-            )
-            cohort = Cohort(
-                evaluated=[opened[key] for key in sets],
-                before=tokenized_before if compares else [],
-                sources=[opened[key] for key in sources],
+            sources = {name: in_use.get(name, named[name]) for name in names}
+            sources_so_far += sources.values()
+            cohort = self.open_cohort(
+                sources,
+                evaluation,
+                self.data.model_copy(update={"sources": sources_so_far}),
+                tokenized_before if compares else [],
             )
             cohorts.append(cohort)
             tokenized_before = [*tokenized_before, *cohort.sources]
         return cohorts
+
+    def open_cohort(
+        self,
+        sources: Mapping[str, Source],
+        evaluation: Evaluation,
+        data: Data,
+        before: list[TokenizedSource],
+    ) -> Cohort:
+        """Open new sources, by name, and the held-out sets of a stretch; `data` has the sources until then."""
+        names_in_use = list(sources_by_name(self.data))
+        keyed: dict[str, DocumentSource] = {}
+        for name, source in sources.items():
+            position = names_in_use.index(name) if name in names_in_use else name
+            keyed[f"data.sources[{position}]"] = source
+        source_keys = list(keyed)
+        set_keys = []
+        for index, held_out in enumerate(evaluation.perplexity):
+            set_key = f"evaluation.perplexity[{index}]"
+            keyed[set_key] = held_out
+            set_keys.append(set_key)
+        if sources:
+            data = with_decontamination(data, evaluation, self.cache_dir, self.comparison)
+        share = self.evaluation.held_out_share or 0.0
+        opened = open_sources(data, keyed, self.encoder, self.cache_dir, self.seed, share)
+        return Cohort(
+            evaluated=[opened[key] for key in set_keys],
+            before=before,
+            sources=[opened[key] for key in source_keys],
+        )
 
     def make_first_shards(
         self, cohorts: Sequence[Cohort], *, needs_all: bool
     ) -> dict[str, dict[str, Any]]:
         """Make what is needed before the first row, and check its texts (`check_texts`): the held-out sets, and of
         each source the first chunk and the shards with its held-out set, or all shards."""
-        evaluated = [source for cohort in cohorts for source in cohort.evaluated]
-        sources = [source for cohort in cohorts for source in cohort.sources]
+        evaluated: list[TokenizedSource] = []
+        sources: list[TokenizedSource] = []
+        for cohort in cohorts:
+            evaluated += cohort.evaluated
+            sources += cohort.sources
         shards = shards_of(evaluated)
         for source in sources:
             if needs_all:
                 shards += shards_of([source])
                 continue
             if self.evaluation.held_out_share is not None:
-                shards += [(source, number) for number in source.plan.held_out]
-            shards += [(source, number) for number in source.plan.chunks[0]]
+                shards += product([source], source.plan.held_out)
+            shards += product([source], source.plan.chunks[0])
         make_shards(shards)
         for source in [*evaluated, *sources]:
             if not source.missing(source.plan.numbers):
@@ -542,26 +565,31 @@ class Builder:
 
     def chunked_rows(self, cohort: Cohort) -> Iterator[ChunkedRows]:
         """The rows of the sources of a cohort that are in use."""
-        evaluated_hashes = [
-            source.documents(source.plan.held_out).hashes for source in cohort.evaluated
-        ]
+        evaluated_hashes = []
+        for source in cohort.evaluated:
+            evaluated_hashes.append(source.documents(source.plan.held_out).hashes)
         repeated = self.repeated_in(cohort)
         held_out = self.held_out_across([*cohort.before, *cohort.sources])
-        in_use = {reported_name(source): source for source in self.data.sources}
+        in_use = sources_by_name(self.data)
         for number, tokenized in enumerate(cohort.sources):
-            source = in_use.get(reported_name(tokenized.work.source))
-            if source is None:
+            source_in_use = in_use.get(reported_name(tokenized.work.source))
+            if source_in_use is None:
                 continue
             longest, above_longest = held_out[len(cohort.before) + number]
             selection = Selection(
                 held_out_share=self.evaluation.held_out_share,
                 evaluated=np.unique(np.concatenate([*evaluated_hashes, above_longest])),
                 repeated=repeated[number],
-                max_tokens=source.max_tokens,
+                max_tokens=source_in_use.max_tokens,
                 longest_held_out=longest,
             )
             yield ChunkedRows(
-                tokenized, selection, self.layout, self.seed, self.cache_dir, source.max_epochs
+                tokenized=tokenized,
+                selection=selection,
+                layout=self.layout,
+                seed=self.seed,
+                cache_dir=self.cache_dir,
+                max_epochs=source_in_use.max_epochs,
             )
 
     def repeated_in(self, cohort: Cohort) -> Sequence[Repeated | None]:
@@ -598,16 +626,20 @@ class Builder:
             held_out_bytes.append(documents.num_bytes[mask])
         hashes = np.concatenate(held_out_hashes)
         num_bytes = np.concatenate(held_out_bytes)
-        return [
-            (limit, NO_HASHES if limit is None else hashes[num_bytes > limit]) for limit in limits
-        ]
+        limits_and_hashes: list[tuple[int | None, Hashes]] = []
+        for limit in limits:
+            if limit is None:
+                limits_and_hashes.append((None, NO_HASHES))
+            else:
+                is_longer = num_bytes > limit
+                limits_and_hashes.append((limit, hashes[is_longer]))
+        return limits_and_hashes
 
     def mix(self, chunked: Chunked) -> tuple[MixtureRows, list[SourceReport], int]:
         """The rows, a report on each source, and the number of rows that the run reads; 1 if unknown."""
-        reports = [report_on(rows) for rows in chunked]
-        requested_shares = from_row(
-            shares_of_phases(self.data, [report.tokens for report in reports]), self.first_row
-        )
+        reports = list(map(report_on, chunked))
+        tokens = [report.tokens for report in reports]
+        requested_shares = from_row(shares_of_phases(self.data, tokens), self.first_row)
         mixture = MixtureRows(
             sources=chunked,
             turns=self.turns(chunked, requested_shares),
@@ -622,10 +654,10 @@ class Builder:
             num_rows = rows_of_run(self.data, self.budget, rows_of_epoch)
         num_rows = max(num_rows, self.first_row + 1)
         shares = shares_over(requested_shares, num_rows - self.first_row).tolist()
-        reports = [
-            replace(report, share=share) for report, share in zip(reports, shares, strict=True)
-        ]
-        return mixture, reports, num_rows
+        reports_with_shares = []
+        for report, share in zip(reports, shares, strict=True):
+            reports_with_shares.append(replace(report, share=share))
+        return mixture, reports_with_shares, num_rows
 
     def turns(self, chunked: Chunked, requested_shares: Changes) -> Turns:
         # A source whose rows are half full needs twice as many rows for the same tokens.
@@ -638,7 +670,9 @@ class Builder:
         return Turns(changes, rows_read)
 
     def numbers_of_first_use(self, chunked: Chunked) -> list[int]:
-        names = [name for named, _ in self.stretches for name in named]
+        names: list[str] = []
+        for new_sources, _ in self.stretches:
+            names += new_sources
         return [names.index(rows.name) for rows in chunked]
 
     def held_out_sets(self, chunked: Chunked, evaluated: Sources) -> dict[str, HeldOutSet]:
@@ -650,10 +684,10 @@ class Builder:
                 if held_out is not None:
                     sets[rows.name] = held_out
             if not sets:
-                searched = [
-                    rows.tokenized.documents(rows.tokenized.plan.held_out) for rows in chunked
-                ]
-                raise DataError(nothing_held_out(share, sum(map(len, searched))))
+                num_documents = 0
+                for rows in chunked:
+                    num_documents += len(rows.tokenized.documents(rows.tokenized.plan.held_out))
+                raise DataError(nothing_held_out(share, num_documents))
         for source in evaluated:
             sets[reported_name(source.work.source)] = whole_set(source, self.layout, self.cache_dir)
         return sets
@@ -663,18 +697,18 @@ class Builder:
         name = rows.name
         shards = rows.tokenized.plan.held_out
         documents = rows.tokenized.documents(shards)
-        chosen = rows.selection.held_out(documents, shards)
-        if not len(chosen):
+        numbers = rows.selection.held_out(documents, shards)
+        if not len(numbers):
             log.warning(
                 f"{name}: none of its {len(documents):,} documents was chosen by `evaluation.held_out_share`; it"
                 " is not evaluated."
             )
             return None
-        held_out = held_out_set(name, documents, chosen, self.layout, self.cache_dir)
+        held_out = held_out_set(name, documents, numbers, self.layout, self.cache_dir)
         if not documents.are_examples:
             sizes = documents.num_bytes
-            chosen_bytes = int(sizes[chosen].sum())
-            warning = other_share(name, share, chosen_bytes, int(sizes.sum()), len(chosen))
+            chosen_bytes = int(sizes[numbers].sum())
+            warning = other_share(name, share, chosen_bytes, int(sizes.sum()), len(numbers))
             if warning is not None:
                 log_once([warning])
         return held_out
@@ -683,30 +717,38 @@ class Builder:
         """A hash of everything that decides the rows: documents, packing, weights, seed, and the first chunks."""
         turns = mixture.turns
         first = self.first_row
+        order = []
+        for number in range(100):
+            turn = mixture.turn(first + number)
+            order.append([*turn, shuffled(number, 1000, mixture.seed)])
         content = {
             "sources": [rows.fingerprint for rows in chunked],
             "proportions": list(zip(turns.first_rows, turns.proportions, strict=True)),
             "seed": mixture.seed,
             "layout": self.layout.content(),
-            "order": [
-                [*mixture.turn(first + number), shuffled(number, 1000, mixture.seed)]
-                for number in range(100)
-            ],
+            "order": order,
         }
         if mixture.lengths:
             content["lengths"] = mixture.lengths
         if self.earlier:
+            positions = []
+            for name, position in self.positions.items():
+                positions.append([name, position.rows, position.fingerprint])
             content["first_row"] = first
             content["numbers"] = mixture.numbers
-            content["positions"] = [
-                [name, position.rows, position.fingerprint]
-                for name, position in self.positions.items()
-            ]
+            content["positions"] = positions
         return key_of(content)
 
 
+def sources_by_name(data: Data) -> dict[str, Source]:
+    return {reported_name(source): source for source in data.sources}
+
+
 def shards_of(sources: Iterable[TokenizedSource]) -> list[SourceShard]:
-    return [(source, number) for source in sources for number in source.plan.numbers]
+    shards: list[SourceShard] = []
+    for source in sources:
+        shards += product([source], source.plan.numbers)
+    return shards
 
 
 def find_scarce(
@@ -752,11 +794,10 @@ def log_once(warnings: Sequence[str]) -> None:
 
 def unrestored(text_checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The sources whose text the tokenizer does not give back, so their bits per byte mean nothing; logs them."""
-    names = [
-        name
-        for name, checks in text_checks.items()
-        if (checks["lost_share"] or 0) > UNRESTORED_SHARE
-    ]
+    names = []
+    for name, checks in text_checks.items():
+        if (checks["lost_share"] or 0) > UNRESTORED_SHARE:
+            names.append(name)
     if names and is_main_process():
         log.warning(
             f"{', '.join(names)}: no bits per byte, because the tokenizer does not give more than"
@@ -767,9 +808,9 @@ def unrestored(text_checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def with_checked_form(data: Data, evaluation: Evaluation, form: str) -> tuple[Data, Evaluation]:
     """The sections with the form of their rows. Raises RecipeError for duplicate names."""
-    problems = [
-        f"`{problem.location}`: {problem.text}" for problem in check_names(data, evaluation)
-    ]
+    problems = []
+    for problem in check_names(data, evaluation):
+        problems.append(f"`{problem.location}`: {problem.text}")
     if problems:
         raise RecipeError(f"{'; '.join(problems)}.")
     data, evaluation = with_form(data, evaluation, form)

@@ -528,11 +528,11 @@ class ChunkedRows:
         return self.folder / f"{chunk:06}"
 
 
-def shuffled(place: int, size: int, seed: int) -> int:
-    """The position of `place` in a permutation of `size` rows drawn from the seed; a large one is not stored."""
+def shuffled(index: int, size: int, seed: int) -> int:
+    """The position of `index` in a permutation of `size` rows drawn from the seed; a large one is not stored."""
     if size < SMALL:
-        return int(permutation(size, seed)[place])
-    return index_shuffle()(place, max_index=size - 1, seed=seed, rounds=4)
+        return int(permutation(size, seed)[index])
+    return index_shuffle()(index, max_index=size - 1, seed=seed, rounds=4)
 
 
 @lru_cache(maxsize=64)
@@ -551,7 +551,7 @@ def index_shuffle() -> Callable[..., int]:
 
 
 def text_bytes(trained: TrainedDocuments) -> TextBytes | None:
-    """Where the bytes of a chunk's texts went; None if an earlier version stored its tokens."""
+    """The bytes of a chunk's texts, by what became of them; None if an earlier version stored its tokens."""
     documents = trained.documents
     chosen = trained.chosen
     dropped_bytes = Counter[str]()

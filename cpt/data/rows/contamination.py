@@ -97,7 +97,9 @@ class Contamination:
             f"more share a phrase with one ({WORDS} or more words in a row)": self.touched,
             f"with fewer than {WORDS} words were not searched for": self.too_short,
         }
-        sentences += [f"{count:,} {documents}." for documents, count in more.items() if count]
+        for documents, count in more.items():
+            if count:
+                sentences.append(f"{count:,} {documents}.")
         return " ".join(sentences)
 
 
@@ -250,11 +252,11 @@ def with_decontamination(
                 )
     elif not is_refused(data):
         index = index_of(data, evaluation, cache_dir / "decontamination", comparison)
-        filters = [
-            component
-            for component in filters
-            if component.name != NAME or component.options.get("against")
-        ]
+        has_effect = []
+        for component in filters:
+            if component.name != NAME or component.options.get("against"):
+                has_effect.append(component)
+        filters = has_effect
         # Plain text, as in a recipe: options are part of the key of the stored tokens.
         filters.append(Component.model_validate({"name": NAME, "index": str(index)}))
     if comparison != COMPARISON:
@@ -266,10 +268,10 @@ def with_decontamination(
 
 
 def is_refused(data: Data) -> bool:
-    return any(
-        component.name == NAME and component.options.get("own_evaluation") is False
-        for component in data.filters
-    )
+    for component in data.filters:
+        if component.name == NAME and component.options.get("own_evaluation") is False:
+            return True
+    return False
 
 
 def index_of(data: Data, evaluation: Evaluation, folder: Path, comparison: int) -> Path:
@@ -325,7 +327,7 @@ def work_of(data: Data, source: DocumentSource, key: str) -> ShardWork:
 
 @dataclass
 class Overlaps:
-    """What training documents have in common with evaluation documents."""
+    """The overlaps of training documents with evaluation documents."""
 
     documents: int = 0
     touched: int = 0

@@ -41,9 +41,9 @@ class HeldOutSet:
 
 
 def held_out_set(
-    name: str, documents: StoredDocuments, chosen: Int64, layout: Layout, cache_dir: Path
+    name: str, documents: StoredDocuments, numbers: Int64, layout: Layout, cache_dir: Path
 ) -> HeldOutSet:
-    """Build a set of the chosen documents; its rows are the same for every seed, so runs can be compared."""
+    """Build a set of the documents of these numbers; its rows are the same for every seed, so runs can be compared."""
     # More overlap would count tokens twice, and cutting documents at full rows would lose tokens. These windows
     # overlap by one token, which is predicted once, so metrics do not depend on the packing. They do depend on the row
     # length for documents longer than a row: each window but the first starts without the tokens before it as context.
@@ -54,8 +54,8 @@ def held_out_set(
     # the bits would be those of its beginning, and the bytes those of all of it.
     longest = layout.sequence_length
     if not layout.is_one_a_row:
-        longest = int(np.diff(documents.offsets)[chosen].max(initial=longest))
-    fitting = select_fitting(documents, chosen, layout.form, longest)
+        longest = int(np.diff(documents.offsets)[numbers].max(initial=longest))
+    fitting = select_fitting(documents, numbers, layout.form, longest)
     starts = documents.offsets[fitting.numbers]
     form = [] if layout.form == "document" else [layout.form, "whole"]
     content = {
@@ -78,18 +78,18 @@ def held_out_set(
 
 
 def whole_set(source: TokenizedSource, layout: Layout, cache_dir: Path) -> HeldOutSet:
-    """A held-out set with separate files. As in a held-out share, a very long document is left out."""
+    """A held-out set with separate files. As in a held-out share, a very long document is skipped."""
     documents = source.documents(source.plan.held_out)
     name = reported_name(source.work.source)
     layout = replace(layout, form=form_of_source(source.work.source))
     sizes = documents.num_bytes
     longest = LARGEST_OF_AVERAGE * sizes.mean() if layout.form == "document" else sizes.max()
-    chosen = np.flatnonzero(sizes <= longest)
-    held_out = held_out_set(name, documents, chosen, layout, cache_dir)
-    if len(chosen) == len(sizes):
+    numbers = np.flatnonzero(sizes <= longest)
+    held_out = held_out_set(name, documents, numbers, layout, cache_dir)
+    if len(numbers) == len(sizes):
         return held_out
-    share = 1 - sizes[chosen].sum() / sizes.sum()
-    count = len(sizes) - len(chosen)
+    share = 1 - sizes[numbers].sum() / sizes.sum()
+    count = len(sizes) - len(numbers)
     left_out = (
         f"`{name}`: {count:,} of {len(sizes):,} documents not evaluated, longer than {LARGEST_OF_AVERAGE} average ones"
         f" ({100 * share:.0f} % of the bytes). Training text that contains parts of them is dropped all the same."

@@ -164,7 +164,7 @@ class Turns:
         for (first, weights), (end, _) in pairwise(changes):
             quotas, owed = whole_quotas(end - first, weights, owed)
             self.proportions.append(quotas)  # these give each source exactly its quota at the end
-            self.before.append([sum(turns) for turns in zip(self.before[-1], quotas, strict=True)])
+            self.before.append(list(map(sum, zip(self.before[-1], quotas, strict=True))))
         self.proportions.append(as_integers(last_weights))
 
     def turn(self, number: int) -> tuple[int, int]:
@@ -231,7 +231,7 @@ class MixtureRows(Dataset[Row]):
 
     def batch(self, numbers: Sequence[int]) -> Row:
         """Rows as one batch [B, T], equal to `stack_rows` but written directly."""
-        places = [self.row_at(number) for number in numbers]
+        places = list(map(self.row_at, numbers))
         if any(isinstance(rows, PaddedRows) for rows, _, _ in places):
             return stack_rows([rows.row(index, epoch) for rows, index, epoch in places])
         batch_shape = (len(numbers), places[0][0].sequence_length)  # (B, T)
@@ -291,7 +291,8 @@ def whole_quotas(
     while sum(quotas) < rows:  # at most one row more per source
         quotas[max(active, key=missing)] += 1
     while sum(quotas) > rows:  # at most one row less
-        quotas[min((source for source in active if quotas[source]), key=missing)] -= 1
+        reducible = [source for source in active if quotas[source]]
+        quotas[min(reducible, key=missing)] -= 1
     return quotas, {source: missing(source) for source in active}
 
 

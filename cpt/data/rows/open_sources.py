@@ -100,10 +100,12 @@ def complain_of_options(source: DocumentSource, key: str, files: Sequence[File])
     """The options of a source that have no effect on files of these formats."""
     formats = {format_of(file.name) for file in files}
     with_columns = source.model_copy(update={"chat": columns_named(source) or None})
-    return [
-        f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
-        for option in options_without_effect(with_columns, formats)
-    ]
+    complaints = []
+    for option in options_without_effect(with_columns, formats):
+        complaints.append(
+            f"`{key}.{option}` has no effect: {source.path} holds {', '.join(sorted(formats))} files. Remove it."
+        )
+    return complaints
 
 
 def compare_sample(
@@ -148,7 +150,7 @@ def sampled_documents(source: DocumentSource, key: str) -> list[Document]:
         jobs = [pieces]
         num_bytes = num_bytes.sum(keepdims=True)
     sample: list[Document] = []
-    # A piece without the beginning of a document or row group has none; then others give more.
+    # A piece without the beginning of a document or row group is empty; then others give more.
     for _ in range(2):
         sample.clear()
         if not num_bytes.any():
@@ -194,10 +196,10 @@ def open_sources(
     """Sources and held-out sets by their key in the recipe; nothing is read yet."""
     for key, source in keyed.items():  # report all errors before reading
         sieve_of(data, source, key).functions()
-    return {
-        key: open_source(data, source, key, encoder, cache_dir, seed, held_out_share)
-        for key, source in keyed.items()
-    }
+    opened = {}
+    for key, source in keyed.items():
+        opened[key] = open_source(data, source, key, encoder, cache_dir, seed, held_out_share)
+    return opened
 
 
 def open_source(

@@ -8,6 +8,7 @@ that cannot separate the documents of a packed row."""
 
 import itertools
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -131,30 +132,19 @@ def cut_stream(
 
 
 def best_fit(lengths: Int64, sequence_length: int) -> Int64:
-    """The row of each piece. Rows are grouped by free space; bit r of `free_sizes` is set if a row has r tokens free,
-    so the fullest row that fits a piece is the lowest bit from the piece's length up. Pieces of equal length are
-    placed together."""
+    """The row of each piece: the fullest one that it fits. Pieces of equal length are placed together."""
     order = np.argsort(-lengths, kind="stable")
-    rows_with_free: list[list[int]] = [[] for _ in range(sequence_length + 1)]
-    free_sizes = 0
-    num_rows = 0
+    open_rows = OpenRows(sequence_length)
     row_of_ordered: list[int] = []
     sizes, counts = np.unique(lengths, return_counts=True)
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         while count:
-            fitting = free_sizes >> size
-            if fitting:
-                free = size + (fitting & -fitting).bit_length() - 1
-                rows = rows_with_free[free]
-            else:
+            free = open_rows.least_free(size)
+            if free is None:
                 free = sequence_length
-                new_rows = -(-count // (sequence_length // size))
-                rows = list(range(num_rows, num_rows + new_rows))
-                num_rows += new_rows
+                open_rows.add_empty(-(-count // (free // size)))
             per_row = free // size  # after one piece a row is the fullest, so it takes all it can
-            full_rows = [rows.pop() for _ in range(min(len(rows), -(-count // per_row)))]
-            if not rows:
-                free_sizes &= ~(1 << free)
+            full_rows = open_rows.take(free, -(-count // per_row))
             last_row = full_rows.pop()  # it may get fewer
             for row in full_rows:
                 row_of_ordered.extend([row] * per_row)
@@ -162,17 +152,49 @@ def best_fit(lengths: Int64, sequence_length: int) -> Int64:
             in_last_row = min(count, per_row)
             row_of_ordered.extend([last_row] * in_last_row)
             count -= in_last_row
-            free_after = free - per_row * size
-            if free_after and full_rows:
-                rows_with_free[free_after].extend(full_rows)
-                free_sizes |= 1 << free_after
-            free_after_last = free - in_last_row * size
-            if free_after_last:
-                rows_with_free[free_after_last].append(last_row)
-                free_sizes |= 1 << free_after_last
+            open_rows.put(free - per_row * size, full_rows)
+            open_rows.put(free - in_last_row * size, [last_row])
     row_of = np.empty(len(lengths), np.int64)
     row_of[order] = row_of_ordered
     return row_of
+
+
+class OpenRows:
+    """Rows that are not full, by their free tokens. Bit r of `free_sizes` is set if a row has r tokens free, so the
+    least space that fits a piece is the lowest bit from the piece's length up."""
+
+    def __init__(self, sequence_length: int) -> None:
+        self.sequence_length = sequence_length
+        self.rows_with_free = defaultdict[int, list[int]](list)
+        self.free_sizes = 0
+        self.num_rows = 0
+
+    def least_free(self, size: int) -> int | None:
+        """The free tokens of the fullest rows that a piece of this size fits; None if it fits no row."""
+        fitting = self.free_sizes >> size
+        if not fitting:
+            return None
+        lowest_bit = fitting & -fitting
+        return size + lowest_bit.bit_length() - 1
+
+    def add_empty(self, count: int) -> None:
+        rows = list(range(self.num_rows, self.num_rows + count))
+        self.num_rows += count
+        self.put(self.sequence_length, rows)
+
+    def take(self, free: int, count: int) -> list[int]:
+        """Remove up to `count` rows with this many free tokens, the last one first."""
+        rows = self.rows_with_free[free]
+        taken = rows[: -count - 1 : -1]
+        del rows[-count:]
+        if not rows:
+            self.free_sizes &= ~(1 << free)
+        return taken
+
+    def put(self, free: int, rows: list[int]) -> None:
+        if free and rows:
+            self.rows_with_free[free].extend(rows)
+            self.free_sizes |= 1 << free
 
 
 def alike(lengths: Int64, sequence_length: int) -> Int64:

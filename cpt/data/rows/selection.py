@@ -51,11 +51,10 @@ class Repeated:
         self.folder = folder
         self.first_documents = list(first_documents)
         hold(folder, self)
-        self._masks = {
-            reason: open_array(folder / file)
-            for reason, file in FILES.items()
-            if (folder / file).exists()
-        }
+        self._masks = {}
+        for reason, file in FILES.items():
+            if (folder / file).exists():
+                self._masks[reason] = open_array(folder / file)
 
     def __reduce__(self) -> tuple[type["Repeated"], tuple[Path, list[int]]]:
         return Repeated, (self.folder, self.first_documents)
@@ -67,9 +66,10 @@ class Repeated:
 
     def of_shards(self, shards: Sequence[int]) -> dict[str, Mask]:
         """Masks for the documents of some shards, concatenated; at most one reason per document."""
-        ranges = [
-            slice(self.first_documents[shard], self.first_documents[shard + 1]) for shard in shards
-        ]
+        ranges = []
+        for shard in shards:
+            begin, end = self.first_documents[shard : shard + 2]
+            ranges.append(slice(begin, end))
         masks = {}
         for reason, mask in self._masks.items():
             masks[reason] = np.concatenate([mask[documents] for documents in ranges])
@@ -120,10 +120,10 @@ def repeated_documents(
     }
     folder = publish_derived(cache_dir / "duplicates" / key_of(content), fill)
     first_documents = [0, *accumulate(shard.documents for shard in shards)]
-    return [
-        Repeated(folder, first_documents[first : after + 1])
-        for first, after in pairwise(first_shards)
-    ]
+    repeated = []
+    for first, after in pairwise(first_shards):
+        repeated.append(Repeated(folder, first_documents[first : after + 1]))
+    return repeated
 
 
 def near_duplicates(
@@ -173,7 +173,7 @@ def minhashes(
         tokens = store.tokens[store.offsets[first] : store.offsets[after]]
         if encoder is not None:
             texts = encoder.decode_documents(tokens, offsets)
-            tokens, lengths = encoder.text_ids([comparable(text) for text in texts])
+            tokens, lengths = encoder.text_ids(list(map(comparable, texts)))
             offsets = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
         hashes, bounds = shingles(tokens, offsets)
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, bounds, BANDS * ROWS, 42)
@@ -238,18 +238,18 @@ class Selection:
                 left_out_bytes[reason] = int(sizes[mask].sum())
         is_first = self.is_first(documents, shards)
         is_evaluated = np.isin(documents.hashes, self.evaluated)
-        chosen = np.flatnonzero(is_first & ~self.is_held_out(documents) & ~is_evaluated)
-        held_out = int(is_first.sum()) - len(chosen)
-        held_out_bytes = int(np.dot(is_first, sizes) - sizes[chosen].sum())
+        numbers = np.flatnonzero(is_first & ~self.is_held_out(documents) & ~is_evaluated)
+        held_out = int(is_first.sum()) - len(numbers)
+        held_out_bytes = int(np.dot(is_first, sizes) - sizes[numbers].sum())
         if self.max_tokens is not None:
-            tokens = tokens_before + np.diff(documents.offsets)[chosen].cumsum()
+            tokens = tokens_before + np.diff(documents.offsets)[numbers].cumsum()
             num_allowed = int(np.searchsorted(tokens, self.max_tokens, "right"))
-            if num_allowed < len(chosen):
-                left_out[AFTER_MAX_TOKENS] = len(chosen) - num_allowed
-                left_out_bytes[AFTER_MAX_TOKENS] = int(sizes[chosen[num_allowed:]].sum())
-            chosen = chosen[:num_allowed]
+            if num_allowed < len(numbers):
+                left_out[AFTER_MAX_TOKENS] = len(numbers) - num_allowed
+                left_out_bytes[AFTER_MAX_TOKENS] = int(sizes[numbers[num_allowed:]].sum())
+            numbers = numbers[:num_allowed]
         return Chosen(
-            documents=chosen,
+            documents=numbers,
             held_out=held_out,
             left_out=left_out,
             held_out_bytes=held_out_bytes,

@@ -54,7 +54,7 @@ NEW_RUN = "start a new run from this run's weights (`model.path`)"
 NEUTRAL = {"name", "weight", "licence", "max_epochs", "replay_kl"}
 
 
-def problems_of_change(earlier: Sequence[Data], now: Data) -> list[str]:
+def problems_of_change(earlier: Sequence[Data], current: Data) -> list[str]:
     """The changes of sources that a run with these earlier sections cannot follow; imports no torch."""
     used: dict[str, Source] = {}
     for data in earlier:
@@ -62,14 +62,17 @@ def problems_of_change(earlier: Sequence[Data], now: Data) -> list[str]:
             used.setdefault(reported_name(source), source)
     used_names = {documents_key(source): name for name, source in used.items()}
     problems = []
-    for number, source in enumerate(now.sources):
+    for number, source in enumerate(current.sources):
         key = f"data.sources[{number}]"
         name = reported_name(source)
         used_name = used_names.get(documents_key(source))
         if name in used:
             before = used[name].model_dump(exclude=NEUTRAL)
             after = source.model_dump(exclude=NEUTRAL)
-            changed = [f"`{key}.{field}`" for field in after if before[field] != after[field]]
+            changed = []
+            for field in after:
+                if before[field] != after[field]:
+                    changed.append(f"`{key}.{field}`")
             if changed:
                 problems.append(
                     f"{', '.join(changed)}: the run has read `{name}` with another value, and would read documents"

@@ -98,9 +98,9 @@ def stored_files(
         states = uncontradicted(folder, shards, files, states, changed)
         if "like" not in record:
             record = {"like": like, "moved_from": find_other_place(folder, like, files)}
-        record["files"] = {
-            name: [version, *signatures[name]] for name, (_, version) in states.items()
-        }
+        record["files"] = {}
+        for name, (_, version) in states.items():
+            record["files"][name] = [version, *signatures[name]]
         with suppress(OSError):  # a read-only store
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / RECORD, sealed(record))
@@ -133,9 +133,10 @@ def states_of_files(files: Sequence[File]) -> States:
 
 def shard_name(shard: Shard, states: States) -> str:
     """The folder of a shard, by the state of its files: a changed file affects only its shards."""
-    pieces = [
-        [unsigned(piece.path), piece.start, piece.stop, states.get(piece.path)] for piece in shard
-    ]
+    pieces = []
+    for piece in shard:
+        state = states.get(piece.path)
+        pieces.append([unsigned(piece.path), piece.start, piece.stop, state])
     return key_of({"pieces": pieces})
 
 
@@ -213,9 +214,9 @@ def files_at_other_place(folder: Path, like: str, files: Sequence[File]) -> list
     record = read_sealed(folder / RECORD)
     if record is None or record["like"] != like:
         return None
-    other_files = [
-        File(name, size, version) for name, (version, size, *_) in record["files"].items()
-    ]
+    other_files = []
+    for name, (version, size, *_) in record["files"].items():
+        other_files.append(File(name, size, version))
     return other_files if names_and_sizes(other_files) == names_and_sizes(files) else None
 
 

@@ -160,7 +160,7 @@ def unpickled(function: bytes) -> Callable[[Any], Any]:
 
 
 def workers_for(num_bytes: int, num_jobs: int) -> int:
-    """The number of processes for jobs that read files of so many bytes."""
+    """The number of processes for jobs that read files of this size in bytes."""
     return num_workers() if num_bytes >= POOL_BYTES and num_jobs > 1 else 0
 
 

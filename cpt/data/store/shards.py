@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
+from operator import itemgetter
 from os.path import commonpath
 from pathlib import Path
 from typing import Any, TypeVar
@@ -194,7 +195,7 @@ class ShardWork:
 
 
 def link_shard(work: ShardWork, shard: Shard, there: OtherPlace, folder: Path) -> bool:
-    """Link the arrays of a shard that was made from the same bytes at another place; False if there is none."""
+    """Link the arrays of a shard that was made from the same bytes in another folder; False if it cannot be used."""
     stored = stored_description(there.folder)
     if stored is None or stored.bad_rows:  # those list their places
         return False
@@ -223,12 +224,12 @@ def fill_shard(work: ShardWork, shard: Shard, folder: Path) -> None:
     longest = ("", 0)
     checks = TextChecks(encoder, work.held_out_share)
     for batch in batches(texts_of(work, shard, losses, encoder)):
-        texts = [text for text, _ in batch]
-        documents = [document for _, document in batch]
+        texts: list[str] = list(map(itemgetter(0), batch))
+        documents: list[Document] = list(map(itemgetter(1), batch))
         if work.prove_on_the_way and not writer.num_documents:
             encoder = checks.encoder = encoder.proven_for(texts[:SAMPLE_DOCUMENTS])
         ids, lengths, segments = encoder.encode_segments(texts)
-        raw = [text.encode() for text in texts]
+        raw = list(map(str.encode, texts))
         hashes = np.fromiter(map(xxh3_64_intdigest, raw), np.uint64, len(raw))
         text_digest.update(hashes.data)
         checks.add(texts, raw, hashes, documents)
@@ -263,7 +264,7 @@ def where_of(document: Document) -> str:
 
 
 class TextChecks:
-    """Of the texts of a shard: what the tokenizer loses, and special tokens that are spelled in them."""
+    """Checks of the texts of a shard: what the tokenizer loses, and special tokens that are spelled in them."""
 
     def __init__(
         self,
@@ -360,11 +361,11 @@ def sample(source: DocumentSource, shards: Sequence[Shard], key: str) -> list[st
     return texts
 
 
-def sample_shard(source: DocumentSource, shard: Shard, key: str, most: int) -> list[str]:
+def sample_shard(source: DocumentSource, shard: Shard, key: str, num_documents: int) -> list[str]:
     texts = []
     rows = chain.from_iterable(read_piece(source, piece, key) for piece in shard)
-    characters = SAMPLE_CHARACTERS * most // SAMPLE_DOCUMENTS
-    for row in islice(rows, min(most, source.max_documents or most)):
+    characters = SAMPLE_CHARACTERS * num_documents // SAMPLE_DOCUMENTS
+    for row in islice(rows, min(num_documents, source.max_documents or num_documents)):
         if isinstance(row, Document) and characters > 0:
             texts.append(row.text[:characters])
             characters -= len(row.text)

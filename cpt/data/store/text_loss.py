@@ -18,7 +18,7 @@ WARNED_SHARE = 0.001  # of characters: above it, a warning
 UNRESTORED_SHARE = 0.02  # above it, bits per byte mean nothing
 WORST_KEPT = 20
 WORST_SHOWN = 5
-# Systematic sampling: an excerpt per so many characters is 0.4 % of a text.
+# Systematic sampling: an excerpt per this many characters is 0.4 % of a text.
 EXCERPT_CHARACTERS = 1000
 CHARACTERS_PER_EXCERPT = 250_000
 CONTROL = {"\n": "LINE FEED", "\r": "CARRIAGE RETURN", "\t": "TAB"}
@@ -91,10 +91,10 @@ def excerpts(texts: Sequence[str], at_least: int = 1) -> list[str]:
     positions = evenly_spaced(number, total)
     numbers = np.searchsorted(ends, positions, side="right")  # of the texts
     starts = positions - (ends - lengths)[numbers]
-    return [
-        texts[number][start : start + EXCERPT_CHARACTERS]
-        for number, start in zip(numbers.tolist(), starts.tolist(), strict=True)
-    ]
+    excerpts = []
+    for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
+        excerpts.append(texts[number][start : start + EXCERPT_CHARACTERS])
+    return excerpts
 
 
 def evenly_spaced(number: int, total: int) -> NDArray[np.int64]:

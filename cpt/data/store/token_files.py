@@ -189,10 +189,9 @@ class StoredDocuments:
     @property
     def offsets(self) -> Int64:
         """The start of each document among the tokens, and the end of the last one."""
-        begins = [
-            part.offsets[:-1] + first
-            for part, first in zip(self.parts, self._first_tokens, strict=False)
-        ]
+        begins = []
+        for part, first in zip(self.parts, self._first_tokens, strict=False):
+            begins.append(part.offsets[:-1] + first)
         return np.concatenate([*begins, np.array([self.num_tokens], np.int64)])
 
     @property

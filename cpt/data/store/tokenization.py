@@ -68,7 +68,7 @@ Ids = NDArray[np.unsignedinteger]
 def encode_by_gigatoken(model: str, texts: Sequence[str]) -> Flat:
     # Not `encode_batch`: its result is an awkward array, and importing awkward takes as long as encoding 60 MB.
     encode = gigatoken_of(model).encode
-    parts = [encode(text) for text in texts]
+    parts = list(map(encode, texts))
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
     return np.concatenate([np.empty(0, np.uint32), *parts]), lengths
 
@@ -165,11 +165,10 @@ class DocumentEncoder:
             f"{self.model_json} bos {self.bos} eos {self.eos} tokenizers {tokenizers.__version__}"
         )
         self.fingerprint = xxh3_128_hexdigest(decides.encode())
-        self.unknown_ids = sorted(
-            vocabulary[token] for token in unknown_tokens if token in vocabulary
-        )
-        special_tokens = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-        self.special_tokens = dict(special_tokens)
+        self.unknown_ids = sorted(map(vocabulary.__getitem__, unknown_tokens & vocabulary.keys()))
+        special_tokens = tokenizer.all_special_tokens
+        special_ids = tokenizer.all_special_ids
+        self.special_tokens = dict(zip(special_ids, special_tokens, strict=True))
         # The unknown token may occur in a text, unless it is also the EOS, as in GPT-2.
         if tokenizer.unk_token_id not in (self.eos, self.bos):
             self.special_tokens.pop(tokenizer.unk_token_id, None)
@@ -184,7 +183,9 @@ class DocumentEncoder:
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process builds the fast tokenizer from its JSON when needed.
-        return {name: value for name, value in vars(self).items() if name != "fast_tokenizer"}
+        state = dict(vars(self))
+        state.pop("fast_tokenizer", None)
+        return state
 
     def proven_for(self, documents: Sequence[str]) -> "DocumentEncoder":
         """An encoder of the same ids: gigatoken's if equal on these texts and many hard strings, else this one."""
@@ -304,11 +305,7 @@ class DocumentEncoder:
         """Encode without BOS and EOS; special ids in text (SentencePiece's `</s>`) become those of the spelling."""
         ids, lengths = self._encode_batch(texts)
         ids = ids.astype(self.dtype, copy=False)
-        # Most texts have none, and comparing is ten times faster than a look-up.
-        if not any(
-            np.any(ids - ids.dtype.type(first) < last - first)
-            for first, last in self._special_ranges
-        ):
+        if not self.has_special(ids):
             return ids, lengths
         positions = np.flatnonzero(self.is_special[ids])
         tokens = [self.special_tokens[number] for number in ids[positions].tolist()]
@@ -322,6 +319,13 @@ class DocumentEncoder:
             parts += [ids[begin:position], spelling]
             begin = position + 1
         return np.concatenate([*parts, ids[begin:]]), lengths
+
+    def has_special(self, ids: Ids) -> bool:
+        """Most texts have no special ids, and comparing is ten times faster than a look-up."""
+        return any(
+            np.any(ids - ids.dtype.type(first) < last - first)
+            for first, last in self._special_ranges
+        )
 
     def spelling_of(self, token: str) -> list[int]:
         if len(token) < 2:

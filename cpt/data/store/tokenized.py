@@ -332,9 +332,10 @@ def make_shards(shards: Sequence[SourceShard]) -> None:
 
     CPT_WORKERS or all cores share the work, if there is enough of it.
     """
-    missing = [
-        (source, number) for source, number in dict.fromkeys(shards) if source.missing([number])
-    ]
+    missing = []
+    for source, number in dict.fromkeys(shards):
+        if source.missing([number]):
+            missing.append((source, number))
     sizes = Counter[TokenizedSource]()
     for source, number in missing:
         sizes[source] += source.plan.num_bytes[number]
