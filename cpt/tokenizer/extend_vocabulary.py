@@ -9,9 +9,9 @@ import heapq
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -103,7 +103,7 @@ def extend_vocabulary(
     if num_tokens < 1:
         raise RecipeError(f"--add {num_tokens}: expected at least 1. 500 to 5,000 suit a domain.")
     bpe = read_bpe(tokenizer)
-    word_counts = Counter(word for document in non_empty(documents) for word in bpe.split(document))
+    word_counts = Counter(chain.from_iterable(map(bpe.split, non_empty(documents))))
     merges, backend = learn_reachable(bpe, word_counts, num_tokens)
     if len(merges) < num_tokens:
         shortage = f"only {len(merges):,} pairs occur twice"
@@ -116,10 +116,13 @@ def extend_vocabulary(
             counts[token.id] += count
     extended = copy.deepcopy(tokenizer)
     extended.backend_tokenizer.model = backend.model
-    added = [
-        NewToken(merge.id, merge.token, backend.decode([merge.id]), merge.pieces, counts[merge.id])
-        for merge in merges
-    ]
+    added = []
+    for merge in merges:
+        added.append(
+            NewToken(
+                merge.id, merge.token, backend.decode([merge.id]), merge.pieces, counts[merge.id]
+            )
+        )
     return Extension(extended, added)
 
 
@@ -157,51 +160,69 @@ def learn_reachable(
     only encoding shows whether some text leads to it. A token that is not reached is forbidden, and the merges are
     learned again."""
     tokens = {number: token for token, number in bpe.vocabulary.items()}
-    unknown = bpe.content["model"]["unk_token"]
-    tokens_of_words = {
-        number for number, token in tokens.items() if not BYTE.fullmatch(token) and token != unknown
-    }
-    encoded = []
-    counts = []
-    origins = []
-    for word in sorted(word for word in words if len(word) <= MAX_WORD_CHARACTERS):
-        # SentencePiece's bytes and its unknown token are not merged.
-        pieces = [token.id for token in bpe.backend.model.tokenize(word)]
-        for is_whole, group in groupby(pieces, tokens_of_words.__contains__):
-            ids = list(group)
-            if is_whole and len(ids) > 1:
-                encoded.append(ids)
-                counts.append(words[word])
-                origins.append(word)
+    encoded = list(encode_words(bpe, words, tokens))
+    origins = [word for word, _ in encoded]
     forbidden = set(bpe.vocabulary)
     while True:
         merges = learn_merges(
-            encoded, counts, tokens, num_tokens, max(tokens) + 1, forbidden, bpe.may_be_token
+            words=[ids for _, ids in encoded],
+            counts=[words[word] for word in origins],
+            tokens=tokens,
+            num_merges=num_tokens,
+            first_id=max(tokens) + 1,
+            forbidden=forbidden,
+            may_be_token=bpe.may_be_token,
         )
-        content: dict[str, Any] = json.loads(json.dumps(bpe.content))
-        vocabulary: dict[str, int] = content["model"]["vocab"]
-        # An added token outside the model's vocabulary gets the next free id when the file is read; that
-        # id now belongs to a new token.
-        vocabulary |= {token["content"]: token["id"] for token in content["added_tokens"]}
-        strings = dict(tokens)
-        for merge in merges:
-            strings[merge.id] = merge.token
-            vocabulary[merge.token] = merge.id
-            content["model"]["merges"].append([strings[merge.left], strings[merge.right]])
-        backend = Tokenizer.from_str(json.dumps(content))
-        backend.encode_special_tokens = bpe.backend.encode_special_tokens
+        backend = with_merges(bpe, merges, tokens)
         unreached = set()
         for merge in merges:
             word = origins[merge.word]
-            begun = word[
-                : word.find(merge.token) + len(merge.token)
-            ]  # as when it was learned, without the rest
+            end = word.find(merge.token) + len(merge.token)
+            begun = word[:end]  # as when it was learned, without the rest
             text = begun if backend.decoder is None else str(backend.decoder.decode([begun]))
             if not is_reached(backend, merge.id, text):
                 unreached.add(merge.token)
         if not unreached:
             return merges, backend
         forbidden |= unreached
+
+
+def encode_words(
+    bpe: Bpe, words: Iterable[str], tokens: Mapping[int, str]
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield the sequences of tokens that may be merged, each with its word, in the order of the words. SentencePiece's
+    bytes and its unknown token are not merged."""
+    unknown = bpe.content["model"]["unk_token"]
+    mergeable = set()
+    for number, token in tokens.items():
+        if token != unknown and not BYTE.fullmatch(token):
+            mergeable.add(number)
+    for word in sorted(words):
+        if len(word) > MAX_WORD_CHARACTERS:
+            continue
+        pieces = [token.id for token in bpe.backend.model.tokenize(word)]
+        for may_be_merged, group in groupby(pieces, mergeable.__contains__):
+            ids = list(group)
+            if may_be_merged and len(ids) > 1:
+                yield word, ids
+
+
+def with_merges(bpe: Bpe, merges: Iterable[Merge], tokens: Mapping[int, str]) -> Tokenizer:
+    """Return the tokenizer with these merges after its own."""
+    content: dict[str, Any] = json.loads(json.dumps(bpe.content))
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    # An added token outside the model's vocabulary gets the next free id when the file is read; that
+    # id now belongs to a new token.
+    for added_token in content["added_tokens"]:
+        vocabulary[added_token["content"]] = added_token["id"]
+    strings = dict(tokens)
+    for merge in merges:
+        strings[merge.id] = merge.token
+        vocabulary[merge.token] = merge.id
+        content["model"]["merges"].append([strings[merge.left], strings[merge.right]])
+    backend = Tokenizer.from_str(json.dumps(content))
+    backend.encode_special_tokens = bpe.backend.encode_special_tokens
+    return backend
 
 
 def is_reached(backend: Tokenizer, number: int, *examples: str) -> bool:
@@ -254,7 +275,7 @@ class Pairs:
     """Neighbouring tokens of all words: the count of each pair in the text, and the words that contain it."""
 
     def __init__(self, words: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
-        self.words = [list(word) for word in words]
+        self.words = list(map(list, words))
         self.counts = counts
         self.num: defaultdict[Pair, int] = defaultdict(int)
         self.where: defaultdict[Pair, set[int]] = defaultdict(set)
