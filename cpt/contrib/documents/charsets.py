@@ -81,7 +81,7 @@ def replaced(raw: bytes, encoding: str) -> Decoded:
 
 
 def vendor_character(problem: UnicodeError) -> tuple[str, int]:
-    """What browsers read where Python's codec fails: the euro in Chinese, NEC's and IBM's characters in Japanese."""
+    """Read as browsers do where Python's codec fails: the euro in Chinese, NEC's and IBM's characters in Japanese."""
     assert isinstance(problem, UnicodeDecodeError)
     start = problem.start
     pair = problem.object[start : start + 2]
@@ -116,7 +116,7 @@ def codec_named(name: str) -> str | None:
 
 
 def codec_of(label: str) -> str | None:
-    """Python's codec for a label of a page (`iso-8859-1` means windows-1252), or None if browsers know no such label.
+    """Python's codec for a label of a page (`iso-8859-1` means windows-1252), or None if browsers do not know it.
 
     Raises NotConverted for an encoding that browsers refuse."""
     import webencodings

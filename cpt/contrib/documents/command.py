@@ -97,17 +97,16 @@ def show_ingested(console: Console, done: "Ingested") -> None:
         changed = f"{done.num_changed:,} file(s) have changed since; their old text is kept."
         console.print(f"{changed} To convert them again, use a new --output.", style="yellow")
     if done.passed_over:
-        skipped = ", ".join(
-            f"{suffix}: {count:,}" for suffix, count in done.passed_over.most_common(KINDS_SHOWN)
-        )
+        largest = done.passed_over.most_common(KINDS_SHOWN)
+        skipped = ", ".join(f"{suffix}: {count:,}" for suffix, count in largest)
         console.print(
             f"{done.passed_over.total():,} other file(s) were skipped ({skipped}).", markup=False
         )
     if done.dropped:
-        lost = ", ".join(
-            f"{kind} {count:,} (in {done.num_losing[kind]:,} file(s))"
-            for kind, count in done.dropped.most_common()
-        )
+        losses = []
+        for kind, count in done.dropped.most_common():
+            losses.append(f"{kind} {count:,} (in {done.num_losing[kind]:,} file(s))")
+        lost = ", ".join(losses)
         console.print(
             f"Not in the text: {lost}. The column `dropped` counts them.",
             style="yellow",

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from io import BytesIO
+from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -266,23 +267,7 @@ def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
             (str(entry.get("full-path")) for entry in container.iterfind(".//{*}rootfile")), ""
         )
         package = parsed(archive, name)
-        pages = [
-            entry
-            for entry in package.iterfind(".//{*}item")
-            if "html" in str(entry.get("media-type"))
-        ]
-        files = {entry.get("id"): unquote(str(entry.get("href"))) for entry in pages}
-        spine = [
-            str(entry.get("idref"))
-            for entry in package.iterfind(".//{*}itemref")
-            if entry.get("linear") != "no"
-        ]
-        folder = posixpath.dirname(name)
-        chapters = [
-            posixpath.normpath(posixpath.join(folder, files[entry]))
-            for entry in spine
-            if entry in files
-        ]
+        chapters = chapters_of(package, posixpath.dirname(name))
         if "META-INF/encryption.xml" in archive.namelist():
             encryption = parsed(archive, "META-INF/encryption.xml")
             encrypted = encryption.iterfind(".//{*}CipherReference")
@@ -300,6 +285,20 @@ def convert_epub(raw: bytes, encoding: str | None = None) -> Converted:
     return with_encoding(document, parts)
 
 
+def chapters_of(package: ElementTree.Element, folder: str) -> list[str]:
+    """The files of a book's chapters, in reading order; `folder` is that of the package file."""
+    pages: dict[str | None, str] = {}
+    for entry in package.iterfind(".//{*}item"):
+        if "html" in str(entry.get("media-type")):
+            pages[entry.get("id")] = unquote(str(entry.get("href")))
+    chapters = []
+    for reference in package.iterfind(".//{*}itemref"):
+        page = pages.get(str(reference.get("idref")))
+        if page is not None and reference.get("linear") != "no":
+            chapters.append(posixpath.normpath(posixpath.join(folder, page)))
+    return chapters
+
+
 def parsed(archive: zipfile.ZipFile, name: str) -> ElementTree.Element:
     # Python's XML parser refuses encodings with several bytes a character, so the text is decoded before.
     return ElementTree.fromstring(decode(archive.read(name), "xml").text)
@@ -311,11 +310,10 @@ def open_archive(raw: bytes, unread: tuple[str, ...] | str) -> Iterator[zipfile.
     reads no more of a member than its stated size."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            members = [
-                member
-                for member in archive.infolist()
-                if not (unread and member.filename.lower().endswith(unread))
-            ]
+            members = []
+            for member in archive.infolist():
+                if not (unread and member.filename.lower().endswith(unread)):
+                    members.append(member)
             if any(member.flag_bits & 1 for member in members):
                 raise NotConverted("encrypted", "the zip file has a password")
             size = sum(member.file_size for member in members)
@@ -381,7 +379,8 @@ def convert_pdf(raw: bytes) -> Converted:
             textpage = page.get_textpage()
             in_margins = [textpage.get_text_bounded(*box) for box in margins_of(page)]
             pages.append(lines_of(text_of_page(textpage, num_printed.get(number))))
-            margins.append({running_key(line) for text in in_margins for line in lines_of(text)})
+            lines = chain.from_iterable(map(lines_of, in_margins))
+            margins.append(set(map(running_key, lines)))
         title = document.get_metadata_value("Title")
         outline = outline_of(document)
     except pypdfium2.PdfiumError as problem:
@@ -389,21 +388,17 @@ def convert_pdf(raw: bytes) -> Converted:
             raise NotConverted("encrypted", "a password is needed to open it") from problem
         raise NotConverted("damaged", str(problem)) from problem
     dropped = Counter[str]()
-    # Lines in the margins that recur, ignoring digits, are headers, footers and page numbers.
-    times = Counter(key for keys in margins for key in keys)
-    for number, keys in enumerate(margins):
-        running = {key for key in keys if times[key] >= MIN_PAGES}
-        lines = [line for line in pages[number] if running_key(line) not in running]
-        dropped["running headers and footers"] += len(pages[number]) - len(lines)
-        pages[number] = [CUT_WORD.sub(LINE_END_HYPHEN, line) for line in lines]
+    dropped["running headers and footers"] = drop_running_lines(pages, margins)
     dropped["pages without text"] = sum(not page for page in pages)
     text = text_of(pages, outline)
     if not text:
         raise NotConverted("no text, a scan?", f"no text on {len(pages):,} page(s). Run OCR first")
-    if sum(
-        character in "\ufffd\ufffe\uffff" or unicodedata.category(character) == "Co"
+    unreadable = [
+        character
         for character in text
-    ) > 0.3 * len(text):
+        if character in "\ufffd\ufffe\uffff" or unicodedata.category(character) == "Co"
+    ]
+    if len(unreadable) > 0.3 * len(text):
         raise NotConverted(
             "no readable text", "its fonts do not map glyphs to characters. Run OCR first"
         )
@@ -453,6 +448,19 @@ def lines_of(page: str) -> list[str]:
     )
     lines = [" ".join(LEADERS.sub("", line).split(" ")).strip(" \t\r") for line in text.split("\n")]
     return [unicodedata.normalize("NFC", BULLET.sub("- ", line)) for line in lines if line]
+
+
+def drop_running_lines(pages: list[list[str]], margins: Sequence[set[str]]) -> int:
+    """Drop headers, footers and page numbers: lines in the margins that recur, ignoring digits. Returns their number.
+    Also mark the hyphens of words that are cut at the end of a line."""
+    num_dropped = 0
+    times = Counter(chain.from_iterable(margins))
+    for number, keys in enumerate(margins):
+        running = {key for key in keys if times[key] >= MIN_PAGES}
+        lines = [line for line in pages[number] if running_key(line) not in running]
+        num_dropped += len(pages[number]) - len(lines)
+        pages[number] = [CUT_WORD.sub(LINE_END_HYPHEN, line) for line in lines]
+    return num_dropped
 
 
 def text_of_page(page: Any, num_printed: int | None = None) -> str:
@@ -545,11 +553,11 @@ def running_key(line: str) -> str:
 
 
 def text_of(pages: Sequence[Sequence[str]], outline: Mapping[int, Mapping[str, int]]) -> str:
-    widths = sorted(len(line) for page in pages for line in page)
+    widths = sorted(map(len, chain.from_iterable(pages)))
     full = widths[int(0.9 * len(widths))] if widths else 0
-    word_counts = Counter(
-        word.casefold() for page in pages for line in page for word in whole_words(line)
-    )
+    word_counts = Counter[str]()
+    for line in chain.from_iterable(pages):
+        word_counts.update(map(str.casefold, whole_words(line)))
     blocks: list[str] = []
     is_open = False  # whether the next line continues the last block
     for number, page in enumerate(pages):
@@ -702,7 +710,9 @@ def with_clean_text(document: Converted, *, tidy: bool = True) -> Converted:
 
 
 def require_libraries() -> None:
-    modules = {module for _, needed in CONVERTERS.values() for module in needed}
+    modules = set[str]()
+    for _, needed in CONVERTERS.values():
+        modules.update(needed)
     missing = sorted(module for module in modules if find_spec(module) is None)
     if missing:
         raise ResourceError(

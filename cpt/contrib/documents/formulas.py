@@ -79,7 +79,10 @@ def mark_formulas(page: str, formulas: Formulas) -> str:
         encoding="utf-8", huge_tree=True, remove_comments=True, remove_pis=True
     )
     tree = lxml.html.document_fromstring(page.encode("utf-8", "replace"), parser=parser)
-    sources = {str(script.get("id")) for script in tree.iter("script") if is_math_script(script)}
+    sources = set()
+    for script in tree.iter("script"):
+        if is_math_script(script):
+            sources.add(str(script.get("id")))
     elements = list(tree.iter())
     for element in elements:
         if isinstance(element.tag, str) and tree in element.iterancestors():
@@ -126,11 +129,8 @@ def is_math_script(element: Any) -> bool:
 def follows_source(element: Any, sources: set[str]) -> bool:
     """Whether the element is what MathJax 2 has drawn of a script of the page."""
     names = [part.get("id") or "" for part in element.iter() if isinstance(part.tag, str)]
-    return any(
-        name.removesuffix("-Frame") in sources
-        for name in names
-        if name.startswith("MathJax-Element")
-    )
+    of_mathjax = [name for name in names if name.startswith("MathJax-Element")]
+    return any(name.removesuffix("-Frame") in sources for name in of_mathjax)
 
 
 def keep_script(script: Any, formulas: Formulas) -> None:

@@ -10,12 +10,13 @@ import resource
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
+from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,77 +112,76 @@ def ingest(
     names = {path: str(path).encode("utf-8", "backslashreplace").decode() for path in files}
     with output_locked(output, output / ".ingest/lock", "cpt data ingest"):
         folder = OutputFolder(output)
-        entry_of_file = {
-            path: folder.entries[name] for path, name in names.items() if name in folder.entries
-        }
-        changed = set[Path]()
-        renewed = list[JournalEntry]()
+        entry_of_file: dict[Path, JournalEntry] = {}
+        for path, name in names.items():
+            if name in folder.entries:
+                entry_of_file[path] = folder.entries[name]
+        changed = renew_entries(entry_of_file, folder)
+        again = set[Path]()
         for path, entry in entry_of_file.items():
-            current = with_current_status(entry, path)
-            if current is None:
-                changed.add(path)
-            elif current != entry:
-                renewed.append(current)
-        if renewed:
-            folder.write(renewed, [])
-        again = {
-            path
-            for path, entry in entry_of_file.items()
-            if entry.reason and (retry_failed or path in changed)
-        }
+            if entry.reason and (retry_failed or path in changed):
+                again.add(path)
         todo = [path for path in files if path not in entry_of_file or path in again]
         done = Ingested(
             output, folder.failed_file, passed_over=passed_over, num_known=len(files) - len(todo)
         )
         done.num_changed = len(changed - again)
-        holders = {
-            str(journal_entry.sha256): journal_entry.path
-            for journal_entry in folder.entries.values()
-            if journal_entry.shard is not None
-        }
-        for start in range(0, len(todo), BATCH_FILES):
-            entries = []
-            rows = []
-            batch = todo[start : start + BATCH_FILES]
-            prepare = partial(
-                partial, convert_file, max_seconds, frozenset(holders), encoding=codec
-            )
-            # Always use a worker process: only a process without threads may fork.
-            converted = map_in_order(prepare, batch, min(len(batch), max(1, num_workers())))
-            for number, (entry, row) in enumerate(converted, start + 1):
-                recorded = record(entry, row, folder.number, holders, done)
-                entries.append(recorded)
-                rows += [row] if row is not None and recorded.shard is not None else []
-                report(number, len(todo))
-            folder.write(entries, rows)
-        failed = [
-            journal_entry
-            for journal_entry in folder.entries.values()
-            if journal_entry.reason is not None
-        ]
-        keys = {
-            "path": "path",
-            "sha256": "sha256",
-            "format": "kind",
-            "reason": "reason",
-            "detail": "detail",
-        }
-        write_lines(
-            folder.failed_file,
-            [
-                {key: getattr(journal_entry, name) for key, name in keys.items()}
-                for journal_entry in failed
-            ],
-        )
+        convert_batches(todo, folder, done, report, max_seconds=max_seconds, encoding=codec)
+        folder.write_failed()
         done.num_shards = len(folder.shards())
         done.shared = folder.count_lines()
         done.dropped_lines = folder.drop_lines(done.shared.found() if drop_shared_lines else ())
-        done.failed = [
-            journal_entry
-            for name in names.values()
-            if (journal_entry := folder.entries[name]).reason not in (None, DUPLICATE)
-        ]
+        for name in names.values():
+            entry = folder.entries[name]
+            if entry.reason not in (None, DUPLICATE):
+                done.failed.append(entry)
     return done
+
+
+def renew_entries(entry_of_file: Mapping[Path, JournalEntry], folder: "OutputFolder") -> set[Path]:
+    """Record the present status of files with the same content; return the files with another content."""
+    changed = set[Path]()
+    renewed = list[JournalEntry]()
+    for path, entry in entry_of_file.items():
+        current = with_current_status(entry, path)
+        if current is None:
+            changed.add(path)
+        elif current != entry:
+            renewed.append(current)
+    if renewed:
+        folder.write(renewed, [])
+    return changed
+
+
+def convert_batches(
+    files: Sequence[Path],
+    folder: "OutputFolder",
+    done: Ingested,
+    report: Callable[[int, int], None],
+    *,
+    max_seconds: float,
+    encoding: str | None,
+) -> None:
+    """Convert files, and write each batch of them as a shard."""
+    holders: dict[str, str] = {}  # sha256 -> path of its first file
+    for entry in folder.entries.values():
+        if entry.shard is not None:
+            holders[str(entry.sha256)] = entry.path
+    for start in range(0, len(files), BATCH_FILES):
+        entries = []
+        rows = []
+        batch = files[start : start + BATCH_FILES]
+        # Always use a worker process: only a process without threads may fork.
+        workers = min(len(batch), max(1, num_workers()))
+        prepare = partial(partial, convert_file, max_seconds, frozenset(holders), encoding=encoding)
+        converted = map_in_order(prepare, batch, workers)
+        for number, (entry, row) in enumerate(converted, start + 1):
+            recorded = record(entry, row, folder.number, holders, done)
+            entries.append(recorded)
+            if row is not None and recorded.shard is not None:
+                rows.append(row)
+            report(number, len(files))
+        folder.write(entries, rows)
 
 
 def record(
@@ -276,7 +276,7 @@ def content_of(path: Path) -> bytes:
 
 
 def convert_file(
-    max_seconds: float, known: frozenset[str], path: Path, encoding: str | None = None
+    max_seconds: float, known_hashes: frozenset[str], path: Path, encoding: str | None = None
 ) -> tuple[JournalEntry, dict[str, Any] | None]:
     """Convert a file in a child of this worker process, unless its sha256 is already known."""
     entry = JournalEntry(str(path).encode("utf-8", "backslashreplace").decode())
@@ -285,7 +285,7 @@ def convert_file(
         raw = content_of(path)
         entry = replace(entry, sha256=hashlib.sha256(raw).hexdigest())
         entry = replace(entry, kind=(kind := kind_of(raw, path.name)))
-        if entry.sha256 in known:
+        if entry.sha256 in known_hashes:
             return entry, None
         convert, modules = CONVERTERS[kind]
         for module in modules:
@@ -381,10 +381,11 @@ class OutputFolder:
         parts = sorted(self.own.glob("journal-*.jsonl"))
         self.number = int(parts[-1].stem[-5:]) + 1 if parts else 0
         self.entries: dict[str, JournalEntry] = {}
-        for entry in (JournalEntry(**line) for part in parts for line in json_lines(part) if line):
-            if (
-                entry.shard is None or self.shard(entry.shard).exists()
-            ):  # otherwise convert it again
+        lines = chain.from_iterable(map(json_lines, parts))
+        for line in filter(None, lines):
+            entry = JournalEntry(**line)
+            # Without its shard, the file is converted again.
+            if entry.shard is None or self.shard(entry.shard).exists():
                 self.entries[entry.path] = entry
 
     def write(self, entries: Sequence[JournalEntry], rows: Sequence[dict[str, Any]]) -> None:
@@ -395,6 +396,22 @@ class OutputFolder:
         write_lines(self.own / f"journal-{self.number:05}.jsonl", map(asdict, entries))
         self.entries |= {entry.path: entry for entry in entries}
         self.number += 1
+
+    def write_failed(self) -> None:
+        """List the files that have no document of their own, with the reasons."""
+        failed = []
+        for entry in self.entries.values():
+            if entry.reason is None:
+                continue
+            line = {
+                "path": entry.path,
+                "sha256": entry.sha256,
+                "format": entry.kind,
+                "reason": entry.reason,
+                "detail": entry.detail,
+            }
+            failed.append(line)
+        write_lines(self.failed_file, failed)
 
     def shards(self) -> list[Path]:
         return sorted(self.folder.glob("documents-*.jsonl"))

@@ -25,7 +25,7 @@ SYMBOLS |= {character: f"\\{character}" for character in "#$%&_{}"}
 SYMBOLS |= {"\u2212": "-", "\u00a0": " ", "\u2032": "'"}
 SYMBOLS |= dict.fromkeys("\u200b\u2061\u2062\u2063\u2064", "")  # signs that are not shown
 GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
-SYMBOLS |= zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True)  # TeX has no commands for them
+SYMBOLS |= zip("ΑΒΕΖΗΙΚΜΝΟΡΤΧο", "ABEZHIKMNOPTXo", strict=True)  # they lack commands in TeX
 
 
 def words(text: str) -> frozenset[str]:
@@ -155,11 +155,10 @@ def of_mathml(element: Any) -> str:
     text = " ".join((element.text or "").split())
     if name in TOKENS:
         return TOKENS[name](text)
-    children = [
-        of_mathml(child)
-        for child in element
-        if local(child) and not local(child).startswith("annotation")
-    ]
+    children = []
+    for child in element:
+        if local(child) and not local(child).startswith("annotation"):
+            children.append(of_mathml(child))
     if name in GROUPS:
         return glue(children).strip()
     if name == "msqrt":
@@ -255,14 +254,14 @@ def of_run(run: Any) -> str:
     text = "".join(part.text or "" for part in run.iter() if local(part) == "t")
     if any(local(part) == "nor" for part in run.iter()):
         return in_text(text)
-    return glue(
-        f"\\{part}" if part in FUNCTIONS else symbols(part)
-        for part in re.split(r"([A-Za-z]+)", text)
-    )
+    parts = []
+    for part in re.split(r"([A-Za-z]+)", text):
+        parts.append(f"\\{part}" if part in FUNCTIONS else symbols(part))
+    return glue(parts)
 
 
 def part(element: Any, name: str) -> str:
-    """TeX of the child of this name, empty if there is none."""
+    """TeX of the child of this name; empty if it is missing."""
     return next((of_omml(child) for child in element if local(child) == name), "")
 
 
@@ -308,7 +307,7 @@ def word_sum(element: Any) -> str:
 
 
 def word_scripts(element: Any, tex: str | None = None) -> str:
-    """What is lowered and raised, attached to this TeX, or else to that of the element."""
+    """Attach the subscript and the superscript to this TeX, or else to that of the element."""
     if tex is None:
         tex = part(element, "e")
     return attached(tex, part(element, "sub"), part(element, "sup"))

@@ -5,6 +5,7 @@ import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from io import BytesIO
+from itertools import chain
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -36,7 +37,7 @@ def rewritten(archive: zipfile.ZipFile, formulas: Formulas) -> bytes:
 
 
 def with_numbers(text: str) -> str:
-    """The Markdown of a document, whose ordered lists go on after a paragraph between their items."""
+    """The Markdown of a document; its ordered lists continue after a paragraph between their items."""
     return IN_LIST.sub(lambda item: "" if item[1] is None else f"{item[1]}{item[2]}. ", text)
 
 
@@ -56,7 +57,7 @@ def hidden_in(element: Element) -> bool | None:
 
 
 def value_of(element: Element | None, name: str) -> str:
-    """An attribute of an element, whatever its namespace; empty if there is none."""
+    """An attribute of an element in any namespace; empty if it is missing."""
     attributes = {} if element is None else element.attrib
     return next((value for key, value in attributes.items() if key.endswith(f"}}{name}")), "")
 
@@ -96,10 +97,13 @@ class WordPart:
         element[:] = self.replaced(element, boxes)
 
     def replaced(self, elements: Iterable[Element], boxes: list[Element]) -> list[Element]:
-        return [new for element in elements for new in self.replacements(element, boxes)]
+        nodes = []
+        for element in elements:
+            nodes += self.replacements(element, boxes)
+        return nodes
 
     def replacements(self, element: Element, boxes: list[Element]) -> list[Element]:
-        """What takes the place of an element; the paragraphs of its text boxes are added to `boxes`."""
+        """The replacements of an element; the paragraphs of its text boxes are added to `boxes`."""
         name = local(element)
         lost = self.loss(element)
         if lost is not None:
@@ -118,7 +122,7 @@ class WordPart:
             return self.replaced(element, boxes)
         if name == "ruby":  # the reading above the text is dropped, as in HTML
             bases = [base for base in element if local(base) == "rubyBase"]
-            return [new for base in bases for new in self.replaced(base, boxes)]
+            return self.replaced(chain.from_iterable(bases), boxes)
         if name in ("oMath", "oMathPara"):
             return self.equations(element)
         if name in BOXED and (text_boxes := boxes_of(element)):
@@ -168,7 +172,7 @@ class WordPart:
         return not all(self.in_result[:-1])
 
     def is_hidden(self, run: Element) -> bool:
-        """Whether a run is hidden by a mark of its own, or else by its style, or that of its paragraph."""
+        """Whether a run is hidden by its own mark, or else by its style, or that of its paragraph."""
         style = value_of(run.find("{*}rPr/{*}rStyle"), "val")
         marks = (hidden_in(run), self.hidden_by(style), self.hidden_by(self.paragraph_style))
         return next((mark for mark in marks if mark is not None), False)
@@ -218,4 +222,7 @@ def boxes_of(element: Element) -> list[Element]:
         return []
     if local(element) == "txbxContent":
         return list(element)
-    return [content for child in element for content in boxes_of(child)]
+    boxes = []
+    for child in element:
+        boxes += boxes_of(child)
+    return boxes

@@ -122,17 +122,15 @@ def datasets(config: Translation, key: str) -> list[dict[str, Any]]:
 
 
 def translate_data(config: Translation, stage: str) -> None:
-    texts = [
-        source
-        for entry in datasets(config, "pretraining_dataset")
-        for source in sources_of(entry, "cpt")
-    ]
-    trained = texts + [
-        source for entry in datasets(config, "datasets") for source in sources_of(entry, stage)
-    ]
-    held_out = [
-        source for entry in datasets(config, "test_datasets") for source in sources_of(entry, stage)
-    ]
+    texts = []
+    for entry in datasets(config, "pretraining_dataset"):
+        texts += sources_of(entry, "cpt")
+    trained = list(texts)
+    for entry in datasets(config, "datasets"):
+        trained += sources_of(entry, stage)
+    held_out = []
+    for entry in datasets(config, "test_datasets"):
+        held_out += sources_of(entry, stage)
     streams = config.take_switch("streaming") or bool(texts)
     config.put_data("datasets", trained, held_out, "", "val_set_size", streams)
     packs = config.take_switch("sample_packing") and stage in ("cpt", "sft")
@@ -151,7 +149,7 @@ def sources_of(dataset: dict[str, Any], stage: str) -> list[dict[str, Any]]:
     files = dataset.pop("data_files", None) or []
     if not isinstance(files, list):
         files = [files]
-    files = [str(name) for name in files]
+    files = list(map(str, files))
     form: dict[str, Any] = {}
     if is_on_the_hub(path):
         names = {"name": "subset", "revision": "revision", "split": "split"}
@@ -183,9 +181,9 @@ def chat_of(dataset: dict[str, Any], kind: Any, stage: str) -> dict[str, str] | 
         messages = str(dataset.pop("field_messages", None) or CHATS[family(kind)])
         if stage in ("sft", "cpt"):
             return messages
-        sides = {
-            side: str(dataset.pop(f"field_{side}", None) or side) for side in ("chosen", "rejected")
-        }
+        sides = {}
+        for side in ("chosen", "rejected"):
+            sides[side] = str(dataset.pop(f"field_{side}", None) or side)
         if str(kind).endswith("argilla"):
             return sides
         return {"prompt": messages, **sides}

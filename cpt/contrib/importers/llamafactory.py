@@ -81,9 +81,8 @@ def translate(config: Translation) -> None:
 def flatten_v1(config: Translation) -> Info:
     """Rewrite the keys of v1 to those of the usual form; return the datasets."""
     for section in [key for key in config.values if key.endswith("_config")]:
-        config.values |= {
-            f"{section}.{key}": value for key, value in config.take(section, {}).items()
-        }
+        for key, value in config.take(section, {}).items():
+            config.values[f"{section}.{key}"] = value
     config.rename(V1_RENAMED)
     if config.values.get("adapter") == "lora":
         config.add_defaults({"lora_alpha": 16, "lora_dropout": 0.05})
@@ -196,7 +195,10 @@ def source_of(
         source |= {key: entry[key] for key in ("subset", "revision", "split") if entry.get(key)}
         source |= {"data_files": [f"{entry['folder']}/**"]} if entry.get("folder") else {}
     source |= {"max_documents": entry["num_samples"]} if entry.get("num_samples") else {}
-    columns = {str(key): str(value) for key, value in (entry.get("columns") or {}).items() if value}
+    columns = {}
+    for key, value in (entry.get("columns") or {}).items():
+        if value:
+            columns[str(key)] = str(value)
     if columns.keys() & {"images", "videos", "audios"}:
         raise config.error("dataset", f"`{name}`: {MULTIMODAL}")
     if stage == "cpt":

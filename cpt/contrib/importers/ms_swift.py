@@ -135,7 +135,7 @@ def translate_stage(config: Translation) -> None:
 
 def translate_data(config: Translation) -> None:
     def sources(key: str) -> Sources:
-        return [source_of(name) for name in words_in(config.take(key, []))]
+        return list(map(source_of, words_in(config.take(key, []))))
 
     trained = sources("dataset")
     held_out = sources("val_dataset")

@@ -88,8 +88,9 @@ ATTENTION = {
     "sdpa": "sdpa",
     "flex_attention": "flex_attention",
 }
-# ZeRO stage -> profile without and with offload. ZeRO-2 without offload uses ZeRO-1's.
-PROFILES = {"1": ("zero1", "zero1"), "2": ("zero1", "prototype"), "3": ("production", "8b_24gb")}
+# ZeRO stage -> profile. ZeRO-2 without offload uses ZeRO-1's.
+PROFILES = {"1": "zero1", "2": "zero1", "3": "production"}
+OFFLOADING_PROFILES = {"1": "zero1", "2": "prototype", "3": "8b_24gb"}
 STAGE_IN_NAME = re.compile(
     r"(?<![a-z])(?:ds_?)?z(?:ero)?[_-]?(?:stage[_-]?)?([123])(?!\d)|stage[_-]?([123])(?!\d)"
 )
@@ -197,15 +198,17 @@ class Translation:
             raise RecipeError(f"{self.path}: `{key}` is missing. Set the data to train on")
         weights_given = words_in(self.take(weights, []))
         if weights_given:
-            trained = [
-                {**source, "weight": float(word)}
-                for source, word in zip(trained, weights_given, strict=True)
-            ]
+            weighted = []
+            for source, word in zip(trained, weights_given, strict=True):
+                weighted.append({**source, "weight": float(word)})
+            trained = weighted
         if streams:
-            trained = [
-                source | ({"streaming": True} if is_on_the_hub(source["path"]) else {})
-                for source in trained
-            ]
+            streamed = []
+            for source in trained:
+                if is_on_the_hub(source["path"]):
+                    source = source | {"streaming": True}
+                streamed.append(source)
+            trained = streamed
         self.put("data.sources", with_names(trained))
         sized = not any("weight" in source or "streaming" in source for source in trained)
         if len(trained) > 1 and sized:
@@ -220,16 +223,13 @@ class Translation:
 
     def put_rewards(self, names: Mapping[str, str]) -> None:
         """Translate a reward model, or `reward_funcs`; `names`: the tool's name of a function -> cpt's."""
-        paths, functions = (
-            words_in(self.take(key, [])) for key in ("reward_model", "reward_funcs")
-        )
+        paths = words_in(self.take("reward_model", []))
+        functions = words_in(self.take("reward_funcs", []))
         rewards = [{"name": "reward_model", "path": path} for path in paths]
         functions = [names.get(name, ":".join(name.rsplit(".", 1))) for name in functions]
         weights = self.take("reward_weights", [1.0] * len(functions))
-        rewards += [
-            {"name": name, "weight": weight}
-            for name, weight in zip(functions, weights, strict=True)
-        ]
+        for name, weight in zip(functions, weights, strict=True):
+            rewards.append({"name": name, "weight": weight})
         if rewards:
             comment = "reward_model, reward_funcs"
         else:
@@ -240,13 +240,18 @@ class Translation:
         """`key: value (reason)` for everything in the config that is not in the recipe."""
         values = leaves({self.names.get(key, key): value for key, value in self.values.items()})
         left = {dotted(key): value for key, value in values if value not in (None, [], "", {})}
-        missing = {
-            key: (value, HINTS.get(key, "") if value else "") for key, value in left.items()
-        } | self.dropped
-        return [
-            " ".join(f"{key}: {in_yaml(value)} {f'({reason})' if reason else ''}".split())
-            for key, (value, reason) in missing.items()
-        ]
+        missing = {}
+        for key, value in left.items():
+            hint = HINTS.get(key, "") if value else ""
+            missing[key] = (value, hint)
+        missing |= self.dropped
+        lines = []
+        for key, (value, reason) in missing.items():
+            line = f"{key}: {in_yaml(value)}"
+            if reason:
+                line += f" ({reason})"
+            lines.append(" ".join(line.split()))
+        return lines
 
     def text(self) -> str:
         """Return the recipe as YAML, each value with its original key, followed by the untranslated keys."""
@@ -413,15 +418,15 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     else:
         config.put("budget.epochs", epochs, "num_train_epochs")
     name_as_written = config.take("optim")
-    asked = "muon" if config.take_switch("use_muon") else str(name_as_written).lower()
-    if asked not in OPTIMIZERS:
+    requested = "muon" if config.take_switch("use_muon") else str(name_as_written).lower()
+    if requested not in OPTIMIZERS:
         config.drop(
             "optim",
             name_as_written,
             "adamw instead; any class works: optimizer: {name: package.module:Class}",
         )
-    name = OPTIMIZERS.get(asked, "adamw")
-    config.put("optimizer.name", name, f"{config.names.get('optim', 'optim')}: {asked}")
+    name = OPTIMIZERS.get(requested, "adamw")
+    config.put("optimizer.name", name, f"{config.names.get('optim', 'optim')}: {requested}")
     rate = config.take_number("learning_rate")
     config.put(
         "optimizer.learning_rate",
@@ -430,21 +435,21 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     )
     config.put("optimizer.weight_decay", config.take_number("weight_decay"), "weight_decay")
     if name != "sgd":
-        betas = [config.take_number(key) for key in ("adam_beta1", "adam_beta2")]
+        betas = list(map(config.take_number, ("adam_beta1", "adam_beta2")))
         config.put("optimizer.betas", betas, "adam_beta1, adam_beta2")
         config.move(
             {"adam_epsilon": "optimizer.eps", "embedding_lr": "optimizer.embedding_learning_rate"}
         )
-    asked = str(config.take("lr_scheduler_type")).lower()
-    name = asked.partition("_with_")[0]  # constant_with_warmup, cosine_with_min_lr
+    requested = str(config.take("lr_scheduler_type")).lower()
+    name = requested.partition("_with_")[0]  # constant_with_warmup, cosine_with_min_lr
     if name not in ("constant", "cosine", "linear"):
         config.drop(
             "lr_scheduler_type",
-            asked,
+            requested,
             "cosine instead; docs/reference/training.md lists the schedules",
         )
         name = "cosine"
-    config.put("schedule.name", name, f"lr_scheduler_type: {asked}")
+    config.put("schedule.name", name, f"lr_scheduler_type: {requested}")
     if name != "constant":  # their default floor is 0, cpt's is 0.1
         config.put("schedule.floor", config.take_number("cosine_min_lr_ratio"))
     amounts = {key: config.take_number(key) for key in ("warmup_steps", "warmup_ratio")}
@@ -452,7 +457,7 @@ def translate_budget_and_optimizer(config: Translation) -> float:
     if amount >= 1:
         tokens = min(amount, steps or amount) * step_tokens
         config.put("schedule.warmup_tokens", int(tokens), f"{key}: {amount}")
-    elif amount and asked != "constant":
+    elif amount and requested != "constant":
         config.put("schedule.warmup_share", amount, key)
     return epochs
 
@@ -480,14 +485,14 @@ def translate_interval(config: Translation, section: str, verb: str, epochs: flo
 def translate_engine(config: Translation) -> None:
     """Translate DeepSpeed by an existing file, or by the stage in the name of the tool's file; FSDP becomes FSDP2."""
     profile_given = config.take("deepspeed")
-    name = PurePosixPath(
-        str(profile_given)
-    ).name.lower()  # not the folders: one may be a user's name
+    path = PurePosixPath(str(profile_given))
+    name = path.name.lower()  # not the folders: one may be a user's name
     stage = STAGE_IN_NAME.search(name)
     if isinstance(profile_given, dict) or profile_given and Path(str(profile_given)).is_file():
         config.put("training.deepspeed", profile_given)
     elif profile_given and stage:
-        profile = PROFILES[stage[1] or stage[2]]["offload" in name]
+        profiles = OFFLOADING_PROFILES if "offload" in name else PROFILES
+        profile = profiles[stage[1] or stage[2]]
         config.put(
             "training.deepspeed",
             f"deepspeed_configs/ds_config_{profile}.json",
@@ -501,10 +506,10 @@ def translate_engine(config: Translation) -> None:
         )
     options = dict(config.take("fsdp_config", {}))
     if config.take("fsdp") or options:
-        offload, recompute = (
-            is_on(options.pop(f"fsdp_{key}", options.pop(key, False)))
-            for key in ("offload_params", "activation_checkpointing")
-        )
+        switches = []
+        for key in ("offload_params", "activation_checkpointing"):
+            switches.append(is_on(options.pop(f"fsdp_{key}", options.pop(key, False))))
+        offload, recompute = switches
         config.put("training.fsdp", True, "FSDP2")
         config.put(
             "training.fsdp_config", {"version": 2} | ({"cpu_offload": True} if offload else {})

@@ -52,9 +52,9 @@ class Line:
     """
 
     def __init__(self, base: Model, trained: Model) -> None:
-        dtypes = [
-            stored_dtype(weights_folder(str(end.path), end.revision)) for end in (base, trained)
-        ]
+        dtypes = []
+        for end in (base, trained):
+            dtypes.append(stored_dtype(weights_folder(str(end.path), end.revision)))
         self.trained = trained
         self.dtype = torch.promote_types(*dtypes)
         self.tokenizer = load_tokenizer(Tokenizer(), trained)
@@ -89,12 +89,8 @@ class Line:
             folder: keeps the losses of the points, so that none is measured twice.
         """
         sets = open_evaluation_sets(fit_packing(held, self.trained), self.tokenizer)
-        rows = {
-            name: held_out_set.rows
-            for name, held_out_set in select_text_sets(
-                sets, EvaluationRequest(is_compared=True)
-            ).items()
-        }
+        text_sets = select_text_sets(sets, EvaluationRequest(is_compared=True))
+        rows = {name: held_out_set.rows for name, held_out_set in text_sets.items()}
         if not rows.keys() - set(general):
             raise DataError(
                 f"all held-out sets ({', '.join(rows)}) are general text. Add one of the domain."
@@ -164,9 +160,8 @@ def refuse_unlike(base: Model, trained: Model) -> None:
     facts = list[dict[str, object]]()
     for end in (base, trained):
         config = load_config(end)
-        shapes = {
-            name: list(part.shape) for name, part in build_on_meta(config).state_dict().items()
-        }
+        weights = build_on_meta(config).state_dict()
+        shapes = {weight_name: list(weight.shape) for weight_name, weight in weights.items()}
         same = {key: config.to_dict().get(key) for key in SAME_IN_BOTH}
         facts.append(
             {**same, **shapes, "the tokenizer": load_tokenizer(Tokenizer(), end).get_vocab()}
@@ -205,7 +200,10 @@ class LinePoint:
     def is_on_frontier(self, points: Sequence["LinePoint"]) -> bool:
         """Whether no other point is as good on both kinds of text and better on one."""
         domain, general = self.place
-        other_places = [point.place for point in points if point.place != self.place]
+        other_places = []
+        for point in points:
+            if point.place != self.place:
+                other_places.append(point.place)
         return not any(point[0] <= domain and point[1] <= general for point in other_places)
 
 
@@ -213,39 +211,38 @@ def compare_points(
     losses: Mapping[float, Mapping[str, DocumentLosses]], general: Collection[str]
 ) -> list[LinePoint]:
     """Compare each point with both ends, the shares 0 and 1."""
-    domain, general_sets = (
-        [name for name in losses[0] if (name in general) == is_general]
-        for is_general in (False, True)
-    )
+    domain = [name for name in losses[0] if name not in general]
+    general_sets = [name for name in losses[0] if name in general]
 
     def against_ends(share: float, names: list[str]) -> dict[str, Difference]:
-        base, point, trained = (
-            [losses[share_of_model][name] for name in names] for share_of_model in (0, share, 1)
-        )
+        base = [losses[0][name] for name in names]
+        point = [losses[share][name] for name in names]
+        trained = [losses[1][name] for name in names]
         return {
             "base": bits_per_byte_difference(base, point),
             "trained": bits_per_byte_difference(trained, point),
         }
 
-    return [
-        LinePoint(
-            share_of_point,
-            against_ends(share_of_point, domain),
-            against_ends(share_of_point, general_sets) if general_sets else None,
+    line_points = []
+    for share_of_point in losses:
+        line_points.append(
+            LinePoint(
+                share_of_point,
+                against_ends(share_of_point, domain),
+                against_ends(share_of_point, general_sets) if general_sets else None,
+            )
         )
-        for share_of_point in losses
-    ]
+    return line_points
 
 
 def best_point(points: Sequence[LinePoint]) -> LinePoint | None:
     """The point with the lowest loss on general text among those that keep `KEPT_GAIN` of the domain gain, if it
     helps; the last point is the trained model."""
     gain = points[-1].domain["base"].difference
-    candidates = [
-        point
-        for point in points[1:-1]
-        if point.helps and point.domain["base"].difference <= KEPT_GAIN * gain
-    ]
+    candidates = []
+    for candidate in points[1:-1]:
+        if candidate.helps and candidate.domain["base"].difference <= KEPT_GAIN * gain:
+            candidates.append(candidate)
     if gain < 0 and points[-1].general:
         return min(candidates, key=lambda point: point.place[1], default=None)
     return None

@@ -100,10 +100,8 @@ def export_quantised(
             ):
                 yield line
                 report.append(f"- {line}\n")
-            before, after = (
-                sum(file.stat().st_size for file in weight_files(folder))
-                for folder in (full_precision, unfinished)
-            )
+            before = sum(file.stat().st_size for file in weight_files(full_precision))
+            after = sum(file.stat().st_size for file in weight_files(unfinished))
             megabytes = (
                 f"{before / 1e6:,.1f} MB of {name_of(options.dtype)} -> {after / 1e6:,.1f} MB"
             )
@@ -121,7 +119,7 @@ def export_quantised(
 
 def write_quantised(
     trained: Trained,
-    whole: Path,
+    unquantized: Path,
     folder: Path,
     options: ExportOptions,
     method: QuantizedTo,
@@ -129,15 +127,17 @@ def write_quantised(
 ) -> Iterator[str]:
     dtype = options.dtype
     device = "cuda" if method == "int4" else None
-    tokenizer = AutoTokenizer.from_pretrained(whole)
-    config = AutoConfig.from_pretrained(whole)
+    tokenizer = AutoTokenizer.from_pretrained(unquantized)
+    config = AutoConfig.from_pretrained(unquantized)
     text = evaluation_text(trained, tokenizer, config, options.text)
     proof = proof_text(tokenizer, config, options.text)
-    plain = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device)
+    plain = AutoModelForCausalLM.from_pretrained(unquantized, dtype=dtype, device_map=device)
     before = bits_per_byte((logits_of(plain, window) for window in text.windows), text)
     quantized = {"quantization_config": quantisation(method, plain, dtype)}
     del plain
-    model = AutoModelForCausalLM.from_pretrained(whole, dtype=dtype, device_map=device, **quantized)
+    model = AutoModelForCausalLM.from_pretrained(
+        unquantized, dtype=dtype, device_map=device, **quantized
+    )
     yield describe_layers(model, method)
     expected = logits_of(model, proof.ids)
     model.save_pretrained(folder, max_shard_size=LARGEST_FILE)
@@ -153,9 +153,10 @@ def quantisation(
 ) -> TorchAoConfig | BitsAndBytesConfig:
     """The library's config; by its defaults, embeddings, head and norms are not quantised."""
     head = model.get_output_embeddings()
-    layers = [
-        layer for layer in model.modules() if isinstance(layer, nn.Linear) and layer is not head
-    ]
+    layers = []
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear) and layer is not head:
+            layers.append(layer)
     widths = sorted({layer.in_features for layer in layers})
     if method == "nf4":
         # On the CPU, bitsandbytes 0.50 returns wrong numbers if a row ends inside a block.
@@ -187,20 +188,20 @@ def quantisation(
 def describe_layers(model: PreTrainedModel, method: QuantizedTo) -> str:
     """List the quantised and the other layers; CheckpointError if nothing was quantised."""
     libraries = ("torchao", "bitsandbytes")
-    weights = [
-        name
-        for name, weight in model.named_parameters()
-        if type(weight).__module__.startswith(libraries)
-    ]
+    weights = []
+    for name, weight in model.named_parameters():
+        if type(weight).__module__.startswith(libraries):
+            weights.append(name)
     quantised = {name.rpartition(".")[0] for name in weights}
     if not quantised:
         no_layer = f"{type(model).__name__} has no layer supported by --quantize {method}"
         raise CheckpointError(
             f"{no_layer}. Export it unquantised, and quantise it with llama.cpp (docs/howto/exporting.md)."
         )
-    other_layers = [
-        name for name, _ in model.named_parameters() if name.rpartition(".")[0] not in quantised
-    ]
+    other_layers = []
+    for name, _ in model.named_parameters():
+        if name.rpartition(".")[0] not in quantised:
+            other_layers.append(name)
     skipped = ", ".join(
         dict.fromkeys(re.sub(r"\.\d+|\.weight$", "", name) for name in other_layers)
     )
@@ -262,12 +263,12 @@ def in_windows(
 
 
 def bits_per_byte(logits: Iterable[torch.Tensor], text: EvaluationText) -> float:
-    """Of a model's logits, [T, V] per window."""
+    """The bits per byte of a model's logits, [T, V] per window."""
     pairs = zip(logits, text.windows, strict=True)
-    nats = sum(
-        F.cross_entropy(document[:-1], torch.tensor(window[1:]), reduction="sum").item()
-        for document, window in pairs
-    )
+    nats = 0.0
+    for document, window in pairs:
+        loss = F.cross_entropy(document[:-1], torch.tensor(window[1:]), reduction="sum")
+        nats += loss.item()
     return nats / math.log(2) / text.num_bytes
 
 

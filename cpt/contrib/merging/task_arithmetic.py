@@ -49,22 +49,20 @@ def write_chat_vector(
     rows = match_rows(trained.tokenizer, origin.tokenizer, speaker.tokenizer, counts)
 
     def merged(name: str) -> torch.Tensor:
-        trained_weight, origin_weight, chat_weight = (
-            part.tensors.read(name) for part in (trained, origin, speaker)
-        )
+        trained_weight = trained.tensors.read(name)
+        origin_weight = origin.tensors.read(name)
+        chat_weight = speaker.tensors.read(name)
         if not trained_weight.dtype.is_floating_point:
             return trained_weight
         if name in names:
             return merge_rows(rows, trained_weight, origin_weight, chat_weight, scale)
         return trained_weight.float() + scale * (chat_weight.float() - origin_weight.float())
 
-    shapes = {
-        name: (
-            (rows.total, *shape[1:]) if name in names else shape,
-            written_dtype(trained.tensors, name, dtype),
-        )
-        for name, shape in trained.tensors.shapes.items()
-    }
+    shapes = {}
+    for weight_name, shape in trained.tensors.shapes.items():
+        if weight_name in names:
+            shape = (rows.total, *shape[1:])
+        shapes[weight_name] = (shape, written_dtype(trained.tensors, weight_name, dtype))
     output.mkdir(parents=True, exist_ok=True)
     write_tensors(output, shapes, merged)
     copy_model_files(after, output)
@@ -185,7 +183,7 @@ def match_rows(
 
 
 def shown(tokens: Iterable[str]) -> str:
-    return ", ".join(repr(token) for token in sorted(tokens)[:4])
+    return ", ".join(map(repr, sorted(tokens)[:4]))
 
 
 def merge_rows(
@@ -206,9 +204,10 @@ def add_tokens(
     by_name = {str(token): token for token in chat.added_tokens_decoder.values()}
     after.add_tokens([by_name[token] for token in rows.added])
     ids = after.get_vocab()
-    misplaced = [
-        token for number, token in enumerate(rows.added) if ids[token] != rows.first_added + number
-    ]
+    misplaced = []
+    for number, added_token in enumerate(rows.added):
+        if ids[added_token] != rows.first_added + number:
+            misplaced.append(added_token)
     if misplaced:
         raise CheckpointError(
             f"--after's tokenizer has gaps in its ids, at {shown(misplaced)}. Use another."
@@ -224,22 +223,20 @@ def add_tokens(
 def vocabulary_tensors(config: PreTrainedConfig, stored: Iterable[str]) -> set[str]:
     """Stored names of the tensors with one row per token: embeddings and head."""
     model = build_on_meta(config)
-    parts = [
-        part
-        for part in (model.get_input_embeddings(), model.get_output_embeddings())
-        if part is not None
-    ]
-    ours = {id(parameter) for part in parts for parameter in part.parameters()}
-    names = [
-        name
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-        if id(parameter) in ours
-    ]
-    return {
-        name
-        for name in stored
-        if any(
-            parameter_name == name or parameter_name.endswith(f".{name}")
-            for parameter_name in names
-        )
-    }
+    parts = []
+    for part in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if part is not None:
+            parts.append(part)
+    ours = set[int]()
+    for part in parts:
+        ours.update(map(id, part.parameters()))
+    names = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in ours:
+            names.append(name)
+    tensors = set()
+    for stored_name in stored:
+        for name in names:
+            if name == stored_name or name.endswith(f".{stored_name}"):
+                tensors.add(stored_name)
+    return tensors

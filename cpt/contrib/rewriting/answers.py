@@ -53,7 +53,7 @@ CLOSING = re.compile(
     r")[^\n]{0,250}\Z",
     re.IGNORECASE,
 )
-# Of an assistant that speaks about its task, with no text that could be told apart.
+# The answer of an assistant that speaks about its task, without a text that could be separated.
 SPEECH = re.compile(
     rf"\A(?:{SURE}[!,.]? i(?:'d be|'ll| would be| will| can)\b"
     r"|please (?:provide|share|paste) (?:me )?(?:with )?the text"

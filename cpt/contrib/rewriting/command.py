@@ -225,9 +225,8 @@ def show_rewritten(done: "Rewritten", output: Path) -> None:
     calls = f"{done.calls:,} calls answered by the model in this run"
     console.print(f"{read}; {calls}; {done.groups_done_before:,} group(s) were finished before.")
     if done.removed:
-        listed = ", ".join(
-            f"{reason} from {count:,}" for reason, count in done.removed.most_common()
-        )
+        removed = done.removed.most_common()
+        listed = ", ".join(f"{reason} from {count:,}" for reason, count in removed)
         console.print(f"Removed from answers: {listed}.", markup=False)
     if not done.texts:
         raise DataError(nothing_kept(output, done.pieces, done.dropped))

@@ -4,6 +4,7 @@ A language model can sample from its training distribution; training on samples 
 As in `cpt data rewrite`, texts are written in groups, and depend only on model, prompts, sampling and seed.
 """
 
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,68 +54,14 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
         LaunchError: another process writes to `output`.
     """
     from cpt.contrib.rewriting import rewrite  # torch
-    from cpt.contrib.rewriting.model import Answerer, Sampling, encode
-    from cpt.tokenizer.load import load_tokenizer
 
-    tokenizer = load_tokenizer(Tokenizer(), task.model)
-    has_bos = adds_bos(tokenizer) and tokenizer.bos_token_id is not None
-    start = int(cast(int, tokenizer.bos_token_id if has_bos else tokenizer.eos_token_id))
-    beginnings = [[start, *encode(tokenizer, prompt)] for prompt in task.prompts or ("",)]
-    model, window = rewrite.load_to_generate(task.model, tokenizer)
-    tokens_left = (window or sys.maxsize) - max(map(len, beginnings))
-    new = task.max_new_tokens or max(1, min(LONGEST, tokens_left))
-    if new > tokens_left:
-        shortage = f"{task.model.path}: its window of {window:,} tokens has {max(0, tokens_left):,} for new ones"
-        raise RecipeError(f"{shortage}. Lower --max-new-tokens, or shorten the --prompts.")
-    sampling = Sampling(new, task.temperature, task.top_p)
-    hash_of_prompts = rewrite.sha256("\n".join(task.prompts))
-    writer = Answerer(model, tokenizer, sampling, task.batch_size)
-    writer.continues = True
-    provenance = {
-        **rewrite.describe_model(task.model),
-        "sampling": asdict(sampling),
-        "run_seed": task.seed,
-    }
-    provenance |= {
-        "prompts_sha256": hash_of_prompts if task.prompts else None,
-        "cpt_version": version(DISTRIBUTION),
-    }
-
-    def write(
-        numbers: range, tokens_to_write: int
-    ) -> tuple[list[Mapping[str, object]], Counter[str]]:
-        """Write texts until they have the wanted tokens."""
-        rows = list[Mapping[str, object]]()
-        counts = Counter[str](texts=0)
-        for first in range(0, len(numbers), task.batch_size):
-            batch = numbers[first : first + task.batch_size]
-            # a text's seed: 64 bits of a hash
-            seeds = [
-                int(rewrite.sha256(f"{task.seed} {hash_of_prompts} {number}")[:16], 16)
-                for number in batch
-            ]
-            answers = writer.answer(
-                [beginnings[number % len(beginnings)] for number in batch], seeds
-            )
-            for number, seed, answer in zip(batch, seeds, answers, strict=True):
-                text = answer.text.rstrip("\ufffd")  # the last character may be cut off
-                counts["written"] += 1
-                filters = (partial(length, min_characters=task.min_characters), rewrite.REPETITION)
-                reason = reason_to_drop(rewrite.view(text), filters)
-                if reason:
-                    counts[f"dropped: {reason}"] += 1
-                    continue
-                cut = {"cut_off": True} if answer.is_cut_off else {}
-                rows.append({"text": text, "number": number, **provenance, "seed": seed, **cut})
-                counts.update(texts=1, tokens=len(encode(tokenizer, text)))
-                if counts["tokens"] >= tokens_to_write:
-                    return rows, counts
-        return rows, counts
-
+    writer = ReplayWriter(task)
     done = Counter[str]()
     group = 0
     with output_locked(output, output / rewrite.OWN_FOLDER / "lock", "cpt data generate-replay"):
-        rewrite.refuse_another_task(output, {**provenance, "min_characters": task.min_characters})
+        rewrite.refuse_another_task(
+            output, {**writer.provenance, "min_characters": task.min_characters}
+        )
         while (tokens_missing := tokens - done["tokens"]) > 0:
             files = (
                 output / f"replay-{group:05}.jsonl",
@@ -127,9 +74,8 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
                 or counts_before["written"] < rewrite.GROUP
                 and counts_before["tokens"] < tokens_missing
             ):
-                rows, counts = write(
-                    range(group * rewrite.GROUP, (group + 1) * rewrite.GROUP), tokens_missing
-                )
+                numbers = range(group * rewrite.GROUP, (group + 1) * rewrite.GROUP)
+                rows, counts = writer.write(numbers, tokens_missing)
                 if not rows:
                     shortage = f"{task.model.path}: all {rewrite.GROUP} texts of a group were dropped: {dict(counts)}"
                     raise DataError(
@@ -137,11 +83,85 @@ def generate_replay(task: ReplayTask, tokens: int, output: Path) -> Iterator[Cou
                     )
                 counts_before = {"asked_sha256": str(group), **counts}
                 rewrite.write_group(*files, rows, counts_before)
-            done.update(
-                {name: count for name, count in counts_before.items() if isinstance(count, int)}
-            )
+            for name, count in counts_before.items():
+                if isinstance(count, int):
+                    done[name] += count
             yield done
             group += 1
+
+
+class ReplayWriter:
+    """The model of a task, and how it writes texts: a text depends on its number and the seed only."""
+
+    def __init__(self, task: ReplayTask) -> None:
+        from cpt.contrib.rewriting import rewrite  # torch
+        from cpt.contrib.rewriting.model import Answerer, Sampling, encode
+        from cpt.tokenizer.load import load_tokenizer
+
+        self.task = task
+        self.tokenizer = load_tokenizer(Tokenizer(), task.model)
+        has_bos = adds_bos(self.tokenizer) and self.tokenizer.bos_token_id is not None
+        token = self.tokenizer.bos_token_id if has_bos else self.tokenizer.eos_token_id
+        start = int(cast(int, token))
+        prompts = task.prompts or ("",)
+        self.beginnings = [[start, *encode(self.tokenizer, prompt)] for prompt in prompts]
+        model, window = rewrite.load_to_generate(task.model, self.tokenizer)
+        tokens_left = (window or sys.maxsize) - max(map(len, self.beginnings))
+        new_tokens = task.max_new_tokens or max(1, min(LONGEST, tokens_left))
+        if new_tokens > tokens_left:
+            shortage = f"{task.model.path}: its window of {window:,} tokens has {max(0, tokens_left):,} for new ones"
+            raise RecipeError(f"{shortage}. Lower --max-new-tokens, or shorten the --prompts.")
+        sampling = Sampling(new_tokens, task.temperature, task.top_p)
+        self.hash_of_prompts = rewrite.sha256("\n".join(task.prompts))
+        self.answerer = Answerer(model, self.tokenizer, sampling, task.batch_size)
+        self.answerer.continues = True
+        self.filters = (
+            partial(length, min_characters=task.min_characters),
+            rewrite.REPETITION,
+        )
+        self.provenance = {
+            **rewrite.describe_model(task.model),
+            "sampling": asdict(sampling),
+            "run_seed": task.seed,
+            "prompts_sha256": self.hash_of_prompts if task.prompts else None,
+            "cpt_version": version(DISTRIBUTION),
+        }
+
+    def write(
+        self, numbers: range, tokens_to_write: int
+    ) -> tuple[list[Mapping[str, object]], Counter[str]]:
+        """Write the texts of these numbers until they have this many tokens; also return counts."""
+        from cpt.contrib.rewriting import rewrite  # torch
+        from cpt.contrib.rewriting.model import encode
+
+        rows = list[Mapping[str, object]]()
+        counts = Counter[str](texts=0)
+        batch_size = self.task.batch_size
+        for first in range(0, len(numbers), batch_size):
+            batch = numbers[first : first + batch_size]
+            seeds = list(map(self.seed_of_text, batch))
+            beginnings = [self.beginnings[number % len(self.beginnings)] for number in batch]
+            answers = self.answerer.answer(beginnings, seeds)
+            for number, seed, answer in zip(batch, seeds, answers, strict=True):
+                text = answer.text.rstrip("\ufffd")  # the last character may be cut off
+                counts["written"] += 1
+                reason = reason_to_drop(rewrite.view(text), self.filters)
+                if reason:
+                    counts[f"dropped: {reason}"] += 1
+                    continue
+                row = {"text": text, "number": number, **self.provenance, "seed": seed}
+                if answer.is_cut_off:
+                    row["cut_off"] = True
+                rows.append(row)
+                counts.update(texts=1, tokens=len(encode(self.tokenizer, text)))
+                if counts["tokens"] >= tokens_to_write:
+                    return rows, counts
+        return rows, counts
+
+    def seed_of_text(self, number: int) -> int:
+        """64 bits of a hash."""
+        text = f"{self.task.seed} {self.hash_of_prompts} {number}"
+        return int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
 
 
 def command(

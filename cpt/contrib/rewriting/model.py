@@ -38,10 +38,9 @@ PATIENCE_SECONDS = 600.0
 PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 TRANSIENT = (408, 409, 429)
-UNREADABLE_IN_A_ROW = (
-    5  # answers that cannot be read; so many end the run, because the server is paid for each
-)
-UNREADABLE_OF_A_CALL = 3  # so many drop a text, if other answers can be read
+# The run ends after this many answers that cannot be read, because the server is paid for each.
+UNREADABLE_IN_A_ROW = 5
+UNREADABLE_OF_A_CALL = 3  # a text is dropped after this many, if other answers can be read
 NOT_ACCEPTED = re.compile(
     r"unsupported|not support|not permitted|not allowed|unrecognized|unknown|unexpected|deprecated|only the default"
     r"|cannot both be",
@@ -113,7 +112,7 @@ class Answerer:
             rows = [torch.tensor(questions[number], device=self.model.device) for number in batch]
             ids = pad_sequence(rows, batch_first=True, padding_value=self.pad, padding_side="left")
             mask = pad_sequence(
-                [torch.ones_like(row) for row in rows], batch_first=True, padding_side="left"
+                list(map(torch.ones_like, rows)), batch_first=True, padding_side="left"
             )
             processors = LogitsProcessorList()
             if self.sampling.temperature > 0:
@@ -147,13 +146,10 @@ class SeededDraws(LogitsProcessor):
     whole batch, so a text's answer would depend on the other texts."""
 
     def __init__(self, seeds: Sequence[int], prompt_length: int, max_new_tokens: int) -> None:
-        generators = [
-            torch.Generator().manual_seed(seed) for seed in seeds
-        ]  # on the CPU: the same on any device
-        numbers = [
-            torch.rand(max_new_tokens, generator=generator, dtype=torch.float64)
-            for generator in generators
-        ]
+        numbers = []
+        for seed in seeds:
+            generator = torch.Generator().manual_seed(seed)  # on the CPU: the same on any device
+            numbers.append(torch.rand(max_new_tokens, generator=generator, dtype=torch.float64))
         self.numbers = torch.stack(numbers)
         self.prompt_length = prompt_length
 
@@ -183,7 +179,7 @@ class Endpoint:
 
     @asynccontextmanager
     async def asking(self, sampling: Sampling, calls: int) -> AsyncIterator[Ask]:
-        """Connect to the server for so many calls and their repetition."""
+        """Connect to the server for this number of calls and their repetitions."""
         try:
             # It takes a second.
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -202,7 +198,7 @@ class Endpoint:
 
 async def all_of(work: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Wait for all; if one fails, cancel the others: nothing more is sent."""
-    tasks = [asyncio.create_task(part) for part in work]
+    tasks = list(map(asyncio.create_task, work))
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -259,7 +255,7 @@ class Connection:
                         return
             await ask_one(number)
 
-        await all_of(ask_one_in_turn(number) for number in range(len(questions)))
+        await all_of(map(ask_one_in_turn, range(len(questions))))
 
     async def answer(self, prompt: str, seed: int) -> Answer:
         """Send the prompt as a chat until it is answered.
@@ -424,7 +420,7 @@ def read_answer(body: str) -> Answer:
     has_refusal = isinstance(message.get("refusal"), str) and message["refusal"]
     if reason == "content_filter" or has_refusal:
         return replace(answer, flaw="refusal")
-    thoughts = any(message.get(name) for name in ("reasoning_content", "reasoning", "thinking"))
+    thoughts = any(map(message.get, ("reasoning_content", "reasoning", "thinking")))
     if isinstance(content, list):
         kinds = [part.get("type") if isinstance(part, dict) else "text" for part in content]
         thoughts = thoughts or any(kind in ("thinking", "reasoning") for kind in kinds)
@@ -505,9 +501,8 @@ class RewriteQuestion:
                 raise RecipeError(
                     f"the chat template of `{name}` omits the user's message. Choose another --model."
                 )
-            self.head, self.tail = (
-                encode(tokenizer, part, as_text=False) for part in (before, after)
-            )
+            self.head = encode(tokenizer, before, as_text=False)
+            self.tail = encode(tokenizer, after, as_text=False)
         elif adds_bos(tokenizer) and tokenizer.bos_token_id is not None:
             self.head = [int(tokenizer.bos_token_id)]
 
@@ -535,8 +530,12 @@ def cut(
         return [text]
     if not separators:
         half = len(text) // 2
-        halves = [text[:half], text[half:]] if half else []
-        return [piece for part in halves for piece in cut(part, max_tokens, count, ())] or [text]
+        if not half:
+            return [text]
+        return [
+            *cut(text[:half], max_tokens, count, ()),
+            *cut(text[half:], max_tokens, count, ()),
+        ]
     separator, *finer = separators
     parts = [part + separator for part in text.split(separator)]
     parts[-1] = parts[-1].removesuffix(separator)
@@ -550,4 +549,7 @@ def cut(
         pieces[-1] += part
         tokens_left -= length
     non_empty_pieces = [piece.strip() for piece in pieces if piece.strip()]
-    return [small for piece in non_empty_pieces for small in cut(piece, max_tokens, count, finer)]
+    small_pieces = []
+    for piece in non_empty_pieces:
+        small_pieces += cut(piece, max_tokens, count, finer)
+    return small_pieces

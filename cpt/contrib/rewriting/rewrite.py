@@ -62,7 +62,7 @@ LIKENESS = 0.8  # share of a text's runs of 8 words that are in another text, of
 # Half of the text repeats itself: questions and answers repeat more of their words than the web pages for which the
 # filter's own limits were made.
 REPETITION = partial(gopher_repetition, max_top_n_grams=(), max_duplicate_n_grams=(0.5,) * 6)
-FIRST_ANSWERS = 50  # if all are dropped, the run ends: the others would be paid for in vain
+FIRST_ANSWERS = 50  # if all are dropped, the run ends, so that the others are not paid for
 REMEDY = (
     "Look at the model's answers to a few texts (--max-documents 10) and choose another --output."
     " Only thoughts: switch thinking off in the server, or raise --max-new-tokens."
@@ -281,24 +281,23 @@ class Rewriting:
             await all_of(work() for _ in range(num_groups))
         drop_equal_answers(self.output, self.done)
         number = -(-self.done.pieces // GROUP)
-        while any(
-            file.exists() for file in files_of_group(self.output, number)
-        ):  # the source was longer before
+        # The source was longer before.
+        while any(map(Path.exists, files_of_group(self.output, number))):
             for file in files_of_group(self.output, number):
                 file.unlink(missing_ok=True)
             number += 1
 
     async def rewrite_group(self, number: int, pieces: Sequence[TextPiece], ask: Ask) -> None:
         texts, counted, journal = files_of_group(self.output, number)
-        asked = sha256("".join(piece.text_hash for piece in pieces))
+        group_hash = sha256("".join(piece.text_hash for piece in pieces))
         done = self.done
-        counts = read_counts(texts, counted, asked)
+        counts = read_counts(texts, counted, group_hash)
         if counts is not None:
             done.groups_done_before += 1
             done.calls_settled += self.task.most_calls(len(pieces))
         else:
             rows, dropped = await self.write_rows(pieces, journal, ask)
-            counts = {"asked_sha256": asked, "texts": len(rows), "dropped": dropped}
+            counts = {"asked_sha256": group_hash, "texts": len(rows), "dropped": dropped}
             write_group(texts, counted, rows, counts)
         journal.unlink(missing_ok=True)
         done.documents += sum(piece.number == 0 for piece in pieces)
@@ -320,15 +319,15 @@ class Rewriting:
                 dropped[f"the text itself is {reason}"] += 1
                 self.done.calls_settled += task.most_calls()
                 continue
-            calls += [
-                Call(task, piece, style, n) for style in task.styles for n in range(task.repeats)
-            ]
+            for style in task.styles:
+                for n in range(task.repeats):
+                    calls.append(Call(task, piece, style, n))
         answers = read_journal(journal)
         await self.ask_missing(calls, answers, journal, ask)
-        asked = list[Call]()
+        calls_in_order = list[Call]()
         for call in calls:
             if not call.style.then:
-                asked.append(call)
+                calls_in_order.append(call)
                 continue
             listed = clean(answers[call.key], call.piece.text)
             if listed.flaw is not None:
@@ -340,19 +339,21 @@ class Rewriting:
             self.done.calls_settled += task.further_calls - len(foci)
             if not foci:
                 dropped["no list in the first answer"] += 1
-            asked += [replace(call, focus=focus) for focus in foci]
-        await self.ask_missing([call for call in asked if call.focus], answers, journal, ask)
+            calls_in_order += [replace(call, focus=focus) for focus in foci]
+        await self.ask_missing(
+            [call for call in calls_in_order if call.focus], answers, journal, ask
+        )
         rows = list[dict[str, object]]()
-        kept = defaultdict[TextPiece, list[str]](list)
-        for call in asked:
+        accepted = defaultdict[TextPiece, list[str]](list)
+        for call in calls_in_order:
             piece = call.piece
             answer = clean(answers[call.key], piece.text)
             self.done.removed.update(answer.removed)
-            reason = why_dropped(answer, piece.text, kept[piece], task)
+            reason = why_dropped(answer, piece.text, accepted[piece], task)
             if reason is not None:
                 dropped[reason] += 1
                 continue
-            kept[piece].append(answer.text)
+            accepted[piece].append(answer.text)
             rows.append(row_of(call, answer, self.provenance))
         return rows, +dropped
 
@@ -399,11 +400,11 @@ def nothing_kept(output: Path, num_texts: int, dropped: Counter[str]) -> str:
 
 
 @asynccontextmanager
-async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
+async def local_model(task: Task, section: Model) -> AsyncIterator[Ask]:
     """Load the model; RecipeError if question and answer do not fit into its window."""
-    tokenizer = load_tokenizer(Tokenizer(), chosen)
+    tokenizer = load_tokenizer(Tokenizer(), section)
     question = RewriteQuestion(tokenizer)
-    model, window = load_to_generate(chosen, tokenizer)
+    model, window = load_to_generate(section, tokenizer)
     new = task.sampling.max_new_tokens
     prompts = [prompt for style in task.styles for prompt in (style.prompt, style.then)]
     of_lists = 0
@@ -417,7 +418,7 @@ async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
     )
     if window is not None and needed > window:
         raise RecipeError(
-            f"{chosen.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
+            f"{section.path}: question, text and answer need up to {needed:,} tokens, and the model's window has"
             f" {window:,}. Lower --max-input-tokens ({task.max_input_tokens:,}) or --max-new-tokens ({new:,})."
         )
     answerer = Answerer(model, tokenizer, task.sampling, task.batch_size)
@@ -439,12 +440,12 @@ async def local_model(task: Task, chosen: Model) -> AsyncIterator[Ask]:
 
 
 def load_to_generate(
-    chosen: Model, tokenizer: PreTrainedTokenizerBase
+    section: Model, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[PreTrainedModel, int | None]:
     """Load the model, on the GPU in bfloat16 if there is one, else in float32; with its window in tokens, if known."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = build_model(
-        chosen, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32
+        section, tokenizer, dtype=torch.bfloat16 if device == "cuda" else torch.float32
     )
     assert isinstance(model, PreTrainedModel), "no adapters were requested"
     config = model.config.get_text_config()
@@ -471,7 +472,7 @@ def read_journal(journal: Path) -> dict[str, Answer]:
         if line is None:  # cut off by a kill
             continue
         answer = Answer(**{name: value for name, value in line.items() if name != "key"})
-        # JSON has no tuples.
+        # JSON has lists, not tuples.
         answers[line["key"]] = replace(
             answer, removed=tuple(answer.removed), changed=tuple(answer.changed)
         )
@@ -580,9 +581,10 @@ def refuse_another_task(folder: Path, task: Mapping[str, object]) -> None:
     task_now = orjson.loads(orjson.dumps(task))
     has_answers = any(file.parent.glob("[0-9]*"))  # not if the server refused the first call
     before = orjson.loads(file.read_bytes()) if has_answers and file.exists() else task_now
-    differing = sorted(
-        key for key in task_now.keys() | before.keys() if task_now.get(key) != before.get(key)
-    )
+    differing = []
+    for key in sorted(task_now.keys() | before.keys()):
+        if task_now.get(key) != before.get(key):
+            differing.append(key)
     if differing:
         names = ", ".join(differing)
         raise RecipeError(
@@ -601,13 +603,13 @@ def files_of_group(folder: Path, number: int) -> tuple[Path, Path, Path]:
     )
 
 
-def read_counts(texts: Path, counts: Path, asked: str) -> dict[str, Any] | None:
+def read_counts(texts: Path, counts: Path, group_hash: str) -> dict[str, Any] | None:
     """The counts of a group if an earlier run made it from the same texts."""
     if not counts.exists():
         return None
     content: dict[str, Any] = orjson.loads(counts.read_bytes())
     # An empty group has no file, because sources refuse empty files.
-    if content["asked_sha256"] == asked and texts.exists() == (content["texts"] > 0):
+    if content["asked_sha256"] == group_hash and texts.exists() == (content["texts"] > 0):
         return content
     return None
 

@@ -37,22 +37,22 @@ class Style:
             "\0".join((self.prompt, self.then, str(self.sizes))).encode()
         ).hexdigest()
 
-    def foci(self, listed: str, most: int, seed: int) -> list[str]:
-        """Return the topic of each further call: all combinations of items, or a sample of `most`."""
+    def foci(self, listed: str, max_foci: int, seed: int) -> list[str]:
+        """Return the topic of each further call: all combinations of items, or a sample of `max_foci`."""
         lines = (BULLET.sub("", line).strip(" \t*") for line in listed.splitlines())
         # A line with a colon at its end introduces the list.
-        items = list(
-            dict.fromkeys(
-                line[:ITEM_CHARACTERS] for line in lines if line and not line.endswith(":")
-            )
-        )
-        list_items = [
-            combination
-            for size in self.sizes
-            for combination in combinations(items[:MOST_ITEMS], size)
-        ]
+        items = []
+        for line in lines:
+            if line and not line.endswith(":"):
+                items.append(line[:ITEM_CHARACTERS])
+        items = list(dict.fromkeys(items))
+        list_items: list[tuple[str, ...]] = []
+        for size in self.sizes:
+            list_items += combinations(items[:MOST_ITEMS], size)
         drawn = (
-            list_items if len(list_items) <= most else random.Random(seed).sample(list_items, most)
+            list_items
+            if len(list_items) <= max_foci
+            else random.Random(seed).sample(list_items, max_foci)
         )
         return ["; ".join(combination) for combination in drawn]
 
@@ -165,11 +165,10 @@ def find_styles(names: str) -> list[Style]:
     """Return styles by their names, separated by commas: a style, a family of styles, or a file that contains
     `{text}`; RecipeError if one is not found."""
     requested = [name.strip() for name in names.split(",")]
-    return list(
-        dict.fromkeys(
-            find_style(style) for name in requested for style in FAMILIES.get(name, [name])
-        )
-    )
+    styles: dict[Style, None] = {}
+    for name in requested:
+        styles |= dict.fromkeys(map(find_style, FAMILIES.get(name, [name])))
+    return list(styles)
 
 
 def find_style(name: str) -> Style:

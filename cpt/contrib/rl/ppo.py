@@ -48,22 +48,24 @@ class PPOTrainer(RewardedTrainer):
         self.head = ValueHead.on(model, speed=arguments.value_speed)
         super().__init__(recipe, model, arguments, **options)
 
-    def forward_completions(self, forward: Callable[[], Any], kept: int) -> Any:
+    def forward_completions(self, forward: Callable[[], Any], logits_to_keep: int) -> Any:
         """Run GRPO's forward pass; also store the values of the same states."""
         with self.head.listening() as heard:
             outputs = forward()
         if heard:
             self.values = torch.cat(heard)[
-                :, -kept - 1 : -1
+                :, -logits_to_keep - 1 : -1
             ]  # the state before a token predicts its value
         return outputs
 
-    def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
+    def advantages_of(
+        self, inputs: list[dict[str, Any]], outputs: dict[str, Any]
+    ) -> dict[str, Any]:
         """Compute advantages by the values before the first step on these completions; rewards are at the end."""
         config = self.args
-        self.log_probabilities(made)
+        self.log_probabilities(outputs)
         values = self.values.float()
-        mask = made["completion_mask"].float()
+        mask = outputs["completion_mask"].float()
         rewards = self.part_of_process(self.rewards_of_all)
         applies = ~rewards.isnan()
         advantages = estimate_advantages(
@@ -187,17 +189,20 @@ def estimate_advantages(
     Returns:
         [B, T], 0 at padding.
     """
-    # Advantage and value of the next token, and whether it exists; zero past the end.
-    later = value_later = is_later = torch.zeros_like(rewards)
+    # Advantage and value of the next token, and its mask; zero past the end.
+    advantage = torch.zeros_like(rewards)
+    next_value = torch.zeros_like(rewards)
+    next_mask = torch.zeros_like(rewards)
     advantages = torch.zeros_like(values)
     for position in reversed(range(values.size(1))):
-        is_token = mask[:, position]
-        reward = rewards * is_token * (1 - is_later)
-        delta = reward + gamma * value_later - values[:, position]
-        later = (delta + gamma * lam * later) * is_token
-        advantages[:, position] = later
-        value_later = values[:, position] * is_token
-        is_later = is_token
+        token_mask = mask[:, position]
+        value = values[:, position]
+        reward = rewards * token_mask * (1 - next_mask)
+        delta = reward + gamma * next_value - value
+        advantage = (delta + gamma * lam * advantage) * token_mask
+        advantages[:, position] = advantage
+        next_value = value * token_mask
+        next_mask = token_mask
     return advantages
 
 

@@ -56,7 +56,9 @@ class SPOTrainer(RewardedTrainer):
         )
         super().__init__(recipe, model, arguments, **options)
 
-    def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
+    def advantages_of(
+        self, inputs: list[dict[str, Any]], outputs: dict[str, Any]
+    ) -> dict[str, Any]:
         """Return rewards minus previously tracked values, normalized over all processes; then update the tracker."""
         if (
             self.last is not None
@@ -70,9 +72,9 @@ class SPOTrainer(RewardedTrainer):
             sums = torch.stack((moved, mask.sum().to(moved.dtype)))
             total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
             self.tracker.drift += total / max(tokens, 1.0)
-        logps = made.get("old_per_token_logps")
-        logps = self.log_probabilities(made) if logps is None else logps
-        self.last = {**{name: made[name] for name in SAMPLED}, "logps": logps}
+        logps = outputs.get("old_per_token_logps")
+        logps = self.log_probabilities(outputs) if logps is None else logps
+        self.last = {**{name: outputs[name] for name in SAMPLED}, "logps": logps}
         config = self.args
         rewards = self.rewards_of_all
         answered = [row["prompt"] for row in self.prompts for _ in range(config.num_generations)]
@@ -167,9 +169,9 @@ class ValueTracker:
         return 1.0
 
     def state(self) -> dict[str, Any]:
-        tracked_values = [
-            (tracked.value, tracked.count, tracked.seen_at) for tracked in self.prompts.values()
-        ]
+        tracked_values = []
+        for tracked in self.prompts.values():
+            tracked_values.append((tracked.value, tracked.count, tracked.seen_at))
         metrics = torch.tensor(tracked_values, dtype=torch.float64).reshape(-1, 3)
         return {
             "prompts": torch.tensor(list(self.prompts), dtype=torch.int64),

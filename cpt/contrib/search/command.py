@@ -111,11 +111,11 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
     metric = space.settings.metric
     evaluation = recipe.evaluation
     sets = [*(recipe.data.sources if evaluation.held_out_share else ()), *evaluation.perplexity]
-    known_metrics = [
-        f"eval_{reported_name(held_out_set)}_{metric}"
-        for held_out_set in sets
-        for metric in OF_SETS
-    ] + list(OF_TRAINING)
+    known_metrics = []
+    for held_out_set in sets:
+        for metric_of_set in OF_SETS:
+            known_metrics.append(f"eval_{reported_name(held_out_set)}_{metric_of_set}")
+    known_metrics += OF_TRAINING
     if metric not in known_metrics and (
         recipe.stage in TEXT_STAGES or metric.startswith("eval_") and not sets
     ):
@@ -128,7 +128,7 @@ def refuse_unlogged_metric(space: Space, recipe: Recipe) -> None:
 
 def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
     """Environment variables of parallel trials: each gets an equal share of the GPUs, at least one per process."""
-    every = ",".join(str(number) for number in range(len(find_gpus())))
+    every = ",".join(map(str, range(len(find_gpus()))))
     gpus = [name.strip() for name in os.environ.get(VISIBLE, every).split(",") if name.strip()]
     if parallel == 1 or not gpus:
         return [{}] * parallel
@@ -137,6 +137,7 @@ def environments_of(parallel: int, processes: int) -> list[dict[str, str]]:
             f"--parallel {parallel} needs {parallel * processes} GPUs; this machine has {len(gpus)}."
         )
     share = len(gpus) // parallel
-    return [
-        {VISIBLE: ",".join(gpus[slot * share : (slot + 1) * share])} for slot in range(parallel)
-    ]
+    environments = []
+    for slot in range(parallel):
+        environments.append({VISIBLE: ",".join(gpus[slot * share : (slot + 1) * share])})
+    return environments

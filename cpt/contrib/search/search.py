@@ -140,14 +140,16 @@ class Search:
         has_ended = trial.child.poll() is not None
         metric = self.space.settings.metric
         lines = read_objects(trial.run.folder / METRICS)  # a resumed run may repeat lines
-        points = [(int(line["tokens"]), float(line[metric])) for line in lines if metric in line]
+        points = []
+        for line in lines:
+            if metric in line:
+                points.append((int(line["tokens"]), float(line[metric])))
         reported = self.study.get_trials(deepcopy=False)[trial.drawn.number].intermediate_values
         cell = max(1, (self.recipe.budget.tokens or 0) // CELLS)
-        new = {
-            tokens // cell * cell: value
-            for tokens, value in reversed(points)
-            if math.isfinite(value)
-        }
+        new = {}
+        for tokens, value in reversed(points):
+            if math.isfinite(value):
+                new[tokens // cell * cell] = value
         for step in sorted(new.keys() - reported.keys()):
             trial.drawn.report(new[step], step)
         if has_ended:
@@ -226,7 +228,10 @@ class Search:
         results.sort(
             key=lambda result: math.inf if result["value"] is None else sign * result["value"]
         )
-        return [result for state in ORDER for result in results if result["state"] == state]
+        in_order = []
+        for state in ORDER:
+            in_order += [result for result in results if result["state"] == state]
+        return in_order
 
     def write_results(self) -> Path | None:
         """Write results.json and the best recipe; return the recipe's path, or None if no trial is complete."""
@@ -344,39 +349,53 @@ def range_test(
         raise Interrupted(
             f"{signal.Signals(signalled).name}. Repeat the command to restart the range test."
         )
-    logged = [
-        (line["tokens"], line["loss"])
-        for line in read_objects(run.folder / METRICS)
-        if "loss" in line
-    ]
-    points = [(tokens, loss) for tokens, loss in logged if math.isfinite(loss)]
-    if len(points) < FEWEST:
+    rates: list[float] = []
+    losses: list[float] = []
+    diverged = False
+    for line in read_objects(run.folder / METRICS):
+        if "loss" not in line:
+            continue
+        if math.isfinite(line["loss"]):
+            rates.append(rate * exponential(line["tokens"], steps * batch, **ends))
+            losses.append(line["loss"])
+        else:
+            diverged = True
+    if len(losses) < FEWEST:
         raise TrainingError(
-            f"the range test ended with code {code} after {len(points)} steps with a loss."
+            f"the range test ended with code {code} after {len(losses)} steps with a loss."
         )
     remove_weights(run.folder)  # of a diverged model
-    rates = [rate * exponential(tokens, steps * batch, **ends) for tokens, _ in points]
-    decay = 1 - 1 / max(2.0, WINDOW * steps)
+    suggest_rate(rates, smoothed(losses, WINDOW * steps), high, diverged=diverged)
+
+
+def smoothed(losses: Sequence[float], window: float) -> list[float]:
+    """Return the exponential moving average with bias correction over about `window` losses."""
+    decay = 1 - 1 / max(2.0, window)
     mean = 0.0
-    losses = []
-    for number, (_, loss) in enumerate(
-        points, start=1
-    ):  # an exponential moving average with bias correction
+    means = []
+    for number, loss in enumerate(losses, start=1):
         mean = decay * mean + (1 - decay) * loss
-        losses.append(mean / (1 - decay**number))
+        means.append(mean / (1 - decay**number))
+    return means
+
+
+def suggest_rate(
+    rates: Sequence[float], losses: Sequence[float], high: float, *, diverged: bool
+) -> None:
+    """Print the rate at the lowest loss, and a tenth of it as a suggestion if the loss rises after it."""
     lowest = min(range(len(losses)), key=losses.__getitem__)
-    above = next(
-        (at for at in range(lowest, len(losses)) if losses[at] > RISE * losses[lowest]), None
-    )
     print_once(f"The smoothed loss is lowest at {rates[lowest]:.1e}: {losses[lowest]:.4g}")
-    if above is not None:
-        print_once(f"It exceeds that by a tenth at {rates[above]:.1e}")
-    if above is None and len(points) == len(logged):
-        print_once(
-            f"It did not diverge up to {high:g}, so no rate is suggested. Repeat with a higher rate, and --new."
-        )
-    else:
+    for rate, loss in zip(rates[lowest:], losses[lowest:], strict=True):
+        if loss > RISE * losses[lowest]:
+            print_once(f"It exceeds that by a tenth at {rate:.1e}")
+            diverged = True
+            break
+    if diverged:
         suggested = in_yaml(float(f"{rates[lowest] / 10:.1e}"))
         print_once(
             f"Suggested peak: optimizer.learning_rate={suggested}, a tenth of the rate at the lowest loss."
+        )
+    else:
+        print_once(
+            f"It did not diverge up to {high:g}, so no rate is suggested. Repeat with a higher rate, and --new."
         )

@@ -94,10 +94,9 @@ class Space:
         """The trials of `sampler: grid`; empty for other samplers."""
         if self.settings.sampler.name != GRID:
             return []
-        combinations = [
-            dict(zip(self.distributions, values, strict=True))
-            for values in product(*(a.ends for a in self.axes))
-        ]
+        combinations = []
+        for values in product(*(a.ends for a in self.axes)):
+            combinations.append(dict(zip(self.distributions, values, strict=True)))
         return combinations[: self.settings.trials]
 
 
@@ -165,7 +164,7 @@ def distribution_of(key: str, value: Any) -> Any:
     if steps_of(key)[0] in SET_BY_SEARCH:
         raise ValueError("each trial sets it")
     if isinstance(value, list):
-        return distributions.CategoricalDistribution([in_yaml(choice) for choice in value])
+        return distributions.CategoricalDistribution(list(map(in_yaml, value)))
     if not isinstance(value, dict) or not {"low", "high"} <= value.keys():
         raise ValueError(
             f"expected a range such as {EXAMPLE}, or a list of values, got {in_words(value)}"
@@ -185,10 +184,11 @@ def distribution_of(key: str, value: Any) -> Any:
 
 
 def overrides_of(values: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{key}={float(f'{value:.6g}') if isinstance(value, float) else value}"
-        for key, value in values.items()
-    ]
+    overrides = []
+    for key, value in values.items():
+        rounded = float(f"{value:.6g}") if isinstance(value, float) else value
+        overrides.append(f"{key}={rounded}")
+    return overrides
 
 
 def recipes_at_ends(space: Space, recipe: Path, overrides: Sequence[str] = ()) -> dict[str, Recipe]:
@@ -254,12 +254,12 @@ def build_sampler(space: Space, number: int) -> Any:
 def build(
     kind: str,
     section: Component,
-    known: Mapping[str, Callable[..., Any]],
+    components: Mapping[str, Callable[..., Any]],
     space: Space,
-    **given: Any,
+    **arguments: Any,
 ) -> Any:
     try:
-        return find(kind, section.name, known)(**given, **section.options)
+        return find(kind, section.name, components)(**arguments, **section.options)
     except (TypeError, ValueError, RecipeError) as problem:
         raise RecipeError(f"{space.position}: `search.{kind}`: {problem}") from problem
 
