@@ -61,8 +61,10 @@ class Question:
         return f"{self.where}: {text[-LONGEST_QUESTION:]}"
 
 
-def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS) -> list[Question]:
-    """Make at most `most` questions of each kind from held-out documents that no compared model was trained on. Raises
+def domain_test(
+    documents: Iterable[HeldOutText], *, max_questions: int = MOST_QUESTIONS
+) -> list[Question]:
+    """Make at most `max_questions` of each kind from held-out documents that no compared model was trained on. Raises
     DataError if they give fewer than `FEWEST_QUESTIONS`, or are conversations or pairs."""
     distinct = list({document.text: document for document in documents}.values())
     plain = [document for document in distinct if not document.text.startswith((PART, MARK))]
@@ -70,11 +72,14 @@ def domain_test(documents: Iterable[HeldOutText], *, most: int = MOST_QUESTIONS)
         raise DataError(
             f"questions are made from plain texts, but the {len(distinct)} documents are conversations or pairs"
         )
-    if len(plain) > 2 * most:
-        plain = random.Random(0).sample(plain, 2 * most)
+    if len(plain) > 2 * max_questions:
+        plain = random.Random(0).sample(plain, 2 * max_questions)
     sentences = [split_sentences(document.text) for document in plain]
-    questions = [*cloze(plain, sentences)[:most], *continuations(plain, sentences)[:most]]
-    refuse_too_few_questions(questions, len(plain), fewest=min(FEWEST_QUESTIONS, most))
+    questions = [
+        *cloze(plain, sentences)[:max_questions],
+        *continuations(plain, sentences)[:max_questions],
+    ]
+    refuse_too_few_questions(questions, len(plain), fewest=min(FEWEST_QUESTIONS, max_questions))
     return questions
 
 
@@ -104,7 +109,9 @@ def cloze(
 ) -> list[Question]:
     """The last term of a sentence among terms of the same form and similar frequency. None of the terms occurs in the
     context, so the answer cannot be copied."""
-    counts = Counter(term for document in documents for term in set(WORD.findall(document.text)))
+    counts = Counter[str]()
+    for document in documents:
+        counts.update(set(WORD.findall(document.text)))
     most_documents = max(2, int(COMMON_SHARE * len(documents)))
     terms_by_form: dict[str, list[tuple[int, str]]] = {}
     for count, term in sorted((count, term) for term, count in counts.items()):
@@ -129,9 +136,10 @@ def gap(
     draw: random.Random,
 ) -> Question | None:
     """A question about the last term of a sentence; None if the term is common, or if too few terms share its form."""
-    matches = [
-        match for match in WORD.finditer(sentence.group()) if len(match.group()) >= SHORTEST_WORD
-    ]
+    matches = []
+    for match in WORD.finditer(sentence.group()):
+        if len(match.group()) >= SHORTEST_WORD:
+            matches.append(match)
     if not matches:
         return None
     term = matches[-1].group()
@@ -255,11 +263,10 @@ def answer_questions(
     """Whether the model gives the right choice of each question the highest likelihood; every process gets the same
     result. The log-likelihood is divided by the bytes of the choice, as in lm-eval's acc_norm, so that neither long
     choices nor small tokens are a disadvantage. Texts of more than `longest` tokens are truncated at the start."""
-    candidates = [
-        candidate(tokenizer, question.context, choice, longest)
-        for question in questions
-        for choice in question.choices
-    ]
+    candidates = []
+    for question in questions:
+        for choice in question.choices:
+            candidates.append(candidate(tokenizer, question.context, choice, longest))
     scores = nats_per_byte(model, candidates, batch_size)
     is_right = []
     start = 0
@@ -284,7 +291,7 @@ def nats_per_byte(
             numbers = [by_length[index] for index in indexes]
             batch = [candidates[number] for number in numbers]
             ids = [torch.tensor(text.ids) for text in batch]
-            labels = [labels_of_choice(text) for text in batch]
+            labels = list(map(labels_of_choice, batch))
             # Texts are padded on the right, which a causal model does not attend to.
             input_ids = pad_sequence(ids, batch_first=True).to(device)  # (B, T)
             targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device)

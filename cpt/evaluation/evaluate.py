@@ -449,7 +449,7 @@ def evaluate_after_training(
             continue
         try:
             max_questions = domain_questions(recipe.evaluation.tasks)
-            questions[name] = domain_test(held_out.texts(), most=max_questions)
+            questions[name] = domain_test(held_out.texts(), max_questions=max_questions)
         except DataError as problem:
             not_run.append(NotRun(f"domain test of {name}", one_line(problem)))
     if copied is None:
@@ -489,7 +489,7 @@ def sets_after_training(
 
 
 def measurements(request: EvaluationRequest) -> list[str]:
-    """What is measured, for the log."""
+    """The measurements, for the log."""
     names = [f"domain test of {name}" for name in request.questions]
     for choice in request.tasks:
         names += choice.names
@@ -499,7 +499,7 @@ def measurements(request: EvaluationRequest) -> list[str]:
 
 
 def gains_of(marked: Sequence[MarkedSet], measured: Sequence[EvaluationResult]) -> list[Gain]:
-    """What the gain on each set is made of; `measured` is the run's model and its base."""
+    """The parts of the gain on each set; `measured` is the run's model and its base."""
     if not marked:
         return []
     after, before = measured
@@ -518,11 +518,10 @@ def marked_sets(
     the parts would be made of other tokens."""
     course = course_of(read_evaluations(folder / METRICS))
     compared, _, _ = compare_sets(folder, course, recipe, general)
-    improved = [
-        of_set.name
-        for of_set in compared
-        if of_set.outcome == "better" and not of_set.is_general and of_set.name in sets
-    ]
+    improved = []
+    for of_set in compared:
+        if of_set.outcome == "better" and not of_set.is_general and of_set.name in sets:
+            improved.append(of_set.name)
     if not improved:
         return []
     encoders = []
@@ -532,7 +531,10 @@ def marked_sets(
     encoder, base_encoder = encoders
     if encoder.fingerprint != base_encoder.fingerprint or encoder.slow_tokenizer is not None:
         return []
-    documents = [sets[name] for name in improved if sets[name].rows.form == "document"]
+    documents = []
+    for name in improved:
+        if sets[name].rows.form == "document":
+            documents.append(sets[name])
     marked = [mark_set(held_out, encoder, copied) for held_out in documents]
     return [marked_set for marked_set in marked if marked_set is not None]
 

@@ -31,11 +31,11 @@ def domain_weights(recipe: Recipe, names: list[str]) -> list[float]:
 
 def written_by_model(recipe: Recipe) -> list[str]:
     """Names of the sources and held-out sets whose rows record that a model wrote them on its own."""
-    return [
-        reported_name(source)
-        for source in (*recipe.data.sources, *recipe.evaluation.perplexity)
-        if kind_of(source.path) == "local" and is_written_by_model(source)
-    ]
+    names = []
+    for source in (*recipe.data.sources, *recipe.evaluation.perplexity):
+        if kind_of(source.path) == "local" and is_written_by_model(source):
+            names.append(reported_name(source))
+    return names
 
 
 def is_written_by_model(source: DocumentSource) -> bool:

@@ -176,7 +176,7 @@ class Difference:
 
     @property
     def decides(self) -> RelativeChange:
-        """What decides the direction: the documents, each counted once, if there are any; else the difference."""
+        """The direction by the documents, each counted once, if there are any; else by the difference."""
         return self.typical or self.of_all
 
     @property
@@ -330,10 +330,9 @@ def weighted(parts: Sequence[Moments], shares: Floats) -> Moments:
     doi.org/10.2307/3002019)."""
     variances = [share**2 * part.variance for share, part in zip(shares, parts, strict=True)]
     variance = sum(variances)
-    squares = sum(
-        part_variance**2 / part.degrees
-        for part_variance, part in zip(variances, parts, strict=True)
-    )
+    squares = 0.0
+    for part_variance, part in zip(variances, parts, strict=True):
+        squares += part_variance**2 / part.degrees
     return Moments(
         value=float(np.dot(shares, [part.value for part in parts])),
         variance=variance,
@@ -353,7 +352,7 @@ def moments_of_mean(values: Floats) -> Moments:
 
 
 def moments_of_ratio(differences: Floats, sizes: Floats) -> Moments:
-    """Of (sum of differences) / (sum of sizes), for documents of very unequal size.
+    """The moments of (sum of differences) / (sum of sizes), for documents of very unequal size.
 
     A few large documents decide most of such a ratio. The usual standard error is then too small, and there are fewer
     degrees of freedom than documents. We use the HC2 error with the degrees of freedom of Bell and McCaffrey (Imbens
@@ -484,15 +483,14 @@ def transitions(
     lost = before & ~after
     won = after & ~before
     wrong_twice = ~(before | after)
+    lost_questions = np.flatnonzero(lost)[:EXAMPLES].tolist()
     return Transitions(
         lost=int(lost.sum()),
         won=int(won.sum()),
         forgotten=share_that_moved(lost, wrong_twice, c),
         learned=share_that_moved(won, wrong_twice, c),
         chance=None if chance is None else float(chance.mean()),
-        first_lost=[
-            texts[index] for index in np.flatnonzero(lost)[:EXAMPLES] if index < len(texts)
-        ],
+        first_lost=[texts[index] for index in lost_questions if index < len(texts)],
     )
 
 
@@ -503,7 +501,7 @@ def share_that_moved(
     repeated = moved / (1 - c)  # r = 1
     independent = repeated - wrong_twice * c / (1 - c) ** 2  # r = 0
     mean = float(c.mean())
-    # What an imagined question adds if it moved, or was wrong twice.
+    # The contribution of an imagined question that moved, or was wrong twice.
     moved_once = 1 / (1 - mean)
     lucky = -mean / (1 - mean) ** 2
     below = np.append(independent, (moved_once, lucky, 0))

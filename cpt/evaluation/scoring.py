@@ -187,7 +187,7 @@ def losses_of_set(
     documents_of_set = held_out_set.chosen
     assert documents_of_set is not None, "the set must come from `build_data`"
     device = next(model.parameters()).device
-    # Of nats, tokens and correct tokens, by document.
+    # The sums of nats, tokens and correct tokens, by document.
     sums = torch.zeros(3, len(documents_of_set), dtype=torch.float64, device=device)
     # No document is empty, so no two of them begin at the same token.
     begins = torch.from_numpy(rows.documents.offsets[documents_of_set])
@@ -413,7 +413,11 @@ def restore_state(callback: Any, state: TrainerState, name: str) -> None:
 
 
 def bits_per_byte_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {set_name(key): float(value) for key, value in metrics.items() if is_bits_per_byte(key)}
+    bits_per_byte = {}
+    for key, value in metrics.items():
+        if is_bits_per_byte(key):
+            bits_per_byte[set_name(key)] = float(value)
+    return bits_per_byte
 
 
 def read_evaluations(metrics: Path) -> list[Content]:

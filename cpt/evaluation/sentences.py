@@ -46,7 +46,7 @@ def direction(outcome: Outcome) -> int:
 def differ(sets: Sequence[Difference], together: Difference) -> bool:
     """Whether the sets of a kind need a sentence each: one changed clearly, and together they did otherwise."""
     outcomes = {difference.outcome() for difference in sets}
-    directions = {direction(outcome) for outcome in outcomes & {"better", "worse"}}
+    directions = set(map(direction, outcomes & {"better", "worse"}))
     return bool(directions - {direction(together.outcome())})
 
 
@@ -319,7 +319,7 @@ def next_step(
     has_copies: bool,
     are_documents: bool = True,
 ) -> str:
-    """What to do next after a run on text: the first row of docs/tutorials/your_documents.md's table that applies.
+    """The next step after a run on text: the first row of docs/tutorials/your_documents.md's table that applies.
     `sets`: the outcomes of all domain sets, if they differ. `are_documents`: not conversations, whose form is learned
     in a few steps and makes large gains usual."""
     if domain is None:
@@ -346,7 +346,7 @@ def next_step(
 
 
 def next_step_by_general_text(general: Difference | None) -> str:
-    """What to do next after a run that worked and forgot nothing, as far as general text shows it."""
+    """The next step after a run that worked and forgot nothing, as far as general text shows it."""
     if general is None:
         return MEASURE
     outcome = general.outcome()

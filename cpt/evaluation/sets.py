@@ -39,7 +39,7 @@ class EvaluationData:
     evaluation: Evaluation
     seed: int = 0
     form: str = "document"
-    """Of the rows: see `cpt.data.readers.columns`."""
+    """The form of the rows: see `cpt.data.readers.columns`."""
     earlier: Sequence[EndedStretch] = ()
     """Of a run whose mixture changed: they decide which documents are held out of later sources."""
 
@@ -55,7 +55,9 @@ class EvaluationSet:
         hashes = cast(PackedRows, self.rows.rows).documents.hashes
         chosen_hashes = set(hashes[self.rows.chosen].tolist())
         plan = self.tokenized.plan
-        pieces = [piece for shard in plan.held_out for piece in plan.shards[shard]]
+        pieces = []
+        for shard in plan.held_out:
+            pieces += plan.shards[shard]
         for text, document in texts_of(self.tokenized.work, pieces):
             if xxh3_64_intdigest(text.encode()) in chosen_hashes:
                 yield HeldOutText(text, document.where)

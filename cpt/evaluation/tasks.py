@@ -47,7 +47,7 @@ class TaskScore:
     by_question: NDArray[np.float64] | None
     """None if the metric has no score per question."""
     hashes: tuple[str, ...]
-    """Of the questions, in the same order."""
+    """The hashes of the questions, in the same order."""
     chance: NDArray[np.float64] | None = None
     """Probability that a guess is right, by question; None if unknown."""
     texts: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ class TaskChoice:
     limit: int | None = None
     num_fewshot: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of a function."""
+    """Options of a task that is a function."""
 
     @property
     def is_function(self) -> bool:
@@ -215,7 +215,10 @@ def run_tasks(
     names = [name for name in evaluated["results"] if name in choice.names]
     if not names:  # a tag expands to its tasks
         names = list(evaluated["results"])
-    return [score for name in names for score in read_scores(evaluated, name)]
+    scores: list[TaskScore] = []
+    for name in names:
+        scores += read_scores(evaluated, name)
+    return scores
 
 
 def read_scores(evaluated: dict[str, Any], name: str) -> Iterator[TaskScore]:
@@ -254,7 +257,7 @@ def score_by_question(
 ) -> TaskScore:
     """Add the score of each question from lm-eval's samples that have this metric."""
     samples = [sample for sample in samples if isinstance(sample.get(metric), int | float)]
-    chance = np.array([chance_of(sample) for sample in samples])
+    chance = np.array(list(map(chance_of, samples)))
     return TaskScore(
         report,
         by_question=np.array([float(sample[metric]) for sample in samples]) if samples else None,
@@ -285,9 +288,10 @@ def answer_together(
     num_processes = dist.get_world_size()
     # The choices of a question stay together.
     owners = [request.doc_id % num_processes for request in requests]
-    own_requests = [
-        request for request, owner in zip(requests, owners, strict=True) if owner == rank
-    ]
+    own_requests = []
+    for request, owner in zip(requests, owners, strict=True):
+        if owner == rank:
+            own_requests.append(request)
     own_answers = answer(own_requests, disable_tqdm=rank > 0) if own_requests else []
     by_process: list[Any] = [None] * num_processes
     dist.all_gather_object(by_process, own_answers)
@@ -382,7 +386,10 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> "tuple[TaskManager,
 def leaves(name: str, subtasks: dict[str, list[str]]) -> list[str]:
     """The tasks of a group and of its subgroups; for a task, the task itself."""
     if subtasks.get(name):
-        return [task for member in subtasks[name] for task in leaves(member, subtasks)]
+        names = []
+        for member in subtasks[name]:
+            names += leaves(member, subtasks)
+        return names
     return [name]
 
 

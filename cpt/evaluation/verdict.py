@@ -183,11 +183,13 @@ def read_example_sets(metrics: Path) -> list[ExampleSet]:
         return []
     before = evaluations[0]
     after = evaluations[max(evaluations)]
-    return [
-        example_set(key.removeprefix(EVALUATED).removesuffix(COUNT), before, after)
-        for key in before
-        if key.endswith(COUNT) and key in after
-    ]
+    example_sets = []
+    for key in before:
+        if key.endswith(COUNT) and key in after:
+            example_sets.append(
+                example_set(key.removeprefix(EVALUATED).removesuffix(COUNT), before, after)
+            )
+    return example_sets
 
 
 def example_set(name: str, before: Content, after: Content) -> ExampleSet:
@@ -305,12 +307,12 @@ class Verdict:
     left_out: list[str] = field(default_factory=list)
     """Very long documents that were not evaluated, a sentence for each set."""
     gain: list[Gain] = field(default_factory=list)
-    """Of the domain sets that improved."""
+    """On the domain sets that improved."""
     are_documents: bool = True
-    """What was trained on; False: conversations or pairs."""
+    """Whether the run trained on documents; False: conversations or pairs."""
 
     def differences(self, *, is_general: bool) -> dict[str, Difference]:
-        """Of the sets of a kind, by name."""
+        """The sets of a kind, by name."""
         differences = {}
         for of_set in self.sets:
             if of_set.is_general == is_general and of_set.difference:
@@ -331,7 +333,7 @@ class Verdict:
         sets = list(self.differences(is_general=False).values())
         if not differ(sets, self.domain):
             return worked(self.domain)
-        if any(worked(difference) for difference in sets):
+        if any(map(worked, sets)):
             return None
         return False
 
@@ -365,7 +367,10 @@ class Verdict:
 
     def doubts(self) -> list[str]:
         """Sets of which most of the gain may be learned by heart."""
-        names = [f"`{gain.set_name}`" for gain in self.gain if gain.is_copied]
+        names = []
+        for gain in self.gain:
+            if gain.is_copied:
+                names.append(f"`{gain.set_name}`")
         if not names:
             return []
         return [
@@ -393,7 +398,7 @@ class Verdict:
         return list(filter(None, sentences))
 
     def next_step(self) -> str:
-        """What to do next: the row of the table in docs/tutorials/your_documents.md, with the paths of this run."""
+        """The next step: the row of the table in docs/tutorials/your_documents.md, with the paths of this run."""
         against = f" --against {self.base}" if self.base else ""
         return self.remedy().replace("RUN --against BASE", f"{self.model}{against}")
 
@@ -654,7 +659,7 @@ def not_measured(
         missing["forgetting"] = (
             "no set of general text was held out. A public one: `evaluation.retain: general`"
         )
-    added_names = {reported_name(source) for source in recipe.evaluation.perplexity}
+    added_names = set(map(reported_name, recipe.evaluation.perplexity))
     added_names -= {of_set.name for of_set in sets}
     added_names -= {of_set.name for of_set in examples}
     if sets and added_names:

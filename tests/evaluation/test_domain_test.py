@@ -88,7 +88,7 @@ def test_neither_form_length_nor_place_gives_the_answer_away(questions):
 def test_questions_are_as_many_as_wanted_from_twice_as_many_documents(questions):
     places = [one.where for one in DOCUMENTS]
     for most in (10, 30):
-        found = domain_test(DOCUMENTS, most=most)
+        found = domain_test(DOCUMENTS, max_questions=most)
         kinds = [question.kind for question in found]
         assert kinds == ["cloze"] * most + ["continuation"] * most
         read = [places.index(question.where) for question in found if question.kind == "cloze"]
@@ -133,7 +133,7 @@ def various(number):
 def test_questions_of_various_documents_are_those_that_a_person_has_approved():
     """One line each: kind, place, length and end of the context, begins of choices, number of the answer."""
     lines = []
-    for one in domain_test([various(number) for number in range(70)], most=40):
+    for one in domain_test([various(number) for number in range(70)], max_questions=40):
         begin = [one.kind, one.where, str(len(one.context)), repr(one.context[-12:])]
         lines.append(
             " | ".join([*begin, *(choice[:24] for choice in one.choices), str(one.answer)]) + "\n"
