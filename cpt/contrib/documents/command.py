@@ -125,22 +125,22 @@ def show_ingested(console: Console, done: "Ingested") -> None:
             f"{done.shared.summary(shared_lines)}. {remedy}", style="yellow", markup=False
         )
     if done.failed:
-        first = {entry.reason: entry for entry in reversed(done.failed)}
-        example = Column("for example", overflow="fold")
-        table = Table(
-            Column("no document", justify="right"), "because", example, "", style="yellow"
-        )
-        for reason, count in Counter(entry.reason for entry in done.failed).most_common(
-            FAILED_SHOWN
-        ):
-            path = first[reason].path
-            detail = first[reason].detail
-            table.add_row(
-                f"{count:,}", reason, escape(path), escape("" if detail == reason else detail or "")
-            )
-        console.print(table)
-        console.print(
-            f"All of them, and duplicates, are listed in {done.failed_file}", markup=False
-        )
+        show_failed(console, done)
     source = f"{done.num_shards:,} jsonl file(s). A recipe reads them: data.sources: [{{path: {done.folder}}}]"
     console.print(source if done.num_shards else "The output has no documents.", markup=False)
+
+
+def show_failed(console: Console, done: "Ingested") -> None:
+    """Print the most frequent reasons, each with an example."""
+    first = {entry.reason: entry for entry in reversed(done.failed)}
+    counts = Counter(entry.reason for entry in done.failed)
+    example = Column("for example", overflow="fold")
+    table = Table(Column("no document", justify="right"), "because", example, "", style="yellow")
+    for reason, count in counts.most_common(FAILED_SHOWN):
+        path = first[reason].path
+        detail = first[reason].detail
+        if detail is None or detail == reason:
+            detail = ""
+        table.add_row(f"{count:,}", reason, escape(path), escape(detail))
+    console.print(table)
+    console.print(f"All of them, and duplicates, are listed in {done.failed_file}", markup=False)
