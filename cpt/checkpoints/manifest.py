@@ -137,11 +137,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = unsealed(path.read_bytes())
         if content["format"] == FORMAT:
-            outside = [
-                name
-                for name in content["files"]
-                if name.startswith("/") or ".." in Path(name).parts
-            ]
+            outside = []
+            for name in content["files"]:
+                if name.startswith("/") or ".." in Path(name).parts:
+                    outside.append(name)
             if outside:
                 raise ValueError(f"{outside[0]} is outside the checkpoint")
             files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
@@ -189,17 +188,17 @@ def lacking_state(names: Collection[str], world_size: int | None = None) -> list
     if not any(name.startswith("rng_state") for name in names):
         lacking.append("rng_state.pth")
     if world_size is not None and world_size > 1:
-        lacking += [
-            name for rank in range(world_size) if (name := f"rng_state_{rank}.pth") not in names
-        ]
+        for rank in range(world_size):
+            name = f"rng_state_{rank}.pth"
+            if name not in names:
+                lacking.append(name)
     of_zero = [name for name in names if name.endswith("optim_states.pt")]
     of_fsdp = parts_in(names)
     if of_fsdp and world_size is not None:
-        lacking += [
-            name
-            for rank in range(world_size)
-            if (name := file_of_part(rank, world_size)) not in of_fsdp
-        ]
+        for rank in range(world_size):
+            name = file_of_part(rank, world_size)
+            if name not in of_fsdp:
+                lacking.append(name)
     if "latest" not in names and "optimizer.pt" not in names and not of_fsdp:
         lacking.append("optimizer.pt")
     if "latest" in names and world_size is not None and len(of_zero) < world_size:
@@ -212,9 +211,10 @@ def refuse_changed_weights(checkpoint: Path) -> None:
     if not (checkpoint / MANIFEST).exists():
         return
     manifest = read_manifest(checkpoint)
-    read = {
-        name: entry for name, entry in manifest.files.items() if not name.startswith(OF_THE_RUN)
-    }
+    read = {}
+    for name, entry in manifest.files.items():
+        if not name.startswith(OF_THE_RUN):
+            read[name] = entry
     damages_found = wrong_contents(checkpoint, read)
     if damages_found:
         listing = "\n".join(f"  {damage}" for damage in damages_found)
@@ -253,9 +253,8 @@ def verify_path(path: Path) -> list[Verified]:
             f"{path} has neither checkpoints nor {MANIFEST}. Give a checkpoint, or a run with some."
         )
     verified = [verify_folder(folder) for *_, folder in sorted(published)]
-    return [
-        checkpoint for checkpoint in verified if checkpoint.folder.is_dir()
-    ]  # a run in progress may have removed some
+    # A run in progress may have removed some.
+    return [checkpoint for checkpoint in verified if checkpoint.folder.is_dir()]
 
 
 def verify_folder(folder: Path) -> Verified:

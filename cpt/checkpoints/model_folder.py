@@ -131,10 +131,9 @@ def write_tensors(
 ) -> None:
     """Compute each tensor once and write all as safetensors, in shards of LARGEST_FILE, like transformers; `shapes`
     has the (shape, dtype) of the results."""
-    planned = {
-        name: torch.empty(shape, dtype=dtype, device="meta")
-        for name, (shape, dtype) in shapes.items()
-    }
+    planned = {}
+    for name, (shape, dtype) in shapes.items():
+        planned[name] = torch.empty(shape, dtype=dtype, device="meta")
     plan = split_torch_state_dict_into_shards(planned, max_shard_size=max_shard_size)
     for file, names in plan.filename_to_tensors.items():
         tensors = {name: compute(name).to(shapes[name][1]).contiguous() for name in names}
@@ -165,8 +164,8 @@ trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 
 @contextmanager
-def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
-    """Inside, `torch.load` reads data only, even if the caller requests more; CheckpointError names `what`. With
+def only_data(path: Path, *, trust: bool = False) -> Iterator[None]:
+    """Inside, `torch.load` reads data only, even if the caller requests more; CheckpointError names `path`. With
     `trust`, pickles may call functions, even if a caller requests data only."""
     if trust or trusted.get():
         before_it = trusted.set(True)
@@ -185,9 +184,9 @@ def only_data(what: Path, *, trust: bool = False) -> Iterator[None]:
         if called is None:
             # The text before this word advises to allow code.
             reason = " ".join(str(problem).split()).rpartition("WeightsUnpickler error: ")[2]
-            raise CheckpointError(f"{what}: a file is damaged: {reason[:300]}") from problem
+            raise CheckpointError(f"{path}: a file is damaged: {reason[:300]}") from problem
         raise CheckpointError(
-            f"{what}: a file has more than tensors and numbers: reading it would call {called[1]}. It was not read. "
+            f"{path}: a file has more than tensors and numbers: reading it would call {called[1]}. It was not read. "
             "If you know who wrote it: cpt train --resume PATH --trust-checkpoint."
         ) from problem
     finally:
@@ -201,9 +200,11 @@ def harmless_classes() -> list[Any]:
     arrays: list[Any] = [rebuild, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
     if "deepspeed" not in sys.modules:
         return arrays
-    return arrays + [
-        vars(import_module(module))[name] for module, names in HARMLESS.items() for name in names
-    ]
+    harmless = list(arrays)
+    for module, names in HARMLESS.items():
+        for name in names:
+            harmless.append(vars(import_module(module))[name])
+    return harmless
 
 
 def load_data(

@@ -90,7 +90,9 @@ def choose_checkpoint(
         if resume == "latest":
             return latest_point(folder, allow_restart=allow_restart, trust=trust)
         every = [*published_checkpoints(folder), *bad_checkpoints(folder)]
-        every += [folder / name for name in (HISTORY, RECORD) if (folder / name).exists()]
+        for name in (HISTORY, RECORD):
+            if (folder / name).exists():
+                every.append(folder / name)
         set_aside(folder, every, "--resume none starts from the beginning")
         (folder / BEGAN).unlink(missing_ok=True)
         return ResumePoint()
@@ -204,7 +206,7 @@ def refuse_damaged(checkpoint: Path, option: str) -> None:
     raise CheckpointError(f"{option} {checkpoint}: damaged:\n{listing}\nUse another one.")
 
 
-def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
+def set_aside(folder: Path, checkpoints: list[Path], reason: str) -> None:
     """Move checkpoints, and the history, into set-aside/, so that the run does not resume from them."""
     if not checkpoints:
         return
@@ -213,7 +215,7 @@ def set_aside(folder: Path, checkpoints: list[Path], why: str) -> None:
     for checkpoint in checkpoints:
         checkpoint.rename(target / checkpoint.name)
     names = ", ".join(path.name for path in checkpoints)
-    record_event(folder, "set_aside", f"{names} moved to {target}: {why}.")
+    record_event(folder, "set_aside", f"{names} moved to {target}: {reason}.")
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

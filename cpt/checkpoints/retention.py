@@ -50,9 +50,7 @@ def newest(
     """
     kept_checkpoints = [*checkpoints[-last:]]
     if every is not None:
-        kept_checkpoints += [
-            checkpoint for checkpoint in checkpoints if checkpoint.step % every == 0
-        ]
+        kept_checkpoints += [entry for entry in checkpoints if entry.step % every == 0]
     if best is not None:
         measured = [checkpoint for checkpoint in checkpoints if best in checkpoint.metrics]
         kept_checkpoints += (
@@ -87,15 +85,13 @@ def rotate(
     if keep is None:
         return []
     complete = published_in(folder, prefix)
-    kept_folders = {
-        checkpoint.folder
-        for checkpoint in [*find_rule(keep)(complete, **keep.options), *complete[-1:]]
-    }
-    removed = [
-        one.folder
-        for one in complete
-        if one.folder not in kept_folders and one.folder not in spared
-    ]
+    kept_folders = set()
+    for checkpoint in [*find_rule(keep)(complete, **keep.options), *complete[-1:]]:
+        kept_folders.add(checkpoint.folder)
+    removed = []
+    for entry in complete:
+        if entry.folder not in kept_folders and entry.folder not in spared:
+            removed.append(entry.folder)
     for path in removed:
         remove_folder(path)
     return removed
@@ -121,9 +117,12 @@ def metrics_of(folder: Path, step: int) -> dict[str, float]:
         return {}
     history: list[dict[str, Any]] = json.loads((folder / STATE).read_text())["log_history"]
     lines = [line for line in history if line["step"] == step]
-    return {
-        name: value for line in lines for name, value in line.items() if name.startswith("eval_")
-    }
+    metrics = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith("eval_"):
+                metrics[name] = value
+    return metrics
 
 
 WAITING = 2  # queued checkpoints; if the archive is slower than the run, the oldest is skipped
@@ -134,9 +133,9 @@ class Archive:
     manifest, the run's record is copied to `place/run`, so that it covers the checkpoint's steps. The place is a
     folder, or a URL such as s3://bucket/runs."""
 
-    def __init__(self, run: Path, place: str) -> None:
+    def __init__(self, run: Path, archive: str) -> None:
         self.run = run
-        self.place = place
+        self.place = archive
         self.pending: list[Path] = []  # the first one is being copied
         self.changed = threading.Condition()
 
@@ -190,8 +189,8 @@ class Archive:
                     return
 
 
-def copy_to_archive(checkpoint: Path, run: Path, place: str) -> None:
-    files, root = fsspec.core.url_to_fs(place)
+def copy_to_archive(checkpoint: Path, run: Path, archive: str) -> None:
+    files, root = fsspec.core.url_to_fs(archive)
     target = f"{root}/{run.name}/{checkpoint.name}"
     manifest = read_manifest(checkpoint)
     if files.exists(target):
@@ -203,9 +202,9 @@ def copy_to_archive(checkpoint: Path, run: Path, place: str) -> None:
     put(files, checkpoint / MANIFEST, f"{target}/{MANIFEST}", size)
 
 
-def local_archive(place: str) -> Path | None:
+def local_archive(archive: str) -> Path | None:
     """The folder of an archive; None for other storage."""
-    files, root = fsspec.core.url_to_fs(place)
+    files, root = fsspec.core.url_to_fs(archive)
     if isinstance(files, LocalFileSystem):
         return Path(root)
     return None
@@ -224,7 +223,10 @@ RECORD = ("*.yaml", "*.json", "*.jsonl", VERDICT_PAGE, f"{HELD_OUT}/step-*.npz")
 
 def put_record(files: Any, run: Path, target: str) -> None:
     """Copy the small files that explain a run; other programs never see a part of one."""
-    for path in [path for pattern in RECORD for path in run.glob(pattern)]:
+    paths: list[Path] = []
+    for pattern in RECORD:
+        paths += run.glob(pattern)
+    for path in paths:
         try:
             content = path.read_bytes()
         except FileNotFoundError:  # losses of an older evaluation, removed meanwhile
@@ -237,13 +239,13 @@ def put_record(files: Any, run: Path, target: str) -> None:
             files.pipe_file(there, content)
 
 
-def archive_record(run: Path, place: str | None) -> None:
+def archive_record(run: Path, archive: str | None) -> None:
     """Copy a run's record to its archive, if it has one; only in the main process."""
-    if place is None or not is_main_process():
+    if archive is None or not is_main_process():
         return
     try:
-        files, root = fsspec.core.url_to_fs(place)
+        files, root = fsspec.core.url_to_fs(archive)
         put_record(files, run, f"{root}/{run.name}")
     except Exception as problem:  # as above
-        text = f"The record of {run.name} could not be copied to the archive {place}: {problem}"
-        record_event(run, "archive_failed", text, place=place)
+        text = f"The record of {run.name} could not be copied to the archive {archive}: {problem}"
+        record_event(run, "archive_failed", text, place=archive)

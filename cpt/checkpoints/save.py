@@ -321,9 +321,10 @@ class Checkpointer:
         if contents.write_model is not None and weights is None:
             weights = contents.model.state_dict()
         changing = changed_by_steps(contents.model)
-        changing_weights = [
-            tensor for tensor in tensors_in(weights) if memory_of(tensor) in changing
-        ]
+        changing_weights = []
+        for tensor in tensors_in(weights):
+            if memory_of(tensor) in changing:
+                changing_weights.append(tensor)
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         needed_bytes = self.host_copies.missing([contents.states, changing_weights]) * processes
         free_bytes = psutil.virtual_memory().available
@@ -336,7 +337,7 @@ class Checkpointer:
                 self.record("saves_block", message, step=contents.manifest.step)
             self.copies_are_too_large = True
             return False
-        buffers = {memory_of(buffer) for buffer in contents.model.buffers()}
+        buffers = set(map(memory_of, contents.model.buffers()))
         contents.states = self.copy_changing(contents.states, buffers)
         contents.weights = self.copy_changing(weights, buffers)
         self.copied.clear()
@@ -379,9 +380,8 @@ def seal_export(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a complete export, so that `cpt verify RUN` covers it; for every process."""
     if not is_main_process():
         return
-    files = {
-        name: entry
-        for name, entry in hash_all(folder).items()
-        if name != MANIFEST and not name.endswith(WRITTEN_LATER_TOO)
-    }
+    files = {}
+    for name, entry in hash_all(folder).items():
+        if name != MANIFEST and not name.endswith(WRITTEN_LATER_TOO):
+            files[name] = entry
     write_manifest(folder, replace(manifest, files=files))

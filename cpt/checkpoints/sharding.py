@@ -79,12 +79,12 @@ def part_here(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, A
     states = {}
     for name, parameter in trained_parameters(model).items():
         weights[name] = {"shape": list(parameter.shape), "rows": local_part(parameter.detach())}
-        states[name] = {
-            key: {"shape": list(value.shape), "rows": local_part(value)}
-            if isinstance(value, DTensor)
-            else value
-            for key, value in optimizer.state.get(parameter, {}).items()
-        }
+        state = {}
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, DTensor):
+                value = {"shape": list(value.shape), "rows": local_part(value)}
+            state[key] = value
+        states[name] = state
     return {"format": 1, "weights": weights, "states": states}
 
 
@@ -114,41 +114,40 @@ def load_parts(
         raise of_another_model(
             checkpoint, f"{len(differing)} trained parameters differ: {', '.join(differing[:3])}"
         )
-    groups = {
-        id(parameter): group for group in optimizer.param_groups for parameter in group["params"]
-    }
+    groups: dict[int, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        groups |= dict.fromkeys(map(id, group["params"]), group)
     for name, parameter in parameters.items():
         local_part(parameter).copy_(
             rows_here(whole([part["weights"][name] for part in parts]), parameter)
         )
-        states = {
-            key: whole([part["states"][name][key] for part in parts])
-            if isinstance(value, dict)
-            else value
-            for key, value in parts[0]["states"][name].items()
-        }
+        states = {}
+        for key, value in parts[0]["states"][name].items():
+            if isinstance(value, dict):
+                value = whole([part["states"][name][key] for part in parts])
+            states[key] = value
         if states:
-            optimizer.state[parameter] = {
-                key: placed(value, parameter, groups[id(parameter)])
-                for key, value in states.items()
-            }
+            group = groups[id(parameter)]
+            for key, value in states.items():
+                states[key] = placed(value, parameter, group)
+            optimizer.state[parameter] = states
 
 
 def read_parts(checkpoint: Path, *, trust: bool) -> list[dict[str, Any]]:
-    matches = {
-        int(match[1]): match
-        for path in (checkpoint / FSDP_FOLDER).glob("*.pt")
-        if (match := FSDP_PART.fullmatch(f"{FSDP_FOLDER}/{path.name}"))
-    }
+    matches = {}
+    for path in (checkpoint / FSDP_FOLDER).glob("*.pt"):
+        match = FSDP_PART.fullmatch(f"{FSDP_FOLDER}/{path.name}")
+        if match is not None:
+            matches[int(match[1])] = match
     processes = int(matches[0][2]) if 0 in matches else 0
     if not processes or sorted(matches) != list(range(processes)):
         raise CheckpointError(
             f"{checkpoint} lacks parts in {FSDP_FOLDER}/, one per process. Copy them all."
         )
-    return [
-        load_data(checkpoint / matches[rank][0], mmap=True, trust=trust)
-        for rank in range(processes)
-    ]
+    parts = []
+    for rank in range(processes):
+        parts.append(load_data(checkpoint / matches[rank][0], mmap=True, trust=trust))
+    return parts
 
 
 def whole(parts: list[dict[str, Any]]) -> torch.Tensor:
@@ -212,14 +211,14 @@ PROBLEMS = (
 
 
 @contextmanager
-def reading(checkpoint: Path, what: str, *, trust: bool = False) -> Iterator[None]:
+def reading(checkpoint: Path, failure: str, *, trust: bool = False) -> Iterator[None]:
     """Read data only; errors of DeepSpeed become a CheckpointError that names the checkpoint."""
     try:
         with only_data(checkpoint, trust=trust):
             yield
     except (*PROBLEMS, CheckpointError) as problem:
         raise CheckpointError(
-            f"{checkpoint} {what}: {' '.join(str(problem).split())[:300]}"
+            f"{checkpoint} {failure}: {' '.join(str(problem).split())[:300]}"
         ) from problem
 
 
@@ -262,9 +261,10 @@ def capture_states(engine: Any, folder: str) -> Iterator[dict[str, Any]]:
 def scripts_of_deepspeed() -> dict[str, str]:
     """Programs that DeepSpeed adds to its checkpoints, to convert the weights without DeepSpeed."""
     utils = files("deepspeed.utils")
-    return {
-        name: (utils / name).read_text("utf-8") for name in ("zero_to_fp32.py", "zero_to_torch.py")
-    }
+    scripts = {}
+    for name in ("zero_to_fp32.py", "zero_to_torch.py"):
+        scripts[name] = (utils / name).read_text("utf-8")
+    return scripts
 
 
 def consolidated_state(checkpoint: Path) -> dict[str, torch.Tensor]:

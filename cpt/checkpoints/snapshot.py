@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -37,11 +38,10 @@ def memory_of(tensor: torch.Tensor) -> Memory:
 
 def bytes_in(state: Any) -> int:
     """The bytes of all tensors in a state; shared storage counts once."""
-    return sum(
-        {
-            memory_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(state)
-        }.values()
-    )
+    bytes_of_memory = {}
+    for tensor in tensors_in(state):
+        bytes_of_memory[memory_of(tensor)] = tensor.untyped_storage().nbytes()
+    return sum(bytes_of_memory.values())
 
 
 def changed_by_steps(model: nn.Module) -> set[Memory]:
@@ -52,7 +52,7 @@ def changed_by_steps(model: nn.Module) -> set[Memory]:
             changing.append(parameter.to_local() if isinstance(parameter, DTensor) else parameter)
             if "ds_tensor" in vars(parameter):
                 changing.append(vars(parameter)["ds_tensor"])
-    return {memory_of(tensor) for tensor in changing}
+    return set(map(memory_of, changing))
 
 
 def mark() -> torch.Event:
@@ -80,11 +80,9 @@ class HostCopies:
 
     def missing(self, state: Any) -> int:
         """Bytes of host memory that a copy of the state would allocate."""
-        return max(
-            0,
-            bytes_in(state)
-            - sum(buffer.nbytes for buffers in self.free.values() for buffer in buffers),
-        )
+        buffers = chain.from_iterable(self.free.values())
+        free_bytes = sum(buffer.nbytes for buffer in buffers)
+        return max(0, bytes_in(state) - free_bytes)
 
     def copy(
         self, state: Any, changing: Callable[[torch.Tensor], bool] = lambda tensor: True
@@ -93,7 +91,7 @@ class HostCopies:
 
         Tensors that share memory also share it in the copy, so that its file is not larger.
         """
-        memory_of_copies = {memory_of(buffer) for buffer in self.in_use.values()}
+        memory_of_copies = set(map(memory_of, self.in_use.values()))
         copied: dict[int, torch.Tensor] = {}
         for tensor in tensors_in(state):
             copied[id(tensor)] = (
@@ -115,21 +113,18 @@ class HostCopies:
         is_plain = type(tensor) in (torch.Tensor, nn.Parameter)
         if not is_plain or not tensor.untyped_storage().nbytes():
             return copy.deepcopy(tensor.detach())
-        where = memory_of(tensor)
-        if where not in self.in_use:
+        memory = memory_of(tensor)
+        if memory not in self.in_use:
             storage = tensor.untyped_storage()
             size = storage.nbytes()
             unused = self.free.get((size, tensor.device.type != "cpu"))
             buffer = unused.pop() if unused else host_memory(size, tensor.device)
-            source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(
-                storage, 0, (size,), (1,)
-            )
-            self.in_use[where] = buffer.copy_(source, non_blocking=True)
-        storage = self.in_use[where].untyped_storage()
-        offset = tensor.storage_offset()
-        copied = torch.empty(0, dtype=tensor.dtype).set_(
-            storage, offset, tensor.size(), tensor.stride()
-        )
+            source = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+            source.set_(storage, 0, (size,), (1,))
+            self.in_use[memory] = buffer.copy_(source, non_blocking=True)
+        host_storage = self.in_use[memory].untyped_storage()
+        copied = torch.empty(0, dtype=tensor.dtype)
+        copied.set_(host_storage, tensor.storage_offset(), tensor.size(), tensor.stride())
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(copied, requires_grad=tensor.requires_grad)
         return copied.requires_grad_(tensor.requires_grad)
