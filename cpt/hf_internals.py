@@ -359,30 +359,30 @@ class SamplingHooks(Trainer):
         """Each reward [B, rewards] of the completions of all processes; NaN if it does not apply."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        made: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        return self.scored(inputs, made)
+        outputs: dict[str, Any] = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        return self.scored(inputs, outputs)
 
-    def scored(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
+    def scored(self, inputs: list[dict[str, Any]], outputs: dict[str, Any]) -> dict[str, Any]:
         """A generation with its advantages."""
-        return made
+        return outputs
 
     def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: Any, mask: Any, kept: int, *more: Any, **options: Any
+        self, model: Any, ids: Any, mask: Any, logits_to_keep: int, *more: Any, **options: Any
     ) -> Any:
         score = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
-        forward = partial(score, model, ids, mask, kept, *more, **options)
-        return self.forward_completions(forward, kept)
+        forward = partial(score, model, ids, mask, logits_to_keep, *more, **options)
+        return self.forward_completions(forward, logits_to_keep)
 
-    def forward_completions(self, forward: Callable[[], Any], kept: int) -> Any:
-        """Log-probabilities and entropies of the last `kept` tokens."""
+    def forward_completions(self, forward: Callable[[], Any], logits_to_keep: int) -> Any:
+        """Log-probabilities and entropies of the last `logits_to_keep` tokens."""
         return forward()
 
     def score_tokens(
-        self, model: Any, ids: Any, mask: Any, kept: int, *, batch_size: int
+        self, model: Any, ids: Any, mask: Any, logits_to_keep: int, *, batch_size: int
     ) -> "torch.Tensor":
-        """Log-probabilities [B, T] of the last `kept` tokens."""
+        """Log-probabilities [B, T] of the last `logits_to_keep` tokens."""
         log_probabilities_of_tokens, *_ = self._get_per_token_logps_and_entropies(
-            model, ids, mask, kept, batch_size=batch_size
+            model, ids, mask, logits_to_keep, batch_size=batch_size
         )
         log_probabilities: torch.Tensor = log_probabilities_of_tokens
         return log_probabilities

@@ -139,7 +139,10 @@ def refuse_tied_ends(model: PreTrainedModel, peft_options: Mapping[str, Any]) ->
     if not is_tied(model) or peft_options.get("ensure_weight_tying"):
         return
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
-    paths = [name for name, module in model.named_modules() if id(module) in ends]
+    paths = []
+    for name, module in model.named_modules():
+        if id(module) in ends:
+            paths.append(name)
     for key in ("target_modules", "modules_to_save"):
         for selector, pattern in patterns_of(peft_options.get(key)):
             if any(re.fullmatch(pattern, path) for path in paths):
@@ -221,7 +224,9 @@ def lora_options(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str
     peft_options: dict[str, Any] = {}
     if method == LORA:
         peft_options = DEFAULTS | PRESETS.get(str(preset), {})
-    peft_options |= {key: value for key, value in options.items() if key not in OURS}
+    for key, value in options.items():
+        if key not in OURS:
+            peft_options[key] = value
     if method not in CHOSEN_BY_PEFT:
         peft_options.setdefault("target_modules", ALL_LINEAR)
     is_mamba = any(isinstance(module, nn.Conv1d) for module in model.modules())

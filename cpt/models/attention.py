@@ -280,7 +280,7 @@ def varlen_attention(
 
 
 def refuse_other_scores(dropout: float, options: Mapping[str, Any]) -> None:
-    """Refuse what changes scores and has no argument in these kernels."""
+    """Refuse settings that change scores and lack an argument in these kernels."""
     remedy = "Use `model.attention: auto`"
     if dropout:
         keys = "`model.config.attention_dropout: 0.0`, `attn_pdrop` in GPT-2"
@@ -401,10 +401,12 @@ def same_width(*states: Tensor) -> list[Tensor]:
     return padded
 
 
-def package_kernel(package: str, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+def package_kernel(
+    package: str, query: Tensor, key: Tensor, value: Tensor, *arguments: Any
+) -> Tensor:
     """flash-attn's kernel, called through transformers with the bounds."""
     query, key, value = same_width(query, key, value)
-    return flash_attention(package, query[None], key[None], value[None], *others)[0]
+    return flash_attention(package, query[None], key[None], value[None], *arguments)[0]
 
 
 @torch.compiler.disable  # lengths differ in each batch, so each would be compiled again
@@ -671,10 +673,10 @@ def attend_over_processes(config: PreTrainedConfig, micro_batch: int, group: Any
         disable_in_eval=True,
     )
 
-    def attention(module: nn.Module, query: torch.Tensor, *others: Any, **options: Any) -> Any:
+    def attention(module: nn.Module, query: torch.Tensor, *arguments: Any, **options: Any) -> Any:
         # It gathers positions in each layer, for kernels that need them; with bounds one number is enough.
         if module.training:
             options["position_ids"] = torch.zeros(1, 1, dtype=torch.int64, device=query.device)
-        return exchange(module, query, *others, **options)
+        return exchange(module, query, *arguments, **options)
 
     ALL_ATTENTION_FUNCTIONS[name] = attention

@@ -280,7 +280,9 @@ def hash_weights(path: str, revision: str | None = None) -> dict[str, str]:
     location = weights_folder(path, revision)
     files = {location}
     if not location.is_file():
-        files = {file for pattern in WEIGHTS for file in location.glob(pattern)}
+        files = set[Path]()
+        for pattern in WEIGHTS:
+            files.update(location.glob(pattern))
     return hashes_of({file.name: file for file in sorted(files)}, sha256_of)
 
 

@@ -217,7 +217,7 @@ def passes_without_dropout(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
         fused = installed_loss(model)
         if fused is not None:
-            # What the passes left would stay in memory.
+            # Buffers of the passes would stay in memory.
             fused.hidden = None
             fused.token_losses = None
             fused.memory.take()

@@ -43,7 +43,7 @@ def chosen_names(
     model: PreTrainedModel, parameters: Mapping[str, nn.Parameter], train_only: str | Sequence[str]
 ) -> list[str]:
     if train_only == NEW_ROWS:
-        weights = {id(weight) for weight in table_weights(model)}
+        weights = set(map(id, table_weights(model)))
         return [name for name, parameter in parameters.items() if id(parameter) in weights]
     patterns = [train_only] if isinstance(train_only, str) else train_only
     names: list[str] = []

@@ -100,13 +100,14 @@ def flops_per_token(model: PreTrainedModel, sequence_length: float) -> float:
     B of arXiv 2204.02311). Frozen weights need no gradients; a backward pass ends at the first trained parameter, or
     without any (all adapters) at the first layer.
     """
-    embeddings = {
-        id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
-    }
+    embeddings = set()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            embeddings.add(id(module.weight))
     lookups = set(embeddings)
     head = model.get_output_embeddings()
     if head is not None:  # a tied head also multiplies
-        lookups -= {id(parameter) for parameter in head.parameters()}
+        lookups -= set(map(id, head.parameters()))
     gets_gradient = not any(parameter.requires_grad for parameter in model.parameters())
     forward = 0.0  # weights that multiply in the forward pass
     for_inputs = 0.0  # weights that multiply the gradient on its way to the layers before them
@@ -159,7 +160,10 @@ def attention_flops(config: PreTrainedConfig, sequence_length: float) -> float:
 def state_space_flops(model: PreTrainedModel) -> float:
     """Return the FLOPs of all Mamba layers for one token, forward pass only, without their matrices: seven per element
     of the state, as in Megatron-LM."""
-    mixers = [vars(module) for module in model.modules() if "ssm_state_size" in vars(module)]
+    mixers = []
+    for module in model.modules():
+        if "ssm_state_size" in vars(module):
+            mixers.append(vars(module))
     return 7.0 * sum(mixer["intermediate_size"] * mixer["ssm_state_size"] for mixer in mixers)
 
 

@@ -78,7 +78,7 @@ def read_recomputing(
             f"{KEY}: `every_n_layers` must be a whole number of at least 1, not {every!r}."
         )
     recomputing = Recomputing(
-        checkpoints=any(training.get(name) for name in CHECKPOINTING),
+        checkpoints=any(map(training.get, CHECKPOINTING)),
         selective=options.get("selective", False),
         every_n_layers=every,
         offload=options.get("offload", False),
@@ -162,13 +162,13 @@ def set_up_checkpoints(
     enable_checkpoints = base.gradient_checkpointing_enable
 
     # A function cannot be in arguments that are written to files.
-    def enable(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **others: Any) -> None:
+    def enable(gradient_checkpointing_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
         kwargs = dict(gradient_checkpointing_kwargs or {})
         if recomputing.selective:
             kwargs["context_fn"] = partial(create_selective_checkpoint_contexts, keep_attention)
         # The warning is about the older name, which both versions support.
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
-            enable_checkpoints(gradient_checkpointing_kwargs=kwargs, **others)
+            enable_checkpoints(gradient_checkpointing_kwargs=kwargs, **options)
         if base is model:
             # Else frozen first layers would get a backward pass.
             base.disable_input_require_grads()
@@ -290,7 +290,7 @@ def check_compiling(training: Mapping[str, Any], *, zero3: bool, even_rows: bool
 
 
 def recomputes_hooks_of_fsdp(training: Mapping[str, Any]) -> bool:
-    is_recomputed = any(training.get(name) for name in CHECKPOINTING)
+    is_recomputed = any(map(training.get, CHECKPOINTING))
     return CHECKPOINTS_AROUND_CALLS and bool(training.get("fsdp")) and is_recomputed
 
 

@@ -280,7 +280,7 @@ class StateDistance:
         for tokens in sequences:
             old_tokens = [list(self.pieces.get(token, (token,))) for token in tokens]
             old_sequences.append(list(chain.from_iterable(old_tokens)))
-            ends.append(torch.tensor([len(parts) for parts in old_tokens]).cumsum(0) - 1)
+            ends.append(torch.tensor(list(map(len, old_tokens))).cumsum(0) - 1)
         with torch.no_grad():
             old_states = self.states(padded(old_sequences))
         states = self.states(padded(sequences))
@@ -307,5 +307,5 @@ class StateDistance:
 
 def padded(sequences: Sequence[Sequence[int]]) -> torch.Tensor:
     """Pad at the ends, which does not affect earlier tokens in a causal model."""
-    tensors = [torch.tensor(tokens) for tokens in sequences]
+    tensors = list(map(torch.tensor, sequences))
     return nn.utils.rnn.pad_sequence(tensors, batch_first=True)
