@@ -81,7 +81,7 @@ class DistillTrainer(CPTTrainer):
         self.teacher = prepared(teacher_model, self)
         self.taught: torch.Tensor | None = None
         self.divergence: torch.Tensor | None = None
-        """Of the last micro-batch, before the experts' auxiliary loss is added."""
+        """The loss of the last micro-batch, before the experts' auxiliary loss is added."""
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, torch.Tensor], *arguments: Any, **options: Any

@@ -46,9 +46,10 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
             tokenizer.pad_token = tokenizer.eos_token
         base = vars(model.get_base_model()) if isinstance(model, PeftModel) else {}
         is_quantized = "is_loaded_in_4bit" in base or "is_loaded_in_8bit" in base
-        trained = [
-            (name, weight) for name, weight in model.named_parameters() if weight.requires_grad
-        ]
+        trained = []
+        for parameter_name, weight in model.named_parameters():
+            if weight.requires_grad:
+                trained.append((parameter_name, weight))
         exact = {name: weight.detach().clone() for name, weight in trained} if is_quantized else {}
         try:
             super().__init__(recipe, model, arguments, **options)
@@ -97,9 +98,10 @@ class ExampleTrainer(ExampleHooks, CPTTrainer):
 
     def measure_held_out(self) -> dict[str, float]:
         """Return loss and TRL's metrics of each set of examples, and bits per byte of each set of texts."""
-        texts = {
-            name: held_out for name, held_out in self.held_out.items() if held_out.form in PACKED
-        }
+        texts = {}
+        for set_name, held_out_set in self.held_out.items():
+            if held_out_set.form in PACKED:
+                texts[set_name] = held_out_set
         metrics = dict[str, float]()
         for name, held_out in self.held_out.items():
             if name not in texts:
@@ -189,7 +191,7 @@ class JudgedAnswers(ExampleTrainer):
             answers = [example["completion_ids"] for example in examples]
             mismatched = [answers[-1], *answers[:-1]]
             pairs = zip(examples, mismatched, strict=True)
-            return collate([{**one, "KL_completion_ids": other} for one, other in pairs])
+            return collate([{**example, "KL_completion_ids": other} for example, other in pairs])
 
         return with_others
 
@@ -217,13 +219,16 @@ class WithoutReference(ExampleTrainer):
             self.trl_metrics["train"].update(of_training)
 
 
-def renamed(row: dict[str, Any], most: int) -> dict[str, list[int]]:
-    """Return the prompt, and the prompt with each answer, where only answers have labels; cut at `most` tokens."""
+def renamed(row: dict[str, Any], max_tokens: int) -> dict[str, list[int]]:
+    """Return the prompt, and the prompt with each answer, where only answers have labels; cut at `max_tokens`."""
     prompt = row["prompt_ids"]
-    columns = {"prompt_input_ids": prompt[:most], "prompt_attention_mask": [1] * len(prompt[:most])}
+    columns = {
+        "prompt_input_ids": prompt[:max_tokens],
+        "prompt_attention_mask": [1] * len(prompt[:max_tokens]),
+    }
     for side in ("chosen", "rejected"):
-        ids = [*prompt, *row[f"{side}_ids"]][:most]
-        labels = [*([IGNORED] * len(prompt)), *row[f"{side}_ids"]][:most]
+        ids = [*prompt, *row[f"{side}_ids"]][:max_tokens]
+        labels = [*([IGNORED] * len(prompt)), *row[f"{side}_ids"]][:max_tokens]
         columns |= {
             f"{side}_input_ids": ids,
             f"{side}_attention_mask": [1] * len(ids),

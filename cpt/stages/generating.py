@@ -59,10 +59,10 @@ class PromptTrainer(SamplingHooks, ExampleTrainer):
             collate_fn=itemgetter(0),  # a micro-batch is one item
         )
 
-    def part_of_process(self, whole: Any) -> Any:
+    def part_of_process(self, batch: Any) -> Any:
         """Return this process's equal share of a list or tensor."""
-        size = len(whole) // self.args.world_size
-        return whole[self.args.process_index * size :][:size]
+        size = len(batch) // self.args.world_size
+        return batch[self.args.process_index * size :][:size]
 
     def _run_epoch(self, **options: Any) -> None:  # type: ignore[override]
         """Restore TRL's count of micro-batches on resume."""
@@ -189,8 +189,11 @@ class GenerationBatches(PromptTrainer):
         return inputs
 
     def share_of(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        repeated = [prompt for prompt in prompts for _ in range(self.args.num_generations)]
-        return [dict(prompt) for prompt in self.part_of_process(repeated)]
+        repeated = []
+        for prompt in prompts:
+            for _ in range(self.args.num_generations):
+                repeated.append(prompt)
+        return list(map(dict, self.part_of_process(repeated)))
 
     # --- resuming ----------------------------------------------------------------------------------------------------
 
@@ -212,9 +215,9 @@ class GenerationBatches(PromptTrainer):
             if buffered is not None and arguments.steps_per_generation % len(buffered) == 0:
                 parts = arguments.steps_per_generation // len(buffered)
                 batches = [to_device(batch, arguments.device) for batch in buffered]
-                self.sampled_batches = [
-                    part for batch in batches for part in split_tensor_dict(batch, parts)
-                ]
+                self.sampled_batches = []
+                for batch in batches:
+                    self.sampled_batches += split_tensor_dict(batch, parts)
             last = saved.get("last")
             self.last = None if last is None else to_device(last, arguments.device)
             if (checkpoint / STAGE_FILE).exists():  # missing if another program wrote it
@@ -333,19 +336,21 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         self.rewards_of_all = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         self.rewards_of_all[rewards.isnan().all(dim=1)] = torch.nan
 
-    def scored(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
+    def scored(self, inputs: list[dict[str, Any]], outputs: dict[str, Any]) -> dict[str, Any]:
         if self.model.training:
-            return made | self.advantages_of(inputs, made)
-        return made
+            return outputs | self.advantages_of(inputs, outputs)
+        return outputs
 
-    def advantages_of(self, inputs: list[dict[str, Any]], made: dict[str, Any]) -> dict[str, Any]:
+    def advantages_of(
+        self, inputs: list[dict[str, Any]], outputs: dict[str, Any]
+    ) -> dict[str, Any]:
         """`advantages` ([B], or [B, T] for each token), and further inputs of the loss."""
         raise NotImplementedError
 
-    def log_probabilities(self, made: dict[str, Any]) -> torch.Tensor:
+    def log_probabilities(self, outputs: dict[str, Any]) -> torch.Tensor:
         """Return log-probabilities [B, T] of the completions' tokens under the current model."""
-        ids = torch.cat((made["prompt_ids"], made["completion_ids"]), dim=1)
-        mask = torch.cat((made["prompt_mask"], made["completion_mask"]), dim=1)
+        ids = torch.cat((outputs["prompt_ids"], outputs["completion_ids"]), dim=1)
+        mask = torch.cat((outputs["prompt_mask"], outputs["completion_mask"]), dim=1)
         # recomputing activations is useless without gradients
         with (
             torch.no_grad(),
@@ -353,7 +358,7 @@ class RewardedTrainer(GenerationBatches, GRPOTrainer):  # type: ignore[misc]
         ):
             size = self.args.per_device_train_batch_size
             return self.score_tokens(
-                self.model, ids, mask, made["completion_ids"].size(1), batch_size=size
+                self.model, ids, mask, outputs["completion_ids"].size(1), batch_size=size
             )
 
     def add_metric(self, name: str, value: float) -> None:

@@ -71,22 +71,22 @@ def language_model(
 
 
 def ends_of_answers(
-    known: int | list[int] | None, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+    configured_ends: int | list[int] | None, tokenizer: PreTrainedTokenizerBase, recipe: Recipe
 ) -> int | list[int] | None:
     """Return the tokens at which generation ends; a model that learns chats also ends at its turn's end and EOS.
 
     Args:
-        known: `eos_token_id` of the model's generation config, which may have the end of documents only.
+        configured_ends: `eos_token_id` of the model's generation config, which may have the end of documents only.
     """
     end = turn_end(tokenizer)
     if end is None or not learns_chats(recipe):
-        return known
-    return listed_ends(known, tokenizer.eos_token_id, end)
+        return configured_ends
+    return listed_ends(configured_ends, tokenizer.eos_token_id, end)
 
 
-def listed_ends(known: int | list[int] | None, *more: int | None) -> list[int]:
+def listed_ends(configured_ends: int | list[int] | None, *more: int | None) -> list[int]:
     """Return the ends of a generation config and more as one list, each once."""
-    ends = known if isinstance(known, list) else [known]
+    ends = configured_ends if isinstance(configured_ends, list) else [configured_ends]
     return list(dict.fromkeys(token for token in (*ends, *more) if token is not None))
 
 

@@ -55,11 +55,11 @@ class ReplayTrainer(CPTTrainer):
         super().__init__(recipe, model, arguments, rows=rows, **options)
         self.own_loss = set_up_own_loss(model, arguments)
         self.base = None if base is None else prepared(base, self)
-        self.weights = {
-            number: source.replay_kl
-            for number, source in enumerate(recipe.data.sources)
-            if source.replay_kl
-        }
+        weights = {}
+        for number, source in enumerate(recipe.data.sources):
+            if source.replay_kl:
+                weights[number] = source.replay_kl
+        self.weights = weights
         self.replayed = torch.tensor(list(self.weights), device=arguments.device)
         self.totals = torch.zeros(2, device=arguments.device)  # KL in nats, tokens
         # each forward pass gathers weights from all processes, also from those without a row of these sources

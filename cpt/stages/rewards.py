@@ -92,29 +92,34 @@ class NamedReward:
     def refuse_missing(self, columns: Sequence[str]) -> None:
         """Raise DataError if the rows lack a parameter's column, or the one in its option `column`."""
         by_position = [p for p in self.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-        needed = [p.name for p in by_position if p.default is p.empty and p.name not in GIVEN]
+        needed = []
+        for p in by_position:
+            if p.default is p.empty and p.name not in GIVEN:
+                needed.append(p.name)
         default = self.parameters["column"].default if "column" in self.parameters else None
         named = self.options.get("column", default)
-        missing = [
-            column
-            for column in [*needed, named]
-            if isinstance(column, str) and column not in columns
-        ]
+        missing = []
+        for column in [*needed, named]:
+            if isinstance(column, str) and column not in columns:
+                missing.append(column)
         if missing:
             there = ", ".join(column for column in columns if column not in GIVEN) or "none"
             raise DataError(
                 f"{self.where} reads the column `{missing[0]}`. Columns besides the prompt: {there}."
             )
 
-    def __call__(self, **given: Any) -> list[float | None]:
+    def __call__(self, **columns: Any) -> list[float | None]:
         """Return the rewards of completions, a finite number or None each; TrainingError otherwise."""
-        self.refuse_missing(list(given))
+        self.refuse_missing(list(columns))
         takes_all = any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
-        options = {name for name, p in self.parameters.items() if p.kind is p.KEYWORD_ONLY}
+        options = set()
+        for name, p in self.parameters.items():
+            if p.kind is p.KEYWORD_ONLY:
+                options.add(name)
         passed_columns = (
-            given.keys() if takes_all else self.parameters.keys() & given.keys()
+            columns.keys() if takes_all else self.parameters.keys() & columns.keys()
         ) - options
-        taken = {name: value for name, value in given.items() if name in passed_columns}
+        taken = {name: value for name, value in columns.items() if name in passed_columns}
         try:
             scores = self.function(**taken, **self.options)
         except CptError:
@@ -124,7 +129,7 @@ class NamedReward:
                 f"{self.where} failed: {type(problem).__name__}: {problem}."
             ) from problem
         values = scores.tolist() if isinstance(scores, torch.Tensor | np.ndarray) else scores
-        count = len(given["completions"])
+        count = len(columns["completions"])
         if not isinstance(values, list | tuple) or len(values) != count:
             raise TrainingError(
                 f"{self.where} returned {scores!r}: expected a list of {count} numbers."
@@ -134,9 +139,8 @@ class NamedReward:
                 value, bool | int | float | np.number | np.bool_
             ) and math.isfinite(value)
             if value is not None and not is_number:
-                prompt, said = (
-                    str(given[name][row])[:MOST_LETTERS] for name in ("prompts", "completions")
-                )
+                prompt = str(columns["prompts"][row])[:MOST_LETTERS]
+                said = str(columns["completions"][row])[:MOST_LETTERS]
                 raise TrainingError(
                     f"{self.where} returned {value!r}: expected a finite number, or None if it does not apply. The"
                     f" prompt: {prompt!r}; the completion: {said!r}."
@@ -186,21 +190,20 @@ def find_rewards(rewards: Sequence[Reward]) -> list[NamedReward]:
 def without_columns(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function without `**columns`, so that its options can be checked."""
     signature = inspect.signature(function)
-    parameters = [
-        parameter
-        for parameter in signature.parameters.values()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ]
+    parameters = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            parameters.append(parameter)
     bare = functools.update_wrapper(partial(function), function)
     bare.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return bare
 
 
-def text_of(written: Text) -> str:
+def text_of(completion: Text) -> str:
     """Return the text of a prompt or completion; of messages, the last one's."""
-    if isinstance(written, str):
-        return written
-    content = written[-1].get("content") if written else None
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else None
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.get("text", "") for part in content)
@@ -226,10 +229,10 @@ def exact_match(
             return text.strip()
         return text.strip().casefold()
 
-    return [
-        float(plain(text_of(said)) == plain(str(answer)))
-        for said, answer in zip(completions, columns[column], strict=True)
-    ]
+    scores = []
+    for said, answer in zip(completions, columns[column], strict=True):
+        scores.append(float(plain(text_of(said)) == plain(str(answer))))
+    return scores
 
 
 def matches_format(
@@ -271,8 +274,8 @@ def length(
         falloff: distance from the bounds at which the reward is 0.
         unit: unit of the length; the token that ends a completion counts too.
     """
-    counted = completion_ids if unit == "tokens" else [text_of(said) for said in completions]
-    lengths = [len(group) for group in counted]
+    counted = completion_ids if unit == "tokens" else list(map(text_of, completions))
+    lengths = list(map(len, counted))
     outside = [
         max(at_least - size, size - (size if at_most is None else at_most), 0) for size in lengths
     ]
@@ -306,9 +309,9 @@ def maths_answer(
         column: the column of the data with the answers: numbers, or texts that are read in the same way.
         tolerance: allowed error of a number, relative to the right one if that is above 1.
     """
-    answers = [
-        marked(str(answer)) or str(answer).strip() for answer in columns[column]
-    ]  # may be whole solutions
+    answers = []
+    for answer in columns[column]:  # may be whole solutions
+        answers.append(marked(str(answer)) or str(answer).strip())
     pairs = zip(completions, answers, strict=True)
     return [float(is_same(found_in(text_of(said)), answer, tolerance)) for said, answer in pairs]
 
