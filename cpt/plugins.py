@@ -116,14 +116,14 @@ def check_options(
     function: Callable[..., Any],
     options: Mapping[str, object],
     key: str,
-    given: Iterable[str] = (),
+    passed: Iterable[str] = (),
     also: Mapping[str, Any] | None = None,
 ) -> None:
     """Refuse options that `function` does not accept by name, values of a wrong type, and missing options.
 
     Args:
         key: the section of the options, for the message: `optimizer`.
-        given: the keyword arguments that cpt itself passes by name.
+        passed: the keyword arguments that cpt itself passes by name.
         also: options that cpt takes for every function of this kind, with their types.
     """
     parameters = inspect.signature(function).parameters.values()
@@ -134,7 +134,7 @@ def check_options(
     by_name = {}
     siblings = {"name"}  # keys of the recipe next to the options
     for parameter in parameters:
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in given:
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name not in passed:
             by_name[parameter.name] = parameter
         if parameter.name == "learning_rate":
             siblings.add("learning_rate")
@@ -187,7 +187,7 @@ def in_words(hint: Any) -> str:
     """`a number or null` for `float | None`."""
     origin = get_origin(hint)
     if origin in (typing.Union, UnionType):
-        return " or ".join(in_words(part) for part in get_args(hint))
+        return " or ".join(map(in_words, get_args(hint)))
     if origin is typing.Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     kind = origin or hint

@@ -112,6 +112,6 @@ def test_wrong_options_are_refused_before_anything_is_built(options, named):
 def test_an_argument_that_cpt_itself_gives_is_not_an_option():
     def factor(*, floor: float, total: int) -> None: ...
 
-    check_options(factor, {"floor": 1}, "schedule", given=["total"])
+    check_options(factor, {"floor": 1}, "schedule", passed=["total"])
     with pytest.raises(RecipeError, match="`schedule.total`"):
-        check_options(factor, {"floor": 1, "total": 2}, "schedule", given=["total"])
+        check_options(factor, {"floor": 1, "total": 2}, "schedule", passed=["total"])

@@ -69,7 +69,7 @@ def plan_recipe(recipe: Recipe, target: Target, gpus: int, nodes: int) -> Planne
     if recipe.stage in REWARDED:
         check_generations(recipe, gpus)
     check_release(recipe, deepspeed=bool(recipe.training.get("deepspeed")), processes=gpus)
-    complaints = check_fsdp(recipe, here=False)
+    complaints = check_fsdp(recipe, on_this_machine=False)
     if complaints:
         raise RecipeError("\n".join(complaints))
     config = config_without_weights(recipe.model)

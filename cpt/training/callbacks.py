@@ -148,7 +148,7 @@ def check_callbacks(sections: list[Component]) -> None:
         refuse_unusable(factory, f"{key}.name", section.name)
         is_ours = section.name in CALLBACKS
         check_options(
-            constructor_of(factory), section.options, key, given=("run",) if is_ours else ()
+            constructor_of(factory), section.options, key, passed=("run",) if is_ours else ()
         )
         if is_ours:
             with_key(key, partial(CALLBACKS[section.name], Path(), **section.options))
@@ -192,10 +192,11 @@ def constructor_of(kind: type) -> Callable[..., None]:
     constructor: Any = update_wrapper(partial(kind), vars(kind).get("__init__", kind))
     constructor.__name__ = kind.__name__
     parameters = inspect.signature(kind).parameters.values()
-    by_keyword = [
-        p.replace(kind=p.KEYWORD_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p
-        for p in parameters
-    ]
+    by_keyword = []
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
+        by_keyword.append(parameter)
     constructor.__signature__ = inspect.Signature(by_keyword)
     return constructor  # type: ignore[no-any-return]
 
@@ -247,11 +248,10 @@ class Watch(TrainerCallback):
     ) -> None:
         if not state.is_world_process_zero:
             return
-        metrics = {
-            name: float(value)
-            for name, value in kwargs["logs"].items()
-            if isinstance(value, int | float)
-        }
+        metrics = {}
+        for name, value in kwargs["logs"].items():
+            if isinstance(value, int | float):
+                metrics[name] = float(value)
         metrics |= {
             "step": float(state.global_step),
             "tokens": float(state.global_step * self.tokens_per_step),
@@ -314,7 +314,7 @@ class GuardedCallback(TrainerCallback):
         return answer
 
     def pause(self, event: str, problem: Exception, step: int, seconds: float) -> None:
-        """Pause after a call that took so many seconds and failed."""
+        """Pause after a call that failed after this many seconds."""
         self.paused_until = time.monotonic() + self.pause_seconds
         if not self.has_failed:
             text = f"`{self.name}` failed in {event} and pauses: {one_line(problem)}."
@@ -523,7 +523,10 @@ def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
     if "loss" in logs:
         logged = [name for name in names if logs.get(name) is not None]  # such as a reward
         return "  ".join(FORMATS[name].format(logs[name]) for name in logged)
-    keys = [key.removeprefix("eval_") for key in logs if key.startswith("eval_")]
+    keys = []
+    for key in logs:
+        if key.startswith("eval_"):
+            keys.append(key.removeprefix("eval_"))
     ends = ("_loss", "_examples")  # rewards of generated answers come without a loss
     sets: list[str] = []
     for name in dict.fromkeys(
@@ -532,11 +535,10 @@ def describe_logs(logs: dict[str, Any], names: Iterable[str] = FORMATS) -> str:
         if f"{name}_bits_per_byte" in keys:
             sets.append(f"{name} {logs[f'eval_{name}_bits_per_byte']:.4f} bits per byte")
         else:
-            metrics = [
-                FORMATS[metric].format(logs[f"eval_{name}_{metric}"])
-                for metric in HELD_OUT
-                if f"{name}_{metric}" in keys
-            ]
+            metrics = []
+            for metric in HELD_OUT:
+                if f"{name}_{metric}" in keys:
+                    metrics.append(FORMATS[metric].format(logs[f"eval_{name}_{metric}"]))
             sets.append(f"{name} {' '.join(metrics)}")
     if sets:
         return f"held out: {', '.join(sets)}"
@@ -611,8 +613,8 @@ class StepProfile(TrainerCallback):
                 "profile_left_out", "not profiled: the run started after them or ended before"
             )
 
-    def report(self, kind: str, what: str) -> None:
-        record_event(self.run, kind, f"Steps {self.first} to {self.last}: {what}.", step=self.first)
+    def report(self, kind: str, text: str) -> None:
+        record_event(self.run, kind, f"Steps {self.first} to {self.last}: {text}.", step=self.first)
 
 
 def check_profiled_steps(at_step: int | None, steps: int) -> None:

@@ -92,11 +92,11 @@ class Proposal:
     @property
     def changes(self) -> list[Change]:
         keys_of_branch = ("name", "output_dir", "description", "tags")  # of a branch
-        return [
-            change
-            for change in changes_between(self.before, self.after)
-            if not (self.is_branch and change.key in keys_of_branch)
-        ]
+        changes = []
+        for change in changes_between(self.before, self.after):
+            if not (self.is_branch and change.key in keys_of_branch):
+                changes.append(change)
+        return changes
 
     @property
     def from_this_step(self) -> list[Change]:
@@ -155,9 +155,9 @@ class Proposal:
             readers = {world_size(), self.manifest.world_size}
             if self.before.budget.global_batch_tokens is None and rows == rows_at_once(self.before):
                 return
-            possible_tokens = [
-                rows * groups_of_rows(after.training, number) * length for number in readers
-            ]
+            possible_tokens = []
+            for number in readers:
+                possible_tokens.append(rows * groups_of_rows(after.training, number) * length)
             tokens_after = tokens_before if tokens_before in possible_tokens else possible_tokens[0]
         if tokens_after != tokens_before:
             yield (
@@ -223,7 +223,10 @@ class Proposal:
         where = f"{self.folder} changes from step {self.step + 1:,} on:"
         if self.is_branch:
             where = f"{self.folder} continues {self.source} from step {self.step:,}, with these changes:"
-        dropped = [line["step"] for line in self.lines if line["step"] > self.step]
+        dropped = []
+        for line in self.lines:
+            if line["step"] > self.step:
+                dropped.append(line["step"])
         lines = [where, listed(self.from_this_step), *self.plot()]
         if dropped:
             steps = ", ".join(f"{step:,}" for step in dropped)
@@ -475,7 +478,7 @@ class RecipeChanges:
             "step": step,
             "row": position.get("row", 0),
             "note": self.note,
-            "changes": [described(change) for change in proposal.changes],
+            "changes": list(map(described, proposal.changes)),
             "new_stretch": proposal.changes_data and step > 0,
             "positions": position.get("positions", {}),
             "fingerprint": position.get("fingerprint"),

@@ -129,7 +129,10 @@ def exactness_of_run(
     fits = arguments.per_device_train_batch_size
     if fits < requested:
         return f"rounding: {fits} rows at a time instead of {requested} after out-of-memory: sums in another order"
-    changed_keys = [change["key"] for line in read_history(folder) for change in line["changes"]]
+    changed_keys = []
+    for line in read_history(folder):
+        for change in line["changes"]:
+            changed_keys.append(change["key"])
     rounding = [key for key in changed_keys if key.startswith(WAYS_TO_COMPUTE)]
     if rounding:
         return f"rounding: {', '.join(dict.fromkeys(rounding))} changed during the run"

@@ -1,4 +1,4 @@
-"""What each key of a DeepSpeed profile does in a run: one table of four lists, as for `training:`.
+"""The effect of each key of a DeepSpeed profile in a run: one table of four lists, as for `training:`.
 
 A key is passed on to DeepSpeed, has its effect by the recipe or our code, is replaced with one line in the log, or is
 refused. A test walks all keys of the installed DeepSpeed.
@@ -42,8 +42,8 @@ def is_off(key: str, value: object) -> bool:
     return value is None or value == DEFAULTS.get(key, False)
 
 
-def below(section: str, words: str) -> str:
-    return " ".join(f"{section}.{word}" for word in words.split())
+def below(section: str, keys: str) -> str:
+    return " ".join(f"{section}.{word}" for word in keys.split())
 
 
 # --- 1: passed on to DeepSpeed ---
@@ -99,7 +99,7 @@ OF_ZERO = """
 """
 OURS = frozenset(f"{OF_RUNS} {below('zero_optimization', OF_ZERO)}".split())
 
-# --- 3: replaced by the recipe's, or left out, with one line in the log ---
+# --- 3: replaced by the recipe's, or removed, with one line in the log ---
 
 LEFT_OUT = ("steps_per_print", "timers")  # accelerate turns off the lines that these are about
 REPLACED = ("optimizer", "scheduler", "amp", "activation_checkpointing", *LEFT_OUT)

@@ -307,11 +307,10 @@ class Gradients:
 
     @property
     def weights(self) -> list[torch.Tensor]:
-        return [
-            parameter
-            for group in self.trainer.optimizer.param_groups
-            for parameter in group["params"]
-        ]
+        parameters = []
+        for group in self.trainer.optimizer.param_groups:
+            parameters += group["params"]
+        return parameters
 
     def begin_step(self) -> None:
         """Set the gradients' dtype, while none exist; our optimizers accept fp32 gradients of bf16 weights."""

@@ -62,20 +62,20 @@ ADAM = ("adam", "adamw", "cpuadam", "fusedadam", "deepspeedcpuadam")  # types of
 STAGES_THAT_GENERATE = ("grpo", "rloo", "ppo", "spo", "gkd", "distill_on_policy")
 
 
-def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
+def check_profile(setting: str | Path | Profile, recipe: Recipe) -> list[str]:
     """Return all complaints about a DeepSpeed profile, each with file, key and remedy.
 
     Args:
-        given: value of `training.deepspeed`: a path, or the profile itself.
+        setting: value of `training.deepspeed`: a path, or the profile itself.
     """
-    profile = read_mapping(given)
+    profile = read_mapping(setting)
     replaced = (
         *optimizer_contradictions(profile, recipe),
         *scheduler_contradictions(profile, recipe),
     )
     zero = check_zero(completed(profile))
     return located(
-        given,
+        setting,
         unknown_keys(profile),
         refused_keys(profile),
         zero,
@@ -84,9 +84,9 @@ def check_profile(given: str | Path | Profile, recipe: Recipe) -> list[str]:
     )
 
 
-def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
+def profile_warnings(setting: str | Path | Profile, recipe: Recipe) -> list[str]:
     """Warn of settings that DeepSpeed accepts, but that make gradients wrong or less precise."""
-    profile = read_profile(given)
+    profile = read_profile(setting)
     section = zero_section(profile)
     warnings = list[tuple[str, str]]()
     steps = accumulation(recipe)
@@ -108,18 +108,17 @@ def profile_warnings(given: str | Path | Profile, recipe: Recipe) -> list[str]:
             " gradients with it on several GPUs (github.com/deepspeedai/DeepSpeed/issues/5294). Write false"
         )
         warnings.append(("overlap_comm", text))
-    return located(given, warnings)
+    return located(setting, warnings)
 
 
-def changes_in_memory(given: str | Path | Profile) -> list[str]:
+def changes_in_memory(setting: str | Path | Profile) -> list[str]:
     """Return one line with the keys that `read_profile` adds, changes or removes; nothing without changes."""
-    before = dict(leaves(read_mapping(given)))
-    after = dict(leaves(read_profile(given)))
-    changes = [
-        f"`{dotted(key)}: {json.dumps(value)}`"
-        for key, value in after.items()
-        if before.get(key, ...) != value
-    ]
+    before = dict(leaves(read_mapping(setting)))
+    after = dict(leaves(read_profile(setting)))
+    changes = []
+    for key, value in after.items():
+        if before.get(key, ...) != value:
+            changes.append(f"`{dotted(key)}: {json.dumps(value)}`")
     removed = dict.fromkeys(key[0] for key in before if key[0] in REPLACED)
     replaced = [f"`{key}`" for key in removed if key not in LEFT_OUT]
     if replaced:
@@ -132,42 +131,42 @@ def changes_in_memory(given: str | Path | Profile) -> list[str]:
         parts.append(f"is used without {', '.join(left_out)}: cpt logs the progress")
     if not parts:
         return []
-    name = "`training.deepspeed`" if isinstance(given, dict) else str(given)
+    name = "`training.deepspeed`" if isinstance(setting, dict) else str(setting)
     return [f"{name} {'; '.join(parts)}"]
 
 
-def located(given: str | Path | Profile, *complaints: Complaints) -> list[str]:
+def located(setting: str | Path | Profile, *complaints: Complaints) -> list[str]:
     """Format the complaints with their place: `zero.json:12`, or `training.deepspeed` for a profile in the recipe."""
-    if isinstance(given, dict):
+    if isinstance(setting, dict):
         return [f"`training.deepspeed`: {text}" for group in complaints for _, text in group]
-    lines = Path(given).read_text(encoding="utf-8").splitlines()
+    lines = Path(setting).read_text(encoding="utf-8").splitlines()
 
     def place(key: str) -> str:
         last = key.rpartition(".")[2]
         number = next((number for number, line in enumerate(lines, 1) if f'"{last}"' in line), None)
         if number:
-            return f"{given}:{number}"
-        return str(given)
+            return f"{setting}:{number}"
+        return str(setting)
 
     return [f"{place(key)}: {text}" for group in complaints for key, text in group]
 
 
-def read_profile(given: str | Path | Profile) -> Profile:
+def read_profile(setting: str | Path | Profile) -> Profile:
     """Return a DeepSpeed profile with the keys that runs need; RecipeError if it is not a mapping in JSON."""
-    return completed(read_mapping(given))
+    return completed(read_mapping(setting))
 
 
-def read_mapping(given: str | Path | Profile, key: str = "`training.deepspeed`") -> Profile:
+def read_mapping(setting: str | Path | Profile, key: str = "`training.deepspeed`") -> Profile:
     """Return the mapping in the recipe, or in a JSON file; RecipeError if it is neither."""
-    content: Any = given
-    if isinstance(given, str | Path):
+    content: Any = setting
+    if isinstance(setting, str | Path):
         try:
-            content = json.loads(Path(given).read_text(encoding="utf-8"))
+            content = json.loads(Path(setting).read_text(encoding="utf-8"))
         except (OSError, ValueError) as problem:
-            refuse_accelerates(yaml_mapping(given), key)
-            raise RecipeError(f"{key}: {given} cannot be read as JSON: {problem}") from problem
+            refuse_accelerates(yaml_mapping(setting), key)
+            raise RecipeError(f"{key}: {setting} cannot be read as JSON: {problem}") from problem
     if not isinstance(content, dict):
-        raise RecipeError(f"{key} must be a mapping, or the path of a JSON file, not {given!r}.")
+        raise RecipeError(f"{key} must be a mapping, or the path of a JSON file, not {setting!r}.")
     refuse_accelerates(content, key)
     return content
 
@@ -202,9 +201,9 @@ def refuse_accelerates(content: Profile, key: str) -> None:
     )
 
 
-def completed(written: Profile) -> Profile:
+def completed(user_profile: Profile) -> Profile:
     """Return the profile with the keys that runs need, and without the sections that the recipe has."""
-    profile = {key: value for key, value in written.items() if key not in REPLACED}
+    profile = {key: value for key, value in user_profile.items() if key not in REPLACED}
     if "bfloat16" in profile:  # of older DeepSpeed
         profile["bf16"] = profile.pop("bfloat16")
     profile = FROM_THE_RECIPE | profile
@@ -270,16 +269,14 @@ def check_zero(profile: Profile) -> Complaints:
         "offload_optimizer": zero.DeepSpeedZeroOffloadOptimizerConfig,
     }
     try:
-        zero.DeepSpeedZeroConfig(
-            **{
-                key: value
-                for key, value in section.items()
-                if f"zero_optimization.{key}" not in REMOVED
-            }
-        )
+        supported = {}
+        for key, value in section.items():
+            if f"zero_optimization.{key}" not in REMOVED:
+                supported[key] = value
+        zero.DeepSpeedZeroConfig(**supported)
     except ValidationError as problem:
         for error in problem.errors():
-            *above, last = [str(step) for step in error["loc"]] or ["zero_optimization"]
+            *above, last = list(map(str, error["loc"])) or ["zero_optimization"]
             kind = parts.get(above[-1] if above else "", zero.DeepSpeedZeroConfig)
             known_keys = [field.alias or name for name, field in kind.model_fields.items()]
             key = ".".join(["zero_optimization", *above, last])
@@ -405,22 +402,22 @@ def fsdp_config(training: Mapping[str, Any]) -> dict[str, Any]:
     return {str(key).removeprefix("fsdp_"): value for key, value in fsdp_config.items()}
 
 
-def check_fsdp(recipe: Recipe, *, here: bool = True) -> list[str]:
+def check_fsdp(recipe: Recipe, *, on_this_machine: bool = True) -> list[str]:
     """Return all complaints, each with key and remedy; empty without FSDP.
 
     Args:
-        here: the run is for this machine, not planned for another.
+        on_this_machine: the run is for this machine, not planned for another.
     """
     training = recipe.training
     if not training.get("fsdp"):
-        if training.get("fsdp_config") and here:
+        if training.get("fsdp_config") and on_this_machine:
             return [f"{CONFIG} needs `training.fsdp: true`. Add that, or remove it."]
         return []
     wrong = [*wrong_keys(training), *wrong_company(recipe)]
     offloads_weights = fsdp_config(training).get("cpu_offload") and not training.get("bf16")
-    if here and offloads_weights and not torch.accelerator.is_available():
+    if on_this_machine and offloads_weights and not torch.accelerator.is_available():
         wrong.append(f"{CONFIG}: `cpu_offload` needs a GPU. Remove it.")
-    if here and training.get("use_cpu") and torch.cuda.is_available():
+    if on_this_machine and training.get("use_cpu") and torch.cuda.is_available():
         wrong.append(
             f"`training.use_cpu` with {KEY}: torch shards onto GPUs. Set CUDA_VISIBLE_DEVICES=, or remove it."
         )

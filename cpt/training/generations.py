@@ -144,9 +144,8 @@ class PromptRows(Dataset[list[Prompt]]):
         generation = number // self.world_size // self.plan.micro_batches
         if self.last[0] != generation:
             first = generation * self.plan.prompts
-            numbers = [
-                shift_past_skipped(row, self.left_out)
-                for row in range(first, first + self.plan.prompts)
-            ]
+            numbers = []
+            for row in range(first, first + self.plan.prompts):
+                numbers.append(shift_past_skipped(row, self.left_out))
             self.last = generation, [self.rows[row] for row in numbers]
         return self.last[1]

@@ -34,7 +34,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows a step. The guard only decides; the trainer acts."""
+    """The action after a step. The guard only decides; the trainer acts."""
 
     action: Literal["continue", "skip", "roll_back", "abort"] = "continue"
     events: tuple[Event, ...] = ()
@@ -85,11 +85,10 @@ class StepGuard:
         on_spike = recipe.safety.on_spike
         self.handler = None if on_spike is None else find_handler(on_spike)
         self.handler_name = "" if on_spike is None else on_spike.name
-        self.new_data_from = {  # steps at which a phase of the data begins
-            phase.until // tokens_per_step + 1
-            for phase in phases_in_tokens(recipe).phases[:-1]
-            if phase.until is not None
-        }
+        self.new_data_from = set[int]()  # steps at which a phase of the data begins
+        for phase in phases_in_tokens(recipe).phases[:-1]:
+            if phase.until is not None:
+                self.new_data_from.add(phase.until // tokens_per_step + 1)
         self.skipped_since_log: list[StepVerdict] = []
 
     # --- what a checkpoint stores ------------------------------------------------------------------------------------

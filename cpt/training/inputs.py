@@ -48,7 +48,7 @@ class NamedModel:
     path: str
     revision: str | None
     patterns: tuple[str, ...] = (*WEIGHTS, "*.index.json", *MODEL_FILES)
-    """Of the files that decide what is learned or exported."""
+    """The files that decide what is learned or exported."""
 
     @property
     def is_on_hub(self) -> bool:
@@ -61,7 +61,9 @@ class NamedModel:
             return {}
         if folder.is_file():
             return {folder.name: folder}
-        matching = {path for pattern in self.patterns for path in folder.glob(pattern)}
+        matching = set[Path]()
+        for pattern in self.patterns:
+            matching.update(folder.glob(pattern))
         return {path.name: path for path in sorted(matching) if path.is_file()}
 
     @property
@@ -108,10 +110,11 @@ def with_commit(recipe: Recipe, key: str, commit: str) -> Recipe:
     if key == TEACHER:
         training = {**recipe.training, "teacher_model_revision": commit}
         return recipe.model_copy(update={"training": training})
-    rewards = [
-        reward.model_copy(update=revision) if key == f"rewards[{number}].path" else reward
-        for number, reward in enumerate(recipe.rewards)
-    ]
+    rewards = []
+    for number, reward in enumerate(recipe.rewards):
+        rewards.append(
+            reward.model_copy(update=revision) if key == f"rewards[{number}].path" else reward
+        )
     return recipe.model_copy(update={"rewards": rewards})
 
 
@@ -351,14 +354,16 @@ def describe_inputs(
         "dropped",
         "files",
     )
-    sources = {
-        source.name: {
-            **{field: getattr(source, field) for field in fields},
-            "text": source.text and asdict(source.text),
-            "account": format_account(source),
-        }
-        for source in data.sources
-    }
+    sources = {}
+    for source in data.sources:
+        description = {field: getattr(source, field) for field in fields}
+        description["text"] = source.text and asdict(source.text)
+        description["account"] = format_account(source)
+        sources[source.name] = description
+    left_out = {}
+    for name, held_out_set in data.held_out.items():
+        if held_out_set.left_out:
+            left_out[name] = held_out_set.left_out
     model = recipe.model
     described = inputs.describe(recipe)
     return {
@@ -368,11 +373,7 @@ def describe_inputs(
             "sources": sources,
             "held_out": data.held_out_files,
             "written_by_model": written_by_model(recipe),
-            "left_out": {
-                name: held_out_set.left_out
-                for name, held_out_set in data.held_out.items()
-                if held_out_set.left_out
-            },
+            "left_out": left_out,
         },
         "tokenizer": {"path": tokenizer.name_or_path, "xxh3": hash_of_tokenizer(tokenizer)},
         "weights": {

@@ -218,9 +218,9 @@ def lost_ranks_named(run: Run) -> Iterator[None]:
                 f"{who} was stopped by a signal. {resumes_from(run.folder)}"
             ) from problem
         if failed:
-            ended = [
-                f"{name_processes([sign], everyone)} ended with {sign.ended}" for sign in failed
-            ]
+            ended = []
+            for sign in failed:
+                ended.append(f"{name_processes([sign], everyone)} ended with {sign.ended}")
             description = f"{'; '.join(ended)}. The others cannot continue without it."
         elif gone:
             steps = ", ".join(sorted({str(sign.step) for sign in gone}))
@@ -256,11 +256,11 @@ def find_lost_ranks(folder: Path) -> tuple[list[LastHeartbeat], list[LastHeartbe
     """
 
     def others() -> list[LastHeartbeat]:
-        return [
-            sign
-            for sign in read_heartbeats(folder)
-            if sign.rank != rank() and sign.rank < world_size()
-        ]
+        signs = []
+        for sign in read_heartbeats(folder):
+            if sign.rank != rank() and sign.rank < world_size():
+                signs.append(sign)
+        return signs
 
     first = {sign.rank: sign.pulse for sign in others()}
     end = time.monotonic() + SECONDS_FOR_AN_ANSWER

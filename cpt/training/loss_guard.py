@@ -136,14 +136,15 @@ class SpikeDetector:
     def decide(self, metrics: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether to skip, and [2], whether loss and norm are spikes; `note` sends them to the host."""
         values = on_one_scale(metrics.float())
-        spikes = self.spikes(values, self.history, self.accepted.clamp(max=self.window)).expand(2)
-        spikes = torch.stack((spikes[0] | (metrics[0] > self.highest_loss), spikes[1]))
+        num_before = self.accepted.clamp(max=self.window)
+        loss_spikes, norm_spikes = self.spikes(values, self.history, num_before).expand(2)
+        loss_is_too_high = metrics[0] > self.highest_loss
+        spikes = torch.stack((loss_spikes | loss_is_too_high, norm_spikes))
         is_not_finite = values - values != 0  # the difference is NaN then
         skip = (spikes | is_not_finite).any()
         slot = (self.accepted % self.window).expand(2, 1)
-        self.history.scatter_(
-            1, slot, torch.where(skip, self.history.gather(1, slot), values[:, None])
-        )
+        present = self.history.gather(1, slot)
+        self.history.scatter_(1, slot, torch.where(skip, present, values[:, None]))
         self.accepted += ~skip
         return skip, spikes
 

@@ -267,9 +267,7 @@ class ModelFlopsUtilization(TrainerCallback):
             config: Any = next(
                 part for part in model.modules() if isinstance(part, PreTrainedModel)
             ).config
-            documents = [
-                self.data.rows.documents_in(row) for row in range(first, first + ROWS_MEASURED)
-            ]
+            documents = list(map(self.data.rows.documents_in, range(first, first + ROWS_MEASURED)))
             lengths = np.concatenate(documents).astype(np.float64)
             attended = float(
                 (lengths**2).sum() / lengths.sum()
@@ -370,11 +368,11 @@ class MachineUse(TrainerCallback):
         seconds = time.monotonic() - self.counted_at
         self.traffic = count_traffic()
         self.counted_at = time.monotonic()
-        return {
-            f"{name}_mib_per_second": round((number - before[name]) / MIB / seconds, 3)
-            for name, number in self.traffic.items()
-            if name in before and seconds > 0
-        }
+        rates = {}
+        for name, number in self.traffic.items():
+            if name in before and seconds > 0:
+                rates[f"{name}_mib_per_second"] = round((number - before[name]) / MIB / seconds, 3)
+        return rates
 
     def gpu_state(self) -> dict[str, float]:
         """Empty if NVML does not answer, as in some containers and on GPU slices; do not retry then."""

@@ -47,8 +47,8 @@ RESTARTS = (
 )
 
 
-def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
-    """Replace this process by the same command (`words` of `cpt train`), to free the GPU.
+def restart(problem: RestartNeeded, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the same command (`arguments` of `cpt train`), to free the GPU.
 
     Raises:
         RestartNeeded: the run has several processes or is supervised, so its launcher may restart it; or it was
@@ -61,7 +61,7 @@ def restart(problem: RestartNeeded, words: Sequence[str]) -> NoReturn:
         raise RestartNeeded(f"{problem} {same_command()} does so.") from problem
     print_once(str(problem))
     os.environ[RESTARTS] = json.dumps(reasons[-MOST_WITHOUT_PROGRESS:])
-    replace_process(["cpt", "train", *words])
+    replace_process(["cpt", "train", *arguments])
 
 
 def is_out_of_memory(problem: BaseException) -> bool:

@@ -166,15 +166,15 @@ def loss_of_rows(
         """Cross entropy in fp32, in chunks of tokens."""
         tokens = max(1, BYTES_AT_ONCE // (12 * logits.shape[-1]))
         chunks = zip(logits[row].split(tokens), targets[row].split(tokens), strict=True)
-        parts = [
-            F.cross_entropy(
+        parts = []
+        for hidden_chunk, target_chunk in chunks:
+            part = F.cross_entropy(
                 hidden_chunk.float(),
                 target_chunk.to(hidden_chunk.device),
                 ignore_index=IGNORED,
                 reduction="sum",
             )
-            for hidden_chunk, target_chunk in chunks
-        ]
+            parts.append(part)
         return torch.stack(parts).sum()
 
     return summed

@@ -170,9 +170,10 @@ class CheckedStep(TrainerCallback):
             return norm
         model: Any = trainer.model_wrapped
         if trainer.accelerator.scaler is None:
-            gradients = [
-                parameter.grad for parameter in model.parameters() if parameter.grad is not None
-            ]
+            gradients = []
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    gradients.append(parameter.grad)
             is_half = any(gradient.dtype in HALF for gradient in gradients)
             # torch's norm would be rounded for half precision or shards
             if gradients and (trainer.is_fsdp_enabled or is_half):
@@ -319,7 +320,7 @@ class GuardedEngine(DeepSpeedEngineWrapper):
 
     def checked_norms(self) -> list[torch.Tensor]:
         assert self.loss is not None, "a step has micro-batches"
-        norms = [torch.as_tensor(norm) for norm in self.norms_of_groups()]
+        norms = list(map(torch.as_tensor, self.norms_of_groups()))
         together = torch.stack([norm.float() for norm in norms]).to(self.loss.device)
         total_norm = torch.linalg.vector_norm(together)
         # -1 means a non-finite norm

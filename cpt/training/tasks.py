@@ -109,11 +109,11 @@ class TaskEvaluations(TrainerCallback):
         self.lines = LinesFile(self.folder / METRICS)
         lines = read_objects(self.folder / METRICS)
         done = {line.get("step") for line in lines if has_scores(line)}
-        self.waiting = [
-            weights.folder
-            for weights in published_in(self.folder, PREFIX)
-            if weights.step <= state.global_step and weights.step not in done
-        ]
+        waiting = []
+        for weights in published_in(self.folder, PREFIX):
+            if weights.step <= state.global_step and weights.step not in done:
+                waiting.append(weights.folder)
+        self.waiting = waiting
         for path in {*self.folder.glob(f"{PREFIX}*")} - {*self.waiting}:
             shutil.rmtree(path, ignore_errors=True)
 
@@ -210,22 +210,23 @@ class TaskEvaluations(TrainerCallback):
         self.child = None
         late = f"killed after {LONGEST_SECONDS:,} s, " if child.poll() is None else ""
         child.kill_family()
-        lines = (self.folder / OUTPUT).read_text(errors="replace").strip().splitlines() or [""]
-        scores = parse_object(lines[-1].encode()) if child.returncode == 0 else None
+        output = (self.folder / OUTPUT).read_text(errors="replace")
+        lines = output.strip().splitlines()
+        last_line = lines[-1] if lines else ""
+        scores = parse_object(last_line.encode()) if child.returncode == 0 else None
         if scores is None:
-            self.fail(f"{late}exit code {child.returncode}: {lines[-1]}")
+            self.fail(f"{late}exit code {child.returncode}: {last_line}")
             return
         shutil.rmtree(self.weights, ignore_errors=True)
         step = step_of(self.weights)
         line = {"step": step, "tokens": step * self.length.tokens_per_step, **scores}
         self.lines.add(json.dumps(line))
-        log.info(
-            f"Tasks of step {step}: {', '.join(f'{name} {score:.4g}' for name, score in scores.items())}"
-        )
+        listing = ", ".join(f"{name} {score:.4g}" for name, score in scores.items())
+        log.info(f"Tasks of step {step}: {listing}")
         self.report({**scores, f"{TASK}step": step})
 
-    def fail(self, why: str) -> None:
-        text = f"The tasks of step {step_of(self.weights)} were not evaluated: {why}. See {OUTPUT} of the run."
+    def fail(self, reason: str) -> None:
+        text = f"The tasks of step {step_of(self.weights)} were not evaluated: {reason}. See {OUTPUT} of the run."
         record_event(self.folder, "tasks_failed", text, step=step_of(self.weights))
         shutil.rmtree(self.weights, ignore_errors=True)
 

@@ -131,9 +131,8 @@ class CPTTrainer(Trainer):
     ) -> None:
         # Only routers leave parameters unused, and detecting them costs time in each step.
         if arguments.ddp_find_unused_parameters is None:
-            arguments.ddp_find_unused_parameters = any(
-                ".experts." in name for name, _ in model.named_parameters()
-            )
+            names = [name for name, _ in model.named_parameters()]
+            arguments.ddp_find_unused_parameters = any(".experts." in name for name in names)
         if arguments.ddp_broadcast_buffers is None:  # otherwise each forward synchronizes constants
             arguments.ddp_broadcast_buffers = any(
                 name.endswith("running_mean") for name, _ in model.named_buffers()
@@ -680,7 +679,7 @@ class CPTTrainer(Trainer):
         return contents_of(self, self.engine, manifest, parts=self.stateful, stage_states=states)
 
     def manifest(self, kind: Kind) -> Manifest:
-        """What is known about a checkpoint of this step, without its files."""
+        """The facts about a checkpoint of this step, without its files."""
         zero = self.engine.zero_section
         exactness = exactness_of_run(self.point, self.recipe, self.args, self.run_folder)
         if exactness == BIT_EXACT and self.has_moved_optimizer:
@@ -701,11 +700,11 @@ class CPTTrainer(Trainer):
     @property
     def best_checkpoints(self) -> set[Path]:
         """The best checkpoint of `evaluation.stop`, which is not removed."""
-        return {
-            callback.best_checkpoint
-            for callback in self.callback_handler.callbacks
-            if isinstance(callback, StopEarly)
-        }
+        checkpoints = set()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, StopEarly):
+                checkpoints.add(callback.best_checkpoint)
+        return checkpoints
 
     def save_after_error(self) -> str:
         """Save the last finished step; return why that is impossible, empty if it is saved.
@@ -789,7 +788,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Move the batch's tensors to the device; stages that sample have batches of texts."""
     if not isinstance(batch, dict):
         return batch
-    return {
-        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
+    on_device = {}
+    for name, value in batch.items():
+        on_device[name] = (
+            value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        )
+    return on_device

@@ -336,7 +336,7 @@ def fsdp_complaints_of_file(path):
 # --- FSDP2 ---
 
 
-def fsdp_complaints(config=None, *, here=True, **sections):
+def fsdp_complaints(config=None, *, on_this_machine=True, **sections):
     """What is wrong with a recipe with these sections."""
     fsdp_config = {} if config is None else {"fsdp_config": config}
     recipe = {
@@ -349,7 +349,7 @@ def fsdp_complaints(config=None, *, here=True, **sections):
         **sections,
         "training": {"fsdp": True, **fsdp_config, **sections.get("training", {})},
     }
-    return check_fsdp(Recipe.model_validate(recipe), here=here)
+    return check_fsdp(Recipe.model_validate(recipe), on_this_machine=on_this_machine)
 
 
 ADAPTER = {"model": {"path": "x", "lora": {"r": 4}}, "stage": "cpt"}
@@ -410,7 +410,10 @@ def test_what_fsdp_does_not_train_is_a_complaint_with_its_key(sections, named):
 
 def test_a_plan_is_refused_only_for_what_no_machine_trains():
     offloaded, without_fsdp = {"cpu_offload": True}, {"fsdp": False}
-    assert len(fsdp_complaints(offloaded)) == 1 and fsdp_complaints(offloaded, here=False) == []
+    assert (
+        len(fsdp_complaints(offloaded)) == 1
+        and fsdp_complaints(offloaded, on_this_machine=False) == []
+    )
     assert len(fsdp_complaints({"version": 2}, training=without_fsdp)) == 1
-    assert fsdp_complaints({"version": 2}, training=without_fsdp, here=False) == []
-    assert len(fsdp_complaints(here=False, training={"fsdp": "shard"})) == 1
+    assert fsdp_complaints({"version": 2}, training=without_fsdp, on_this_machine=False) == []
+    assert len(fsdp_complaints(on_this_machine=False, training={"fsdp": "shard"})) == 1
