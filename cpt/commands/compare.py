@@ -41,7 +41,7 @@ def command(
     """
     if len(runs) < 2:
         raise CheckpointError(f"name a second run: cpt compare {runs[0]} RUN")
-    comparison = compare([find_run(run) for run in runs])
+    comparison = compare(list(map(find_run, runs)))
     if as_json:
         print_json(comparison.to_json())
     else:
@@ -73,7 +73,7 @@ def tables_of(topics: Iterable[Topic], runs: Sequence[ComparedRun]) -> Iterator[
         for row in topic.rows:
             lines.append([row.name, *("?" if value is None else value for value in row.values)])
         if len(runs) > MOST_COLUMNS:
-            lines = [list(column) for column in zip(*lines, strict=True)]
+            lines = list(map(list, zip(*lines, strict=True)))
         yield Table(lines[0], lines[1:], topic.title)
 
 
@@ -90,13 +90,10 @@ def comparison_page(comparison: Comparison) -> str:
 def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
     """Losses, held-out sets and speed over tokens, one curve per run."""
     are_comparable = comparable_losses(runs, [])
-    losses = [
-        curve
-        for curve, is_comparable in zip(
-            curves_of(runs, "loss_smoothed"), are_comparable, strict=True
-        )
-        if is_comparable
-    ]
+    losses = []
+    for curve, is_comparable in zip(curves_of(runs, "loss_smoothed"), are_comparable, strict=True):
+        if is_comparable:
+            losses.append(curve)
     drawn = curves("Training loss", "nats per token", losses)
     for name, metric in held_out_metrics(runs).items():
         drawn += curves(f"Held-out text: {name}", "bits per byte", curves_of(runs, metric))
@@ -105,7 +102,7 @@ def plots(runs: Sequence[ComparedRun]) -> list[Plot]:
 
 def curves_of(runs: Sequence[ComparedRun], metric: str) -> list[Curve]:
     """Every run has its color in all plots."""
-    return [
-        Curve(run.name, *run.record.metrics.curve(metric), color=number)
-        for number, run in enumerate(runs)
-    ]
+    curves = []
+    for number, run in enumerate(runs):
+        curves.append(Curve(run.name, *run.record.metrics.curve(metric), color=number))
+    return curves

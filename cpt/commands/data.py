@@ -178,8 +178,8 @@ def split_held_out(
     """The documents that a run trains on, and those that it holds out; the limit on very long ones is that of these
     documents, not of the whole source."""
     raw = [document.text.encode() for document in documents]
-    hashes = np.array([xxh3_64_intdigest(text) for text in raw], np.uint64)
-    sizes = np.array([len(text) for text in raw], np.int64)
+    hashes = np.array(list(map(xxh3_64_intdigest, raw)), np.uint64)
+    sizes = np.array(list(map(len, raw)), np.int64)
     longest = None
     if form == "document":
         longest = longest_held_out(int(sizes.sum()), len(sizes), share)

@@ -75,15 +75,15 @@ class Commands:
 
     console: Console
 
-    def run(self, *words: Word) -> None:
+    def run(self, *arguments: Word) -> None:
         """Wait for a command; TrainingError if it fails. A signal is forwarded to it, so that a run can save a
         checkpoint; then KeyboardInterrupt."""
-        exit_code, forwarded = Child(self.printed(*words)).wait_for_end()
+        exit_code, forwarded = Child(self.printed(*arguments)).wait_for_end()
         if forwarded:
             raise KeyboardInterrupt
         if exit_code:
             raise TrainingError(
-                f"`cpt {words[0]}` ended with exit code {exit_code}; see above. Repeat it to resume."
+                f"`cpt {arguments[0]}` ended with exit code {exit_code}; see above. Repeat it to resume."
             )
 
     def ask_server(self, model: Path, prompt: str) -> str | None:
@@ -97,8 +97,8 @@ class Commands:
         from openai import DefaultHttpxClient, OpenAI
 
         port = free_port()
-        words = self.printed("serve", model, "--port", port)
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+        command = self.printed("serve", model, "--port", port)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:
                 for line in server.stdout or ():
                     self.print(line.rstrip())
@@ -139,9 +139,9 @@ class Commands:
             Rule(f"[bold]{text}", align="left"), width=min(self.console.width, WIDTH_OF_A_TITLE)
         )
 
-    def printed(self, *words: Word) -> list[str]:
+    def printed(self, *arguments: Word) -> list[str]:
         """Print the command, and return its argument list for this Python."""
-        texts = [str(word) for word in words]
+        texts = list(map(str, arguments))
         self.console.print(
             f"[bold]$[/bold] cpt {shlex.join(texts)}", highlight=False, soft_wrap=True
         )
@@ -166,7 +166,7 @@ def command(
     Example: cpt demo --seeds 4,5
     """
     try:
-        numbers = list(dict.fromkeys(int(seed) for seed in seeds.split(",")))
+        numbers = list(dict.fromkeys(map(int, seeds.split(","))))
     except ValueError as problem:
         raise typer.BadParameter(
             f"--seeds: expected numbers such as 1,2,3, got {seeds!r}"
@@ -188,21 +188,7 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
     console = open_console()
     cpt = Commands(console)
     cpt.title("1  Text: code and prose from this Python's standard library")
-    try:
-        folders = write_files(folder)
-    except OSError as problem:
-        raise ResourceError(
-            f"cannot write into {folder}: {problem.strerror}. Choose another --folder."
-        ) from problem
-    documents = folders["domain", "train"]
-    general = folders["general", "train"]
-    contents = {
-        documents: "code, the domain to learn",
-        general: "prose, the base's training data",
-    }
-    for path, content in contents.items():
-        sizes = [file.stat().st_size for file in path.iterdir()]
-        cpt.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {content}")
+    documents, general = write_documents(folder, cpt)
     cpt.title("2  A base model: a tokenizer and 1.3M parameters, trained on the prose")
     base = train_base(folder, general, overrides, cpt)
     cpt.title("3  Your turn: a folder of documents and a base model become a recipe")
@@ -223,19 +209,38 @@ def run_demo(folder: Path, seeds: Sequence[int] = (1, 2, 3), overrides: Sequence
         cpt.run("export", runs[0].folder, "--output", model)
     answer = cpt.ask_server(model, PROMPT)
     cpt.title("Result")
-    results = [read_result(run) for run in runs]
+    results = list(map(read_result, runs))
     passed = all(result.passed for result in results)
     summary = {
-        "rows": [asdict(result) for result in results],
+        "rows": list(map(asdict, results)),
         "page": str(runs[0].folder / VERDICT_PAGE),
         "answer": {"prompt": PROMPT, "text": answer} if answer else answer,
         "passed": passed,
     }
-    (folder / "summary.json").write_text(
-        json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+    (folder / "summary.json").write_text(text, encoding="utf-8")
     print_results(results, console, folder)
     return 0 if passed else 1
+
+
+def write_documents(folder: Path, cpt: Commands) -> tuple[Path, Path]:
+    """Write the texts of the demo; return the folders of the domain's documents and of general text."""
+    try:
+        folders = write_files(folder)
+    except OSError as problem:
+        raise ResourceError(
+            f"cannot write into {folder}: {problem.strerror}. Choose another --folder."
+        ) from problem
+    documents = folders["domain", "train"]
+    general = folders["general", "train"]
+    contents = {
+        documents: "code, the domain to learn",
+        general: "prose, the base's training data",
+    }
+    for path, content in contents.items():
+        sizes = [file.stat().st_size for file in path.iterdir()]
+        cpt.print(f"{path}: {len(sizes):,} files, {sum(sizes) / 1e6:.2f} MB of {content}")
+    return documents, general
 
 
 def train_base(folder: Path, general: Path, overrides: Sequence[str], cpt: Commands) -> Run:

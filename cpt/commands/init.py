@@ -140,10 +140,9 @@ def format_documents(facts: "DocumentStatistics") -> str:
     languages = f"languages unknown ({install_line('language')})"
     if facts.languages is not None:
         num_documents = facts.languages.total()
-        shares = [
-            f"{code} {100 * count / num_documents:.0f} %"
-            for code, count in facts.languages.most_common(3)
-        ]
+        shares = []
+        for code, count in facts.languages.most_common(3):
+            shares.append(f"{code} {100 * count / num_documents:.0f} %")
         languages = f"languages {', '.join(shares)} (py3langid)"
     bad_rows = f"{facts.bad_rows:,} bad rows"
     if facts.bad_rows:
@@ -159,11 +158,11 @@ def share_of_repeats(facts: "DocumentStatistics") -> str:
 
 
 def format_cost(choices: "RecipeChoices", target: "Target", price: float | None) -> str:
-    expected, least, most = (format_duration(3600 * hours) for hours in choices.way.hours)
+    expected, shortest, longest = (format_duration(3600 * hours) for hours in choices.way.hours)
     money = ""
     if price is not None and target.gpus:
         money = f"; {choices.way.hours[0] * target.gpus * price:,.2f} at {price:g} per GPU hour"
-    span = f"about {expected} ({least} to {most}; estimated, without evaluation and saving)"
+    span = f"about {expected} ({shortest} to {longest}; estimated, without evaluation and saving)"
     return f"{span}{money}."
 
 

@@ -60,7 +60,7 @@ def print_read(run: Path, *, as_json: bool) -> bool:
 
     sources_read = read_stretches(run)
     if sources_read and as_json:
-        print_json([asdict(source) for source in sources_read])
+        print_json(list(map(asdict, sources_read)))
     elif sources_read:
         print_sources_read(sources_read, open_console())
     return bool(sources_read)

@@ -82,7 +82,7 @@ def command(
     from cpt.planning.speed import assumed_mfu, find_target, named_gpus
 
     gpus_here = find_gpus()
-    needs_gpu = any(loaded.training.get(key) for key in ON_A_GPU)
+    needs_gpu = any(map(loaded.training.get, ON_A_GPU))
     if gpu is None and gpus is None and not gpus_here and not needs_gpu:
         gpu = "cpu"
     name, num_gpus = named_gpus(gpu, gpus, nodes, gpus_here)

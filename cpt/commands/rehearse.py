@@ -105,9 +105,10 @@ class Rehearsal:
             "retain": dict.fromkeys(recipe.evaluation.retain),
             "stop": None,
         }
-        training = {
-            key: value for key, value in recipe.training.items() if key not in NOT_REHEARSED
-        }
+        training = {}
+        for key, value in recipe.training.items():
+            if key not in NOT_REHEARSED:
+                training[key] = value
         changes = {
             "name": NAME,
             "output_dir": self.scratch,
@@ -175,7 +176,7 @@ class Rehearsal:
         if not self.losses:
             raise self.failure or TrainingError("the run has no steps.")
         losses = ", ".join(f"{loss:.4f}" for loss in self.losses.values())
-        if not all(math.isfinite(loss) for loss in self.losses.values()):
+        if not all(map(math.isfinite, self.losses.values())):
             raise TrainingError(
                 f"loss {losses}. Lower `optimizer.learning_rate`, or check the data."
             )
@@ -186,7 +187,10 @@ class Rehearsal:
         checkpoint = next(iter(published_checkpoints(self.run)), None)
         if checkpoint is None:
             events = read_objects(self.run / "events.jsonl")
-            failures = [event["message"] for event in events if event["kind"] == "save_failed"]
+            failures = []
+            for event in events:
+                if event["kind"] == "save_failed":
+                    failures.append(event["message"])
             if failures:
                 raise ResourceError(
                     f"{failures[-1]} Free some space, or set `output_dir` to another disk."
@@ -333,9 +337,11 @@ def error_of_part(run: Path, exit_code: int, log: Path) -> CptError:
 
 
 def losses_of(run: Path) -> dict[int, float]:
-    return {
-        row["step"]: row["loss"] for row in read_objects(run / "metrics.jsonl") if "loss" in row
-    }
+    losses = {}
+    for row in read_objects(run / "metrics.jsonl"):
+        if "loss" in row:
+            losses[row["step"]] = row["loss"]
+    return losses
 
 
 @contextmanager
@@ -395,7 +401,7 @@ def command(
                 with suppress(OSError):  # not empty: it has other runs
                     scratch.parent.rmdir()
     if as_json:
-        rows = [asdict(finding) for finding in findings]
+        rows = list(map(asdict, findings))
         folder = str(scratch) if failed else None
         typer.echo(json.dumps({"passed": not failed, "folder": folder, "findings": rows}, indent=1))
     if failed:

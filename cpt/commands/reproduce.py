@@ -395,12 +395,12 @@ def hashes_of_weights(run: Path) -> dict[str, str]:
 
 def decided_metrics(folder: Path) -> dict[tuple[int, str], float]:
     """(step, name) -> value, of the metrics that recipe, data and code determine."""
-    return {
-        (line["step"], name): value
-        for line in read_objects(folder / METRICS)
-        for name, value in line.items()
-        if name in DECIDED or (name.startswith(EVALUATED) and not name.endswith(OF_TIME))
-    }
+    metrics = {}
+    for line in read_objects(folder / METRICS):
+        for name, value in line.items():
+            if name in DECIDED or (name.startswith(EVALUATED) and not name.endswith(OF_TIME)):
+                metrics[(line["step"], name)] = value
+    return metrics
 
 
 def report(result: Reproduction, differences: Sequence[str]) -> list[str]:

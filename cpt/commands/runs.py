@@ -51,8 +51,8 @@ def command(
 
 
 def table_of_runs(runs: Sequence[Values]) -> Table:
-    """A row per run; a column that is empty in all of them is left out."""
-    rows = [run_cells(values) for values in runs]
+    """A row per run; a column that is empty in all of them is dropped."""
+    rows = list(map(run_cells, runs))
     table = Table(box=None, pad_edge=False, header_style="bold")
     headings = [heading for heading in rows[0] if any(row[heading] for row in rows)]
     for heading in headings:
@@ -91,7 +91,10 @@ def run_cells(values: Values) -> dict[str, str]:
 
 def held_out(values: Values) -> str:
     """The bits per byte of each held-out set, with its name if there are several."""
-    sets = {set_name(key): decimal(value) for key, value in values.items() if is_bits_per_byte(key)}
+    sets = {}
+    for key, value in values.items():
+        if is_bits_per_byte(key):
+            sets[set_name(key)] = decimal(value)
     if len(sets) == 1:
         return sets.popitem()[1]
     return escape("  ".join(f"{name} {value}" for name, value in sets.items()))

@@ -35,7 +35,7 @@ class Entry:
     unused_seconds: float
     """Since a process last opened it."""
     description: SourceDescription | None
-    """Of complete tokens."""
+    """None for other entries, and for incomplete tokens."""
 
     @property
     def unused(self) -> str:
@@ -105,7 +105,9 @@ def verify_command() -> None:
         if entry.description is not None:
             num_verified += 1
             shards = [entry.folder / name for name in entry.description.shards]
-            damaged += [str(shard) for shard in shards if not is_intact_shard(shard)]
+            for shard in shards:
+                if not is_intact_shard(shard):
+                    damaged.append(str(shard))
         elif entry.kind == "tokens":
             num_skipped += 1
     if damaged:

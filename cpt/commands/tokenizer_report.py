@@ -94,19 +94,19 @@ def report_command(
         subjects.append(subject)
     for name, reader in texts.items():
         measure_text(subjects, name, reader)
-    vocabularies = [
-        vocabulary_metrics(subject.tokenizer, subject.id_counts) for subject in subjects
-    ]
+    vocabularies = []
+    for subject in subjects:
+        vocabularies.append(vocabulary_metrics(subject.tokenizer, subject.id_counts))
     if as_json:
-        content = [
-            {
+        content = []
+        for subject, vocabulary in zip(subjects, vocabularies, strict=True):
+            entry = {
                 "tokenizer": subject.name,
                 "engine": subject.encoder.engine,
                 "texts": subject.texts,
                 "vocabulary": asdict(vocabulary),
             }
-            for subject, vocabulary in zip(subjects, vocabularies, strict=True)
-        ]
+            content.append(entry)
         typer.echo(json.dumps(content, ensure_ascii=False, indent=1))
         return
     console = open_console()
@@ -151,11 +151,10 @@ def vocabulary_metrics(
     backend = tokenizer.backend_tokenizer
     regular = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder))
     never_seen = [number for number in regular if not id_counts[number]]
-    unreachable = [
-        (number, backend.id_to_token(number))
-        for number in never_seen
-        if not is_reached(backend, number)
-    ]
+    unreachable = []
+    for number in never_seen:
+        if not is_reached(backend, number):
+            unreachable.append((number, backend.id_to_token(number)))
     return VocabularyMetrics(
         size=len(tokenizer), regular=len(regular), never_seen=never_seen, unreachable=unreachable
     )
