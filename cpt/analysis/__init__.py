@@ -1,1 +1,1 @@
-"""What runs achieved: compared with each other, described on one page, repeated."""
+"""The results of runs: compared with each other, described on one page, repeated."""

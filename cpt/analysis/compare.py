@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path, PurePath
 from typing import Any
@@ -130,7 +131,11 @@ class Comparison:
 
 
 def rows_with_topics(topics: Sequence[Topic]) -> list[dict[str, Any]]:
-    return [{"topic": topic.title, **asdict(row)} for topic in topics for row in topic.rows]
+    rows = []
+    for topic in topics:
+        for row in topic.rows:
+            rows.append({"topic": topic.title, **asdict(row)})
+    return rows
 
 
 def compare(folders: Sequence[Path]) -> Comparison:
@@ -215,7 +220,7 @@ def read_compared_run(folder: Path, name: str) -> ComparedRun:
 
 def last_common_step(runs: Sequence[ComparedRun]) -> int:
     """The step at which the first of these runs left their common trunk; 0 if they have none."""
-    # Each run is a trunk of its own, which it never leaves.
+    # Each run is its own trunk, which it never leaves.
     lines = [{run.record.folder.resolve(): math.inf, **run.record.trunks} for run in runs]
     last_step = 0.0
     for trunk in set.intersection(*map(set, lines)):
@@ -229,7 +234,7 @@ def changes_topic(runs: Sequence[ComparedRun], fork: int) -> Topic:
     """Changes of the recipe, by step and key, that decide what the runs learned."""
     by_run = [changes_by_name(run, fork) for run in runs]
     rows = []
-    for name in dict.fromkeys(name for changes in by_run for name in changes):
+    for name in dict.fromkeys(chain.from_iterable(by_run)):
         cells: list[str | None] = []
         for changes in by_run:
             cells.append(", then ".join(changes.get(name, ["unchanged"])))
@@ -275,7 +280,7 @@ def recipe_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topic:
 
 def format_values(values: Sequence[Any]) -> list[str]:
     """Format differing values as one line of YAML each; of a long one, the part that differs from the others."""
-    texts = [one_line(value) for value in values]
+    texts = list(map(one_line, values))
     in_json = [json.dumps(value, default=str) for value in values]
     if len(set(texts)) < len(set(in_json)):  # they differ in blanks, or `1` is a text
         for index, value in enumerate(values):
@@ -292,11 +297,11 @@ def one_line(value: Any) -> str:
     return " ".join(in_yaml(value).split())
 
 
-def around_difference(text: str, others: Sequence[str]) -> str:
+def around_difference(text: str, other_texts: Sequence[str]) -> str:
     """A text, or `LONGEST` characters around the first one in which it differs from the most similar text."""
     if len(text) <= LONGEST:
         return text
-    num_same = [len(os.path.commonprefix([text, other])) for other in others if other != text]
+    num_same = [len(os.path.commonprefix([text, other])) for other in other_texts if other != text]
     first = max(0, max(num_same, default=0) - LONGEST // 2)
     first = min(first, len(text) - LONGEST)
     end = first + LONGEST
@@ -396,7 +401,10 @@ def by_short_path(files: Mapping[str, str]) -> dict[str, str]:
 
 def rows_of_files(files: Sequence[Mapping[str, str]], title: str = "") -> list[Row]:
     """Files whose hashes differ; none if the contents are the same under other names, or only one run has any."""
-    contents = {tuple(sorted(of_run.values())) for of_run in files if of_run}
+    contents = set()
+    for of_run in files:
+        if of_run:
+            contents.add(tuple(sorted(of_run.values())))
     if len(contents) < 2:
         return []
     rows = []
@@ -556,7 +564,7 @@ def held_out_topic(runs: Sequence[ComparedRun], not_compared: list[str]) -> Topi
 
 
 def with_error(bits_per_byte: float | None, losses: DocumentLosses | None) -> str | None:
-    """The figure with its standard error, if there are losses of each document."""
+    """The value with its standard error, if there are losses of each document."""
     if bits_per_byte is None:
         return None
     if losses is None or len(losses.hashes) < FEWEST:
@@ -593,7 +601,8 @@ def task_topic(runs: Sequence[ComparedRun]) -> Topic:
     rows: dict[str, Row] = {}
     for index, run in enumerate(runs):
         verdict = run.record.verdict
-        for score in [*(verdict.get("domain_test") or []), *(verdict.get("tasks") or [])]:
+        scores = [*(verdict.get("domain_test") or ()), *(verdict.get("tasks") or ())]
+        for score in scores:
             value = get(score, "value")
             if not isinstance(value, int | float):
                 continue

@@ -1,4 +1,4 @@
-"""What a run will read of each source, and what a changed run has read between the changes of its mixture."""
+"""The tokens that a run will read of each source, and those that it has read between changes of its mixture."""
 
 import sys
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ class PhaseForecast:
 class Forecast:
     name: str
     tokens: int
-    """Of the whole run, padding included."""
+    """For the whole run, padding included."""
     rows: int
     sources: list[SourceForecast]
     phases: list[PhaseForecast]
@@ -177,7 +177,7 @@ def find_deviations(sources: list[SourceForecast], num_rows: int) -> Iterator[st
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRead:
-    """What a run read of a source between two changes of its mixture."""
+    """The tokens that a run read of a source between two changes of its mixture."""
 
     first_step: int
     last_step: int
@@ -192,7 +192,7 @@ class SourceRead:
 
 
 def read_stretches(run: Path) -> list[SourceRead]:
-    """What a run has read until its newest checkpoint; empty if its mixture has never changed."""
+    """The tokens that a run has read until its newest checkpoint; empty if its mixture has never changed."""
     if not (run / HISTORY).exists():
         return []
     recipe = saved_recipe(run)
@@ -209,7 +209,7 @@ def read_stretches(run: Path) -> list[SourceRead]:
     for recipe, line in zip(recipes, lines, strict=True):
         section = phases_in_tokens(recipe)
         end_row = int(line["row"])
-        names = [reported_name(source) for source in section.sources]
+        names = list(map(reported_name, section.sources))
         requested_shares: dict[str, float] = {}
         if section.temperature is None:
             shares = shares_over(from_row(shares_of_phases(section, []), row), end_row - row)

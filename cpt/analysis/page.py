@@ -127,11 +127,13 @@ def draw_margin(axes: Any, margin: Margin) -> None:
     ys = (bottom, bottom, top, top)
     axes.fill(xs, ys, color="0.9", label="negligible", zorder=0)
     # Both axes show as many percent.
-    x = axes.get_xlim()
-    y = axes.get_ylim()
-    reach = max((x[1] - x[0]) / width, (y[1] - y[0]) / height) / 2
-    axes.set_xlim(sum(x) / 2 - reach * width, sum(x) / 2 + reach * width)
-    axes.set_ylim(sum(y) / 2 - reach * height, sum(y) / 2 + reach * height)
+    x_low, x_high = axes.get_xlim()
+    y_low, y_high = axes.get_ylim()
+    center_x = (x_low + x_high) / 2
+    center_y = (y_low + y_high) / 2
+    reach = max((x_high - x_low) / width, (y_high - y_low) / height) / 2
+    axes.set_xlim(center_x - reach * width, center_x + reach * width)
+    axes.set_ylim(center_y - reach * height, center_y + reach * height)
 
 
 def as_label(text: str) -> str:

@@ -266,7 +266,10 @@ def in_tokens(record: RunRecord, lines: Sequence[Content]) -> list[float]:
     logged_steps, logged_tokens = record.metrics.curve("tokens", over="step")
     if not len(logged_steps):
         return []
-    steps = [line["step"] for line in lines if line.get("step") is not None]
+    steps = []
+    for line in lines:
+        if line.get("step") is not None:
+            steps.append(line["step"])
     return list(np.interp(steps, [0, *logged_steps], [0, *logged_tokens]))
 
 
@@ -381,6 +384,13 @@ def details(record: RunRecord) -> list[Part]:
     """The files that describe the run, as they are."""
     paths = [record.folder / name for name in (RECIPE, ENVIRONMENT, STARTS, INPUTS)]
     paths += sorted((record.folder / PROFILE).glob("*.txt"))
-    texts = {path.name: path.read_text("utf-8", "replace") for path in paths if path.is_file()}
+    texts = {}
+    for path in paths:
+        if path.is_file():
+            texts[path.name] = path.read_text("utf-8", "replace")
     texts["Uncommitted changes"] = get(record.environment, "git", "diff") or ""
-    return [Folded(name, text[:LONGEST_TEXT]) for name, text in texts.items() if text.strip()]
+    folded: list[Part] = []
+    for name, text in texts.items():
+        if text.strip():
+            folded.append(Folded(name, text[:LONGEST_TEXT]))
+    return folded
