@@ -287,7 +287,7 @@ def write_average(folders: Sequence[Path], output: Path, *, dtype: torch.dtype |
         raise CheckpointError(
             "an average needs at least two checkpoints: cpt merge --method average CHECKPOINT ..."
         )
-    models = [open_model(folder) for folder in folders]
+    models = list(map(open_model, folders))
     last = models[-1]
     for other in models[:-1]:
         refuse_other_shapes(other, last)
@@ -395,7 +395,10 @@ def write_model_card(
         base = recipe.model.path
         settings = recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     versions = get_dict(environment, "versions")
-    installed = [f"{package} {number}" for package, number in versions.items() if number]
+    installed = []
+    for package, number in versions.items():
+        if number:
+            installed.append(f"{package} {number}")
     unlicensed = [name for name, source in sources.items() if not source.get("licence")]
     has_final_name = not folder.name.startswith(".") and folder.name != EXPORT
     jinja = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)

@@ -1,4 +1,4 @@
-"""Where the generation of an exported model ends: after a turn of the assistant too, if it was trained on chats."""
+"""The end of the generation of an exported model: after a turn of the assistant too, if it was trained on chats."""
 
 import json
 from pathlib import Path

@@ -13,7 +13,7 @@ ROTARY_NAMES = {
 }
 LAYER_KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
 WITH_MAMBA = ("granitemoehybrid", "zamba", "zamba2")
-# Of the process that saved the tokenizer, not of the tokenizer.
+# They describe the process that saved the tokenizer, not the tokenizer.
 LEAKED = ("backend", "is_local", "local_files_only", "_from_auto", "_commit_hash")
 
 

@@ -197,7 +197,10 @@ def filled(text: str, values: dict[str, object]) -> str:
 
 
 def write_files(folder: Path, files: dict[str, str], *, force: bool) -> None:
-    existing = [str(folder / name) for name in files if (folder / name).exists()]
+    existing = []
+    for file_name in files:
+        if (folder / file_name).exists():
+            existing.append(str(folder / file_name))
     if existing and not force:
         raise LaunchError(
             f"{', '.join(existing)}: exists. Overwrite with --force, or choose another --output FOLDER."

@@ -6,6 +6,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -98,7 +99,7 @@ def of_each_node(value: Value | None) -> list[Value]:
 
 def differences(host: str, nodes: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
     """Yield differences between a host and the majority; the first node's value breaks ties."""
-    for label in dict.fromkeys(label for facts in nodes.values() for label in facts):
+    for label in dict.fromkeys(chain.from_iterable(nodes.values())):
         values = {name: facts.get(label, "missing") for name, facts in nodes.items()}
         usual = Counter(values.values()).most_common(1)[0][0]
         if values[host] == usual:

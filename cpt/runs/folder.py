@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ LOCK = ".lock"
 EVALUATED = "eval_"
 BITS_PER_BYTE = "_bits_per_byte"
 OF_TIME = ("_runtime", "_per_second")  # suffixes of the times of an evaluation
-TASK = "task_"  # prefix of a task's metric; a line of its own, later than lines of later steps
+TASK = "task_"  # prefix of a task's metric; it has a separate line, later than lines of later steps
 DIED = "died"
 NEWEST = {"step", "tokens", "loss", "tokens_per_second"}  # metrics of the list of runs
 LAST_BYTES = 16 * 2**20  # the end of the metrics file read by `last_metrics`
@@ -178,7 +179,11 @@ class Metrics:
     @property
     def held_out_sets(self) -> dict[str, str]:
         """Held-out set -> its metric `eval_<name>_bits_per_byte`."""
-        return {set_name(metric): metric for metric in self.names if is_bits_per_byte(metric)}
+        sets = {}
+        for metric in self.names:
+            if is_bits_per_byte(metric):
+                sets[set_name(metric)] = metric
+        return sets
 
 
 def read_metrics(folder: Path, names: Collection[str] | None = None) -> Metrics:
@@ -425,7 +430,7 @@ def list_runs(
         )
     runs = {run: values_of(run, folder) for run in run_folders(folder)}
     newest_first = sorted(runs, key=lambda run: runs[run]["age"])
-    columns = list(dict.fromkeys(name for run in newest_first for name in runs[run]))
+    columns = list(dict.fromkeys(chain.from_iterable(runs[run] for run in newest_first)))
     selected = newest_first
     for condition in conditions:
         is_met = condition_of(condition, columns)

@@ -249,7 +249,7 @@ def copy_of_record(folder: Path) -> str:
 
 
 def read_learned(folder: Path) -> Content:
-    """What earlier starts of the run learned; empty if it is missing or damaged."""
+    """The facts that earlier starts of the run recorded; empty if the file is missing or damaged."""
     path = folder / LEARNED
     content = intact_content(path)
     if content is not None:

@@ -122,9 +122,10 @@ def adapt_requests(app: Any, model: str, has_chat_template: bool) -> None:
     from fastapi.responses import JSONResponse
     from fastapi.routing import APIRoute
 
-    handlers: dict[str, Any] = {
-        route.path: route.endpoint for route in app.router.routes if isinstance(route, APIRoute)
-    }
+    handlers: dict[str, Any] = {}
+    for route in app.router.routes:
+        if isinstance(route, APIRoute):
+            handlers[route.path] = route.endpoint
 
     def models() -> dict[str, Any]:  # Hugging Face's route lists the Hub cache
         entry = {"id": model, "object": "model", "created": int(time.time()), "owned_by": "cpt"}
