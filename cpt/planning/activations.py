@@ -131,7 +131,7 @@ class LayerCall:
     arguments: tuple[Any, ...]
     options: dict[str, Any]
     saved_bytes: int
-    """What autograd saves in the layer, uncompiled."""
+    """The tensors that autograd saves in the layer, uncompiled."""
     storages: list[int]
     """Addresses of the saved storages."""
 

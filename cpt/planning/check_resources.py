@@ -45,7 +45,7 @@ class PreflightReport:
     warnings: list[str] = field(default_factory=list)
     """Settings outside published ranges."""
     accounts: list[Account] = field(default_factory=list)
-    """What is in the sources that are quick to read."""
+    """The contents of the sources that are quick to read."""
     tokenizer: PreTrainedTokenizerBase | None = None
     """None if it cannot be loaded here."""
     plan: dict[str, Any] | None = None

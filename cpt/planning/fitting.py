@@ -362,7 +362,7 @@ def cheapest_that_fits(
     8-bit states, for the user to choose.
 
     Args:
-        is_allowed: whether the recipe with these changes has no mistakes.
+        is_allowed: whether the recipe is valid with these changes.
     """
     search = PlanSearch(setup, target, count, mfu, share)
     proposals: list[FittingPlan] = []

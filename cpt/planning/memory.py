@@ -145,7 +145,7 @@ class StepTerms:
     sizes: ModelSizes
     setup: Setup
     rows: Activations
-    """Of the rows of a micro-batch."""
+    """For the rows of a micro-batch."""
     states: tuple[Term, ...]
     buffers: tuple[Term, ...]
     activations: Term

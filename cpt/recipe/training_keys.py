@@ -1,4 +1,4 @@
-"""What each key of Hugging Face's config classes does in `training:`: one table of four lists.
+"""The effect of each key of Hugging Face's config classes in `training:`: one table of four lists.
 
 A key is passed on to Hugging Face's code, has its effect by our code, is refused because the recipe has a key for it,
 or is refused because it would have no effect. A test walks all keys of the installed versions.

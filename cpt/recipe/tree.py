@@ -194,7 +194,7 @@ class Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  #
 
 def read_yaml(path: Path, mistakes: Mistakes) -> Node:
     """Read a file; if that fails, add the reason to `mistakes` and raise UnreadableError."""
-    shown = shown_path(path)
+    display_path = shown_path(path)
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -205,8 +205,8 @@ def read_yaml(path: Path, mistakes: Mistakes) -> Node:
     except OSError as problem:
         reason = f"cannot be read: {problem.strerror}"
     else:
-        return read_text(data, shown, mistakes)
-    raise mistakes.unreadable(FilePosition(shown, 1), reason)
+        return read_text(data, display_path, mistakes)
+    raise mistakes.unreadable(FilePosition(display_path, 1), reason)
 
 
 def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
@@ -218,17 +218,17 @@ def read_or_raise(path: Path, mistakes: Mistakes) -> Node:
         raise
 
 
-def read_text(data: bytes, shown: str, mistakes: Mistakes) -> Node:
+def read_text(data: bytes, display_path: str, mistakes: Mistakes) -> Node:
     """As `read_yaml`, from a file's content."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         text = f"not UTF-8 text: byte 0x{data[problem.start]:02x}. Save it as UTF-8."
-        raise mistakes.unreadable(FilePosition(shown, line), text) from None
-    root = compose(text, FilePosition(shown, 1), mistakes)
+        raise mistakes.unreadable(FilePosition(display_path, line), text) from None
+    root = compose(text, FilePosition(display_path, 1), mistakes)
     if root is None or root.value is None:
-        raise mistakes.unreadable(FilePosition(shown, 1), "the file is empty")
+        raise mistakes.unreadable(FilePosition(display_path, 1), "the file is empty")
     if not isinstance(root.value, dict):
         raise mistakes.unreadable(
             root.position, "expected `key: value` lines, got a list or a single value"
