@@ -80,10 +80,11 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 def bars(values: Iterable[float | None], highest: float) -> str:
     """One bar per value, up to the highest; a space for None."""
-    return "".join(
-        " " if value is None else BARS[math.ceil((len(BARS) - 1) * value / highest)]
-        for value in values
-    )
+    bars = []
+    for value in values:
+        level = 0 if value is None else math.ceil((len(BARS) - 1) * value / highest)
+        bars.append(" " if value is None else BARS[level])
+    return "".join(bars)
 
 
 def open_console(*, stderr: bool = False) -> "Console":

@@ -233,7 +233,7 @@ def nearest_existing(folder: Path) -> Path:
 
 def find_program(name: str) -> str | None:
     """Find `name` on the PATH, or next to this Python (a virtual environment that is not activated); C compiler and
-    Python.h where Triton looks for them (triton/runtime/build.py)."""
+    Python.h where Triton expects them (triton/runtime/build.py)."""
     if name == C_COMPILER:
         compilers = os.environ.get("CC", "gcc clang").split()
         return next(filter(None, map(shutil.which, compilers)), None)

@@ -79,7 +79,7 @@ class Child(subprocess.Popen[bytes]):
 
     def __init__(
         self,
-        words: Sequence[str],
+        command: Sequence[str],
         *,
         environment: Mapping[str, str] | None = None,
         inherits: Mapping[str, str] = os.environ,
@@ -98,10 +98,10 @@ class Child(subprocess.Popen[bytes]):
             # Python ignores what a signal's handler raises during a fork, so handlers run after it.
             with received.noted():
                 super().__init__(
-                    words, env=variables, cwd=folder, stdout=output, stderr=output, **options
+                    command, env=variables, cwd=folder, stdout=output, stderr=output, **options
                 )
         except OSError as problem:
-            raise LaunchError(f"{words[0]} cannot be started: {problem.strerror}.") from problem
+            raise LaunchError(f"{command[0]} cannot be started: {problem.strerror}.") from problem
         if received.first:
             try:
                 signal.raise_signal(received.first)
