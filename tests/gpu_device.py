@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cpt.planning.dry_run import PeakOfStorages
+from cpt.planning.fake_model import PeakOfStorages
 
 DEVICE = os.environ.get("CPT_GPU_TESTS_ON", "cuda")
 ON_GPU = DEVICE == "cuda"

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
 from cpt.hf_internals import IGNORED
-from cpt.planning.dry_run import PeakOfStorages
+from cpt.planning.fake_model import PeakOfStorages
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer
 from cpt.stages.models import model_for

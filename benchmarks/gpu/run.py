@@ -17,12 +17,10 @@ from benchmarks.gpu.flops import seen_by_each, strict
 from benchmarks.gpu.systems import RUN, Start
 from benchmarks.gpu.trace import reduce_trace, summarize_trace
 from benchmarks.gpu.watch import Watch, limit_memory
+from benchmarks.plan.dry_run import planned_bytes
 from cpt.errors import ResourceError
 from cpt.hardware import find_gpus
 from cpt.models.config import config_from
-from cpt.planning.activations import count_activations
-from cpt.planning.memory import plan_memory
-from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.workload import attention_on_gpu, read_setup
 
 LIBRARIES = (
@@ -107,11 +105,7 @@ def planned_peak(start: Start) -> float:
     config = config_from(dict(start.case.config))
     attention = attention_on_gpu(start.recipe, config) if start.on_gpu else "sdpa"
     setup = read_setup(start.recipe, 1, None, attention=attention, on_cpu=not start.on_gpu)
-    return plan_memory(
-        sizes_of_model(config, setup.lora, setup.sequence_length),
-        setup,
-        count_activations(config, setup),
-    ).model_alone
+    return planned_bytes(config, setup)
 
 
 def machine() -> dict[str, Any]:

@@ -15,11 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.plan.dry_run import dry_run, planned_bytes
 from cpt.models.config import config_from
-from cpt.planning.activations import count_activations
-from cpt.planning.dry_run import dry_run
-from cpt.planning.memory import plan_memory
-from cpt.planning.model_sizes import sizes_of_model
 from cpt.planning.workload import Setup, Sharding
 from cpt.recipe.tree import Mistakes, plain, read_yaml
 
@@ -86,9 +83,7 @@ def cell(model: str, length: int, way: str) -> dict[str, Any]:
     """Bytes by the sum and by the dry run."""
     shape = plain(read_yaml(ROOT / "recipes" / "models" / f"{model}.yaml", Mistakes()))["config"]
     config, setup = config_from(shape), replace(PLAIN, sequence_length=length, **WAYS[way])
-    formula = plan_memory(
-        sizes_of_model(config, setup.lora, length), setup, count_activations(config, setup)
-    ).model_alone
+    formula = planned_bytes(config, setup)
     exact = dry_run(config, setup)
     print(
         f"{model}, {length} tokens, {way}: {formula / 2**30:.2f} GiB, {100 * (formula / exact - 1):+.1f} %",

@@ -51,9 +51,6 @@ def command(
     price_per_gpu_hour: Annotated[
         float | None, typer.Option(help="Adds the cost, in any currency.", min=0)
     ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Compare with a dry run of a whole step.")
-    ] = False,
     write: Annotated[
         Path | None, typer.Option(help="Write the recipe that fits to this file.")
     ] = None,
@@ -106,7 +103,6 @@ def command(
         mfu=mfu,
         measured=measured,
         price=price_per_gpu_hour,
-        has_dry_run=exact,
     )
 
     devices = f"{target.name} x {setup.gpus}"

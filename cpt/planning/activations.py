@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from cpt.models.adapters import adaptable, quantization_of
 from cpt.models.inventory import RECURRENT, attention_heads
 from cpt.models.layers import has_experts
-from cpt.planning.dry_run import (
+from cpt.planning.fake_model import (
     BASE_LAYER,
     PeakOfStorages,
     computing_as,

@@ -58,8 +58,6 @@ class MemoryPlan:
     """Memory of each machine's host."""
     is_counted: bool
     """False if activations are only estimated."""
-    model_alone: float
-    """Bytes of one process, without buffers of engines, kernels and libraries, as in a dry run."""
 
     @property
     def peak(self) -> MemorySnapshot:
@@ -98,7 +96,6 @@ def plan_memory(
         moments=tuple(moments),
         host=host,
         is_counted=activations.one_row.is_counted,
-        model_alone=bytes_of_one_process(sizes, setup, activations),
     )
 
 
@@ -118,21 +115,6 @@ def with_libraries(moment: MemorySnapshot, gpus: int) -> MemorySnapshot:
     size = CONTEXT_BYTES + COMMUNICATION_BYTES if gpus > 1 else CONTEXT_BYTES
     libraries = Term("CUDA and its libraries", size, "assumed")
     return MemorySnapshot(moment.name, (*moment.terms, gaps, libraries))
-
-
-def bytes_of_one_process(sizes: ModelSizes, setup: Setup, activations: ActivationCounts) -> float:
-    """Return the peak of one process with all weights; under an engine, without gradients and optimizer."""
-    single = replace(
-        setup,
-        gpus=1,
-        zero=None if setup.zero is None else Sharding(2, offload_optimizer=True),
-        recomputing=replace(setup.recomputing, offload=False),
-    )
-    peak_bytes = 0.0
-    for moment in snapshots_of_run(sizes, single, activations):
-        of_model = [term.size for term in moment.terms if term.name not in (MOVED, BUCKETS)]
-        peak_bytes = max(peak_bytes, sum(of_model))
-    return peak_bytes
 
 
 # --- moments of a step -----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from cpt.hardware import GIB
 from cpt.models.config import config_from, load_config
 from cpt.models.inventory import build_on_meta
 from cpt.optim.build import check_release
-from cpt.planning.activations import ActivationCounts, count_activations
+from cpt.planning.activations import ActivationCounts
 from cpt.planning.check_resources import disk_needs
-from cpt.planning.dry_run import dry_run
 from cpt.planning.fitting import (
     USABLE,
     USABLE_OF_HOST,
@@ -29,7 +28,7 @@ from cpt.planning.fitting import (
 from cpt.planning.gate import setting_mistakes
 from cpt.planning.memory import SAMPLING, MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import MemorySnapshot
-from cpt.planning.model_sizes import WHOLE, ModelSizes
+from cpt.planning.model_sizes import ModelSizes
 from cpt.planning.speed import Speed, Target, measured_speed, planned_speed
 from cpt.planning.workload import Setup, attention_on_gpu, read_setup
 from cpt.recipe.keys import micro_batches_per_step
@@ -157,14 +156,12 @@ def print_plan(
     mfu: float,
     measured: Path | None,
     price: float | None,
-    has_dry_run: bool,
 ) -> None:
     """Print what is trained, memory, speed and disk.
 
     Args:
         measured: a run to take the speed from; by default it is estimated from `mfu`.
         price: of an hour of a GPU.
-        has_dry_run: also compare the memory with a dry run of a whole step.
     """
     print_once(f"{format_setup(planned, target)}\n")
     limit = planned.recipe.safety.max_gpu_memory
@@ -174,8 +171,6 @@ def print_plan(
         print_once("  `safety.max_gpu_memory` has no effect on a CPU.")
     elif limit is not None:
         print_once(f"  `safety.max_gpu_memory` leaves the run {limit:.0%} of each GPU.")
-    if has_dry_run:
-        print_once(format_dry_run(planned))
     speed = planned_speed(planned.facts, planned.setup, target, mfu)
     if measured is not None:
         speed = measured_speed(measured)
@@ -340,23 +335,3 @@ def format_changes(proposal: FittingPlan, target: Target) -> Iterator[str]:
     if proposal.setup.releases:
         tokens = f"{proposal.setup.tokens_per_step:,}"
         yield f"  A step is one micro-batch of {tokens} tokens, and gradients are not clipped."
-
-
-def format_dry_run(planned: PlannedRun) -> str:
-    """Compare the plan with a dry run of one process, excluding buffers of engines, kernels and libraries."""
-    setup = planned.setup
-    activations = planned.activations
-    if setup.needs.logits != WHOLE:
-        raise RecipeError(
-            f"--exact: stage `{setup.needs.stage}` has a loss that a dry run cannot run. Leave it out."
-        )
-    if setup.compiles:  # a dry run does not compile
-        setup = replace(setup, compiles=False)
-        activations = count_activations(planned.config, setup)
-    setup = setup.as_computed
-    measured = dry_run(planned.config, setup)
-    counted = plan_memory(planned.facts, setup, activations).model_alone
-    return (
-        f"  A dry run of a whole step, not compiled, takes {measured / GIB:.2f} GiB for the model,"
-        f" by formula {counted / GIB:.2f} ({100 * counted / measured - 100:+.1f} %)."
-    )

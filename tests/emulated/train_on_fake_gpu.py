@@ -42,7 +42,7 @@ from triton.runtime.jit import JITFunction
 from cpt.models.config import config_from
 from cpt.models.fused_loss import PADDED_TO, add_product, cross_entropy_in_place
 from cpt.optim.adamw_update import adamw_update
-from cpt.planning.dry_run import PeakOfStorages
+from cpt.planning.fake_model import PeakOfStorages
 from cpt.planning.workload import read_setup
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import stage_trainer

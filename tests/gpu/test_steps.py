@@ -9,6 +9,7 @@ from tiny import TINY_LLAMA, write_recipe
 from torch import _dynamo as dynamo
 from transformers import TrainerCallback
 
+from benchmarks.plan.dry_run import planned_bytes
 from cpt.models.attention import VARLEN
 from cpt.models.config import config_from
 from cpt.models.fused_loss import FusedLoss
@@ -126,14 +127,17 @@ def test_a_run_takes_the_memory_that_is_planned(tiny_recipe, tmp_path):
         )
 
     measured = peak_of(whole_run)
-    assert 0.95 < plan_of(recipe).model_alone / measured < 1.1
+    config, setup = setup_of(recipe)
+    assert 0.95 < planned_bytes(config, setup) / measured < 1.1
+
+
+def setup_of(recipe):
+    config = config_from(recipe.model.config)
+    return config, read_setup(recipe, 1, None, attention=VARLEN, on_cpu=not ON_GPU)
 
 
 def plan_of(recipe):
-    config, setup = (
-        config_from(recipe.model.config),
-        read_setup(recipe, 1, None, attention=VARLEN, on_cpu=not ON_GPU),
-    )
+    config, setup = setup_of(recipe)
     sizes = sizes_of_model(config, setup.lora, setup.sequence_length)
     return plan_memory(sizes, setup, count_activations(config, setup))
 

@@ -21,7 +21,7 @@ from cpt.models.fused_loss import (
     fused_scores,
     why_not_fused,
 )
-from cpt.planning.dry_run import PeakOfStorages
+from cpt.planning.fake_model import PeakOfStorages
 
 OF_OTHERS = {
     "gemma2": {"final_logit_softcapping": 5.0, "head_dim": 16},

@@ -7,11 +7,12 @@ import torch
 from planned_setups import AGAIN, PLAIN, SHAPES, WAYS, setup_for
 from transformers import AutoModelForCausalLM
 
+from benchmarks.plan.dry_run import dry_run, planned_bytes
 from cpt.models.config import config_from
 from cpt.models.layers import Recomputing
 from cpt.planning import activations
 from cpt.planning.activations import Activations, count_activations
-from cpt.planning.dry_run import PeakOfStorages, dry_run, fake_row
+from cpt.planning.fake_model import PeakOfStorages, fake_row
 from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
 from cpt.plugins import import_user_module
@@ -20,11 +21,6 @@ from cpt.plugins import import_user_module
 def count(shape, **changes):
     config = config_from(SHAPES[shape] if isinstance(shape, str) else shape)
     return count_activations(config, setup_for(**changes))
-
-
-def planned_bytes(config, setup):
-    sizes = sizes_of_model(config, setup.lora, setup.sequence_length, setup.train_only)
-    return plan_memory(sizes, setup, count_activations(config, setup)).model_alone
 
 
 # --- the formula --------------------------------------------------------------------------------------------------

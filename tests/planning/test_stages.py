@@ -7,10 +7,9 @@ from planned_setups import FACTS
 from stage_steps import SHAPE, measured_peak, recipe_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from benchmarks.plan.dry_run import planned_bytes
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
-from cpt.planning.activations import count_activations
-from cpt.planning.memory import plan_memory, sizes_for_stage
 from cpt.planning.model_sizes import (
     KINDS,
     LMBDA,
@@ -124,8 +123,7 @@ def planned_and_measured(stage, folder, **options):
     recipe = recipe_of(stage, folder, **options)
     config = config_from(recipe.model.config)
     setup = read_setup(recipe, 1, None, attention="sdpa", on_cpu=True)
-    plan = plan_memory(sizes_for_stage(config, setup), setup, count_activations(config, setup))
-    return plan.model_alone, measured_peak(recipe)
+    return planned_bytes(config, setup), measured_peak(recipe)
 
 
 CASES = [

@@ -10,6 +10,7 @@ import pytest
 from approved import check_approved
 from planned_setups import PLAIN, WAYS
 
+from benchmarks.plan.dry_run import bytes_of_one_process
 from cpt.hardware import GPU_TYPES
 from cpt.models.config import config_from
 from cpt.models.layers import Recomputing
@@ -240,7 +241,7 @@ def plan_of(name: str, model: ModelSizes, setup: Setup) -> list[str]:
             f"{term.name} {written(term.size)}{f' ({term.note})' if term.note else ''}"
             for term in plan.host.terms
         ),
-        f"peak: {plan.peak.name}; alone {written(plan.model_alone)}",
+        f"peak: {plan.peak.name}; alone {written(bytes_of_one_process(model, setup, counts))}",
         f"saved {written(checkpoint_bytes(model, setup))}; updated {written(update_traffic(setup))}",
         f"{speed.tokens_per_second:.6g} tokens/s of {speed.source}. {speed.waits}".strip(),
         "",

@@ -1,15 +1,13 @@
-"""Run a model on fake tensors, which have shapes but use no memory, and add up the storages of a whole step."""
+"""Build a run's model on fake tensors, which have shapes but use no memory, and add up the storages in use."""
 
-import warnings
 import weakref
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.fx.node import map_aggregate
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AttentionInterface,
@@ -21,18 +19,13 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask, sdpa_mask
 
 from cpt.hf_internals import supports_sdpa, without_zero3
-from cpt.models.adapters import add_lora, quantization_of
+from cpt.models.adapters import add_lora
 from cpt.models.attention import VARLEN, in_computing_dtype
 from cpt.models.families import register_families
 from cpt.models.freezing import freeze_others
-from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.layers import keep_attention
-from cpt.optim.adamw import OneKernelAdamW
-from cpt.optim.build import build_optimizer, facts_of
-from cpt.optim.gradients import ReleasedGradients
 from cpt.planning.workload import Setup
-from cpt.recipe.schema import Optimizer
-from cpt.torch_internals import TorchDispatchMode, fake_tensors
+from cpt.torch_internals import TorchDispatchMode
 
 BASE_LAYER = ".base_layer"  # the end of peft's name of an adapted layer
 STAND_IN = "cpt_planned"
@@ -87,96 +80,8 @@ def tree_leaves(tree: Any) -> list[Any]:
     return leaves
 
 
-def with_leaves(tree: Any, leaves: Iterable[Any]) -> Any:
-    remaining = iter(leaves)
-    return map_aggregate(tree, lambda _: next(remaining))
-
-
 def drop_gradient(parameter: torch.Tensor) -> None:
     parameter.grad = None
-
-
-def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
-    """Return peak bytes of weights, gradients, optimizer, activations and logits, in the second of two fake steps.
-
-    In the second step the optimizer's states exist from the beginning. Under DeepSpeed or FSDP2, gradients are
-    removed as they are computed, and neither they nor the optimizer's states are counted.
-    """
-    model = model_on_meta(config, setup)
-    with fake_tensors():
-        move_from_meta(model)
-        if setup.checkpointing:
-            enable_checkpointing(model, setup)
-        if setup.fused_loss and why_not_fused(model) is None:
-            FusedLoss(model)
-
-        optimizer = None
-        if setup.zero is None:
-            optimizer = build_planned_optimizer(model, setup)
-        else:
-            for parameter in model.parameters():
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(drop_gradient)
-
-        row = fake_row(setup, setup.sequences)
-        with PeakOfStorages() as storages:
-            watch_weights(storages, model, setup)
-            for _ in range(2):
-                storages.peak = storages.now
-                for _ in range(min(2, setup.accumulation)):
-                    with computing_as(setup):
-                        loss = model(**row, labels=row["input_ids"]).loss
-                    loss.backward()
-                if optimizer is not None:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    ignore_pages(storages, optimizer)
-        return storages.peak
-
-
-def enable_checkpointing(model: PreTrainedModel, setup: Setup) -> None:
-    options: dict[str, Any] = {"use_reentrant": False}
-    if setup.recomputing.selective:
-        options["context_fn"] = partial(
-            create_selective_checkpoint_contexts, keep_planned_attention
-        )
-    # the newer name is not in transformers 5.17
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):
-        model.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs=options, every_n_layers=setup.recomputing.every_n_layers
-        )
-    model.disable_input_require_grads()  # that of adapters stays
-
-
-def build_planned_optimizer(model: PreTrainedModel, setup: Setup) -> torch.optim.Optimizer:
-    name = "adamw"  # others need as much
-    if facts_of(setup.optimizer).releases_gradients:
-        name = setup.optimizer
-    options: dict[str, Any] = {"name": name}
-    if setup.rounding is not None:
-        options["rounding"] = setup.rounding
-    optimizer = build_optimizer(Optimizer(**options), model)
-    if setup.releases:
-        ReleasedGradients(optimizer)
-    return optimizer
-
-
-def ignore_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
-    """Do not count states on the host."""
-    if isinstance(optimizer, OneKernelAdamW):
-        for arena in optimizer.arenas.values():
-            storages.ignore(arena.untyped_storage())
-
-
-def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:
-    """Count the memory before the first step; frozen layers of quantized models count as quantized."""
-    quantized = quantization_of(setup.lora)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if quantized is not None and name.endswith(f"{BASE_LAYER}.weight"):
-            storages.ignore(tensor.untyped_storage())
-            storages.now += round(quantized.bytes_per_weight * tensor.numel())
-        else:
-            storages.watch(tensor.untyped_storage())
 
 
 def model_on_meta(config: PreTrainedConfig, setup: Setup) -> PreTrainedModel:
@@ -294,6 +199,11 @@ def planned_attention(
         attention_mask = attention_mask.to(query.dtype)
     output, _ = stand_in(query, key, value, attention_mask)
     return output, None
+
+
+def with_leaves(tree: Any, leaves: Iterable[Any]) -> Any:
+    remaining = iter(leaves)
+    return map_aggregate(tree, lambda _: next(remaining))
 
 
 def keep_planned_attention(
