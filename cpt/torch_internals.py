@@ -68,11 +68,6 @@ USED = {  # dotted name -> its parameters ("" if not called), the reason, what w
         "Inductor's decompositions",
         "a public table",
     ),
-    "torch._functorch.partitioners.get_default_op_list": (
-        "",
-        "operations that Inductor fuses",
-        "a public list",
-    ),
     "torch._dynamo.maybe_mark_dynamic": (
         "t, index",
         "one graph for documents of any length",
@@ -164,26 +159,17 @@ def trace_both_passes(
     return modules[0]
 
 
-def split_passes(
-    joint: fx.GraphModule, num_outputs: int, num_weights: int
-) -> tuple[fx.Graph, fx.Graph]:
-    """Split into forward graph, whose outputs end with saved tensors, and backward graph, as `torch.compile` does."""
+def forward_of_compiled(joint: fx.GraphModule, num_outputs: int, num_weights: int) -> fx.Graph:
+    """Return the forward graph that `torch.compile` makes of both passes; its outputs end with saved tensors."""
     from functorch.compile import min_cut_rematerialization_partition  # type: ignore[attr-defined]
 
-    forward, backward = min_cut_rematerialization_partition(
+    forward, _ = min_cut_rematerialization_partition(
         joint,
         None,
         num_fwd_outputs=num_outputs,
         static_lifetime_input_indices=list(range(num_weights)),
     )
-    return forward.graph, backward.graph
-
-
-def fusible_operations() -> Callable[[fx.Node], bool]:
-    """Return a predicate: whether Inductor can fuse an operation with others."""
-    from torch._functorch.partitioners import get_default_op_list
-
-    return get_default_op_list().is_fusible
+    return forward.graph
 
 
 def foreach_add(tensors: Sequence[torch.Tensor], numbers: int | Sequence[torch.Tensor]) -> None:

@@ -2,17 +2,17 @@
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from operator import getitem
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.fx.node import map_aggregate
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -25,21 +25,19 @@ from cpt.planning.fake_model import (
     computing_as,
     drop_gradient,
     fake_row,
-    keep_planned_attention,
     model_on_meta,
     move_from_meta,
     tree_leaves,
-    with_leaves,
 )
 from cpt.planning.model_sizes import head_width, num_attention_layers
 from cpt.planning.workload import Setup
-from cpt.torch_internals import fake_tensors, fusible_operations, split_passes, trace_both_passes
+from cpt.torch_internals import fake_tensors, forward_of_compiled, trace_both_passes
 
 SHORT_ROW = 256
 SIZES = ("kept", "layer_inputs", "backward", "again", "attention", "forward")
 LAYERS_ON_THEIR_WAY = 2
+RUN_OF_EACH_KIND = 2
 log = logging.getLogger(__name__)
-Storages = Set[torch.UntypedStorage | None]
 
 
 @dataclass(frozen=True)
@@ -105,12 +103,17 @@ class ActivationCounts:
 
 
 class SavedBytes:
-    """Sums the storages that autograd saves, each once, without parameters and buffers."""
+    """Sums the storages that autograd saves, each once, without parameters and buffers.
+
+    Of layers of one kind, two are run: the first also saves tensors that all share. Further ones count as the second.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         storages = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
         self.storages = {id(storage): storage for storage in storages}
         self.total = 0
+        self.calls: list[LayerCall] = []
+        self.run_calls: defaultdict[tuple[Any, ...], list[LayerCall]] = defaultdict(list)
 
     def keep_inputs(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self.keep(inputs[0])
@@ -124,12 +127,39 @@ class SavedBytes:
             self.total += storage.nbytes()
         return tensor
 
+    def call_layer(self, layer: nn.Module, *arguments: Any, **options: Any) -> Any:
+        """Run a layer and record its call, or record the same as of a layer of its kind."""
+        kind = kind_of(layer, arguments, options)
+        run_calls = self.run_calls[kind]
+        if len(run_calls) == RUN_OF_EACH_KIND:
+            call = replace(run_calls[-1], arguments=arguments, options=options, storages=[])
+            self.total += call.saved_bytes
+            self.calls.append(call)
+            return map_aggregate(call.output, another_like)
+        total = self.total
+        num_storages = len(self.storages)
+        output = type(layer).forward(layer, *arguments, **options)
+        call = LayerCall(
+            kind=kind,
+            layer=layer,
+            arguments=arguments,
+            options=options,
+            output=output,
+            saved_bytes=self.total - total,
+            storages=list(self.storages)[num_storages:],
+        )
+        run_calls.append(call)
+        self.calls.append(call)
+        return output
+
 
 @dataclass(frozen=True)
 class LayerCall:
+    kind: tuple[Any, ...]
     layer: nn.Module
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+    output: Any
     saved_bytes: int
     """The tensors that autograd saves in the layer, uncompiled."""
     storages: list[int]
@@ -144,6 +174,29 @@ class LayerCall:
             for position, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor)
         }
+
+
+def kind_of(
+    layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """What determines the bytes that a layer saves: its parts, its input's shape, and the other inputs themselves."""
+    traits: list[Any] = [(weight.shape, weight.requires_grad) for weight in layer.parameters()]
+    for module in layer.modules():
+        traits.append(type(module))
+        for name, value in vars(module).items():
+            if isinstance(value, bool | str | float):  # such as `is_sliding`
+                traits.append((name, value))
+    hidden, *others = tree_leaves((arguments, options))
+    if isinstance(hidden, torch.Tensor):
+        traits.append((hidden.shape, hidden.dtype, hidden.requires_grad))
+    traits += [id(leaf) if isinstance(leaf, torch.Tensor) else str(leaf) for leaf in others]
+    return tuple(traits)
+
+
+def another_like(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return torch.empty_like(leaf).requires_grad_(leaf.requires_grad)
+    return leaf
 
 
 def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCounts:
@@ -176,14 +229,13 @@ def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCount
 
 def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     saved = SavedBytes(model)
-    calls = call_layers(model, setup, rows, saved)
-    if not calls:
+    run_model(model, setup, rows, saved)
+    if not saved.calls:
         return Activations(saved.total, 0, 0, saved.total, forward=saved.total)
-    largest = max(calls, key=lambda call: call.saved_bytes)
+    largest = max(saved.calls, key=lambda call: call.saved_bytes)
     # no backward pass reaches the layers below the first trained one
-    calls = [call for call in calls if call.saved_bytes]
+    calls = [call for call in saved.calls if call.saved_bytes]
     outside = saved.total - sum(call.saved_bytes for call in calls)
-
     outside_storages = set(saved.storages)
     for call in calls:
         outside_storages.difference_update(call.storages)
@@ -193,59 +245,55 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     layer_inputs = outside + sum(
         size for storage, size in inputs.items() if storage not in outside_storages
     )
-
-    forward = forward_peak(largest, setup)
-    attention = attention_outputs(model, setup, rows)
-    sizes: dict[str, Any] | None = None
-    if setup.compiles and calls:
-        sizes = compiled_sizes(calls, outside, outside_storages, setup)
-    if sizes is None:
-        backward, again = peaks_of_layer(largest, setup) if calls else (0, 0)
-        sizes = {"kept": saved.total, "backward": backward, "again": again}
-    return Activations(
-        **sizes,
+    backward, again = peaks_of_layer(largest, setup) if calls else (0, 0)
+    activations = Activations(
+        kept=saved.total,
         layer_inputs=layer_inputs,
+        backward=backward,
+        again=again,
         layers=max(1, len(calls)),
-        attention=attention,
-        forward=forward,
+        attention=attention_outputs(model, setup, rows),
+        forward=forward_peak(largest, setup),
+    )
+    # layers with experts are compiled in parts
+    if not setup.compiles or not calls or any(has_experts(call.layer) for call in calls):
+        return activations
+    kept = saved.total
+    if not setup.recomputes_all:
+        compiled_bytes = bytes_of_compiled_layers(calls, outside_storages, setup)
+        if compiled_bytes is None:
+            return activations
+        kept = outside + compiled_bytes
+    # what a compiled layer does not save, its backward pass computes again
+    computed_again = (saved.total - kept) // len(calls)
+    gradients = [weight.nbytes for weight in largest.layer.parameters() if weight.requires_grad]
+    return replace(
+        activations,
+        kept=kept,
+        backward=backward + computed_again,
+        layer_gradients=sum(gradients),
     )
 
 
-def call_layers(
-    model: PreTrainedModel, setup: Setup, rows: int, saved: SavedBytes
-) -> list[LayerCall]:
-    """Run rows through the model, and return the calls of its layers; `saved` counts what autograd saves."""
-    calls: list[LayerCall] = []
-    started: list[tuple[int, int]] = []
-
-    def before(*_: Any) -> None:
-        started.append((saved.total, len(saved.storages)))
-
-    def after(
-        layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], _: Any
-    ) -> None:
-        total, num_storages = started.pop()
-        storages = list(saved.storages)[num_storages:]
-        calls.append(LayerCall(layer, arguments, options, saved.total - total, storages))
-
-    hooks = []
+def run_model(model: PreTrainedModel, setup: Setup, rows: int, saved: SavedBytes) -> None:
+    """Run rows through the model; `saved` counts what autograd saves."""
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
-            hooks.append(module.register_forward_pre_hook(before))
-            hooks.append(module.register_forward_hook(after, with_kwargs=True))
+            module.forward = partial(saved.call_layer, module)
+    hooks = []
     quantized = quantization_of(setup.lora)
     if quantized is not None and quantized.bits == 8:
         for name, module in model.named_modules():
             if name.endswith(BASE_LAYER):  # bitsandbytes keeps their inputs
                 hooks.append(module.register_forward_pre_hook(saved.keep_inputs))
-
     try:
         with saved_tensors_hooks(saved.keep, lambda tensor: tensor), computing_as(setup):
             model.base_model(**fake_row(setup, rows))
     finally:
         for hook in hooks:
             hook.remove()
-    return calls
+        for module in model.modules():
+            vars(module).pop("forward", None)
 
 
 def bytes_by_id(storages: Iterable[torch.UntypedStorage]) -> dict[int, int]:
@@ -258,40 +306,6 @@ def forward_peak(call: LayerCall, setup: Setup) -> int:
         storages.ignore_weights(call.layer)
         call.layer(*call.arguments, **call.options)
     return storages.peak
-
-
-def compiled_sizes(
-    calls: list[LayerCall], outside: int, counted_storages: Set[int], setup: Setup
-) -> dict[str, Any] | None:
-    """Sizes that differ with compiled layers; None if torch cannot trace one, or compiles it in parts (experts)."""
-    kinds: dict[tuple[Any, ...], CompiledLayer] = {}
-    saved_bytes = outside
-    for call in calls:
-        parameters = [(weight.shape, weight.requires_grad) for weight in call.layer.parameters()]
-        kind = (type(call.layer), *parameters)
-        if kind not in kinds:
-            if has_experts(call.layer):
-                return None
-            try:
-                with computing_as(setup):
-                    kinds[kind] = count_compiled(call, selective=setup.recomputing.selective)
-            except Exception as problem:  # tracing a model's code may raise anything
-                log.debug("torch cannot trace a layer", exc_info=problem)
-                return None
-        layer = kinds[kind]
-        inputs = bytes_by_id(call.inputs[position] for position in layer.saved_inputs)
-        saved_bytes += layer.saved_bytes
-        saved_bytes += sum(
-            size for storage, size in inputs.items() if storage not in counted_storages
-        )
-        counted_storages = counted_storages | inputs.keys()
-    largest = max(kinds.values(), key=lambda layer: layer.saved_bytes)
-    return {
-        "kept": saved_bytes,
-        "backward": largest.backward,
-        "again": largest.again,
-        "layer_gradients": largest.gradients,
-    }
 
 
 def peaks_of_layer(call: LayerCall, setup: Setup) -> tuple[int, int]:
@@ -373,69 +387,54 @@ def attention_outputs(model: PreTrainedModel, setup: Setup, rows: int) -> int:
     return rows * setup.length * heads * head_bytes * num_attention_layers(model)
 
 
-@dataclass(frozen=True)
-class CompiledLayer:
-    """Bytes of one layer's two graphs."""
-
-    saved_bytes: int
-    """Computed in the forward graph and saved for the backward graph."""
-    saved_inputs: tuple[int, ...]
-    """Positions among all leaves of the layer's arguments. Not in `saved_bytes`, since layers may share them."""
-    backward: int
-    """Peak of the backward graph beyond what is saved, without the gradients of parameters."""
-    again: int
-    """Peak of the backward graph of a checkpointed layer, which repeats the forward pass."""
-    gradients: int
-    """Gradients of the layer's parameters, which the backward graph returns together."""
+# --- compiled layers -------------------------------------------------------------------------------------------------
 
 
-def count_compiled(layer_call: LayerCall, *, selective: bool) -> CompiledLayer:
-    """Trace a layer and count the bytes of its graphs. Runs inside a FakeTensorMode, on fake inputs."""
-    positions = list(layer_call.inputs)
-    traced = trace_layer(layer_call, positions)
-    num_state = traced.num_state
-    placeholders = [storage_of(node) for node in traced.joint.graph.find_nodes(op="placeholder")]
-    position_of = dict(zip(placeholders[num_state:], positions, strict=False))
-    outlives_graph = {*placeholders[:num_state], *position_of}
-    saved, backward = split(traced, recompute=False, selective=selective)
-    checkpoint, again = split(traced, recompute=True, selective=selective)
-    return CompiledLayer(
-        saved_bytes=bytes_of(saved - outlives_graph),
-        saved_inputs=tuple(
-            position for storage, position in position_of.items() if storage in saved
-        ),
-        backward=peak_of(backward, num_state, saved, outlives_graph),
-        again=peak_of(again, num_state, checkpoint, outlives_graph),
-        gradients=traced.gradients,
-    )
+def bytes_of_compiled_layers(
+    calls: list[LayerCall], counted_storages: Set[int], setup: Setup
+) -> int | None:
+    """Return what the layers save, with their inputs, if they are compiled; None if torch cannot trace one."""
+    kinds: dict[tuple[Any, ...], tuple[int, list[int]]] = {}
+    saved_bytes = 0
+    for call in calls:
+        if call.kind not in kinds:
+            try:
+                with computing_as(setup):
+                    kinds[call.kind] = saved_if_compiled(call)
+            except Exception as problem:  # tracing a model's code may raise anything
+                log.debug("torch cannot trace a layer", exc_info=problem)
+                return None
+        layer_bytes, saved_inputs = kinds[call.kind]
+        inputs = bytes_by_id(call.inputs[position] for position in saved_inputs)
+        saved_bytes += layer_bytes
+        saved_bytes += sum(
+            size for storage, size in inputs.items() if storage not in counted_storages
+        )
+        counted_storages = counted_storages | inputs.keys()
+    return saved_bytes
 
 
-@dataclass(frozen=True)
-class TracedLayer:
-    joint: fx.GraphModule
-    """Both passes; its inputs are parameters and buffers, then the layer's tensors."""
-    num_state: int
-    """Parameters and buffers."""
-    num_outputs: int
-    gradients: int
-    """Bytes of the gradients of parameters."""
+def saved_if_compiled(call: LayerCall) -> tuple[int, list[int]]:
+    """Trace a layer and split it into its passes, as `torch.compile` does. Runs inside a FakeTensorMode.
 
-
-def trace_layer(layer_call: LayerCall, positions: list[int]) -> TracedLayer:
-    layer = layer_call.layer
-    tree = (layer_call.arguments, layer_call.options)
+    Returns:
+        Bytes that the forward graph computes and saves, and positions of the saved inputs among all leaves of the
+        layer's arguments, since layers may share them.
+    """
+    layer = call.layer
+    tree = (call.arguments, call.options)
     leaves = tree_leaves(tree)
     # rotary embeddings and masks are keywords without gradients
-    num_positional = len(tree_leaves(layer_call.arguments))
+    num_positional = len(tree_leaves(call.arguments))
     state: dict[str, torch.Tensor] = dict((*layer.named_parameters(), *layer.named_buffers()))
     num_outputs = 0
 
-    def call(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal num_outputs
         values = dict(zip(state, tensors, strict=False))
-        inputs = dict(zip(positions, tensors[len(state) :], strict=True))
-        replaced = [inputs.get(position, leaf) for position, leaf in enumerate(leaves)]
-        arguments, options = with_leaves(tree, replaced)
+        inputs = dict(zip(call.inputs, tensors[len(state) :], strict=True))
+        replaced = iter(inputs.get(position, leaf) for position, leaf in enumerate(leaves))
+        arguments, options = map_aggregate(tree, lambda _: next(replaced))
         output = torch.func.functional_call(layer, values, arguments, options)
         outputs = tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
         num_outputs = len(outputs)
@@ -443,95 +442,21 @@ def trace_layer(layer_call: LayerCall, positions: list[int]) -> TracedLayer:
 
     weights = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in state.values()]
     inputs = []
-    for position in positions:
+    for position in call.inputs:
         leaf = leaves[position].detach()
         inputs.append(leaf.requires_grad_(position < num_positional and leaf.is_floating_point()))
 
-    joint = trace_both_passes(call, (*weights, *inputs))
-    gradients = sum(weight.nbytes for weight in weights if weight.requires_grad)
-    return TracedLayer(joint, len(state), num_outputs, gradients)
+    joint = trace_both_passes(run, (*weights, *inputs))
+    placeholders = [storage_of(node) for node in joint.graph.find_nodes(op="placeholder")]
+    forward = forward_of_compiled(joint, num_outputs, len(state))
+    saved = {storage_of(node) for node in forward.output_node().args[0][num_outputs:]}  # type: ignore[index, union-attr]
+    computed = saved.difference(placeholders[: len(state) + len(inputs)])
+    input_storages = zip(call.inputs, placeholders[len(state) :], strict=False)
+    saved_inputs = [position for position, storage in input_storages if storage in saved]
+    return sum(storage.nbytes() for storage in computed if storage is not None), saved_inputs
 
 
-def split(traced: TracedLayer, *, recompute: bool, selective: bool) -> tuple[Storages, fx.Graph]:
-    """Return the storages that the forward graph saves, and the backward graph."""
-    graph = fx.Graph()  # a copy: the partitioner changes its argument
-    graph.output(graph.graph_copy(traced.joint.graph, {}))
-    module = fx.GraphModule(traced.joint, graph)
-    if recompute:
-        mark_checkpoint(module.graph, selective=selective)
-    forward, backward = split_passes(module, traced.num_outputs, traced.num_state)
-    saved = outputs_of(forward)[traced.num_outputs :]
-    return {storage_of(node) for node in saved}, backward
-
-
-def mark_checkpoint(graph: fx.Graph, *, selective: bool) -> None:
-    """Put dynamo's marks on the body of a checkpoint."""
-    for node in graph.nodes:
-        if node.op != "call_function" or node.target is getitem:
-            continue
-        policy = CheckpointPolicy.PREFER_RECOMPUTE
-        if selective and keep_planned_attention(None, node.target) is CheckpointPolicy.MUST_SAVE:
-            policy = CheckpointPolicy.MUST_SAVE
-        node.meta |= {"recompute": policy, "ac_graph_id": 0}
-
-
-def peak_of(graph: fx.Graph, num_state: int, saved: Storages, outlives_graph: Storages) -> int:
-    """Return the peak bytes of a backward graph beyond its saved inputs.
-
-    The first `num_state` outputs, gradients of parameters, are not counted.
-    """
-    is_fusible = fusible_operations()
-    nodes = list(graph.nodes)
-    buffers = written_buffers(graph, num_state) - outlives_graph
-    last_use: dict[torch.UntypedStorage | None, int] = {}
-    for position, node in reversed(list(enumerate(nodes))):
-        output = storage_of(node)
-        runs_at = position
-        if output is not None and output not in buffers:  # a fused operation runs at its use
-            runs_at = last_use.get(output, position)
-        for source in node.all_input_nodes:
-            storage = storage_of(source)
-            last_use[storage] = max(last_use.get(storage, 0), runs_at)
-
-    inputs = {storage_of(node) for node in nodes if node.op == "placeholder"}
-    alive = inputs - outlives_graph
-    peak = bytes_of(alive)
-    for position, node in enumerate(nodes):
-        still_used = {storage for storage in alive if last_use.get(storage, 0) > position}
-        if node.op == "call_function":
-            new_buffer = {storage_of(node)} & buffers
-            # fused kernels reuse their inputs' buffers
-            in_use = still_used if is_fusible(node) else alive
-            peak = max(peak, bytes_of(in_use | new_buffer))
-            still_used |= new_buffer
-        alive = still_used
-    return peak - bytes_of(saved - outlives_graph)
-
-
-def written_buffers(graph: fx.Graph, num_state: int) -> set[torch.UntypedStorage | None]:
-    """Storages that a compiled graph writes, without gradients of parameters.
-
-    Fused operations need no buffers, except for results that unfused operations read, such as a matrix product.
-    """
-    is_fusible = fusible_operations()
-    outputs = outputs_of(graph)
-    buffers = {storage_of(node) for node in outputs[num_state:]}
-    for node in graph.nodes:
-        if node.op == "call_function" and not is_fusible(node):
-            buffers.add(storage_of(node))
-            buffers |= {storage_of(source) for source in node.all_input_nodes}
-    return buffers - {storage_of(node) for node in outputs[:num_state]}
-
-
-def outputs_of(graph: fx.Graph) -> list[fx.Node | None]:
-    return list(graph.output_node().args[0])  # type: ignore[arg-type]
-
-
-def storage_of(node: fx.Node | None) -> torch.UntypedStorage | None:
-    """Return a node's storage, shared by views; None if it is not one tensor."""
+def storage_of(node: Any) -> torch.UntypedStorage | None:
+    """Return the storage of a graph's node, shared by views; None if it is not one tensor."""
     value = None if node is None else node.meta.get("val")
     return value.untyped_storage() if isinstance(value, torch.Tensor) else None
-
-
-def bytes_of(storages: Storages) -> int:
-    return sum(storage.nbytes() for storage in storages if storage is not None)

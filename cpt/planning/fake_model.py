@@ -1,13 +1,11 @@
 """Build a run's model on fake tensors, which have shapes but use no memory, and add up the storages in use."""
 
 import weakref
-from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.fx.node import map_aggregate
-from torch.utils.checkpoint import CheckpointPolicy
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AttentionInterface,
@@ -23,7 +21,6 @@ from cpt.models.adapters import add_lora
 from cpt.models.attention import VARLEN, in_computing_dtype
 from cpt.models.families import register_families
 from cpt.models.freezing import freeze_others
-from cpt.models.layers import keep_attention
 from cpt.planning.workload import Setup
 from cpt.torch_internals import TorchDispatchMode
 
@@ -199,17 +196,3 @@ def planned_attention(
         attention_mask = attention_mask.to(query.dtype)
     output, _ = stand_in(query, key, value, attention_mask)
     return output, None
-
-
-def with_leaves(tree: Any, leaves: Iterable[Any]) -> Any:
-    remaining = iter(leaves)
-    return map_aggregate(tree, lambda _: next(remaining))
-
-
-def keep_planned_attention(
-    context: Any, operation: Any, *arguments: Any, **options: Any
-) -> CheckpointPolicy:
-    """The checkpoint policy of `selective`, extended to the replacement."""
-    if operation is torch.ops.cpt.planned_attention.default:
-        return CheckpointPolicy.MUST_SAVE
-    return keep_attention(context, operation)

@@ -120,6 +120,10 @@ class Setup:
         return replace(self, weights_bytes=2) if is_cast else self
 
     @property
+    def recomputes_all(self) -> bool:
+        return self.checkpointing and self.recomputing.every_n_layers == 1
+
+    @property
     def updates_on_host(self) -> bool:
         return self.zero is not None and self.zero.offload_optimizer
 

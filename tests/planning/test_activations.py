@@ -163,6 +163,20 @@ def test_a_dry_run_takes_what_a_real_step_takes(checkpointing):
     assert dry_run(config, setup) == pytest.approx(storages.peak, rel=0.01)
 
 
+@pytest.mark.heavy
+def test_two_layers_of_each_kind_are_run_and_the_others_count_as_much(monkeypatch):
+    sliding = {
+        **SHAPES["llama"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 9,
+        "head_dim": 64,
+    }
+    sliding["layer_types"] = ["sliding_attention", "sliding_attention", "full_attention"] * 3
+    counts = count(sliding)
+    monkeypatch.setattr(activations, "RUN_OF_EACH_KIND", 9)
+    assert counts == count(sliding)
+
+
 # --- compiled layers ----------------------------------------------------------------------------------------------
 
 SHORT = {"attention": "varlen", "sequence_length": 128}
@@ -173,7 +187,7 @@ def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(monkeypat
     def fail(*_, **__):
         raise RuntimeError("no graph")
 
-    monkeypatch.setattr(activations, "count_compiled", fail)
+    monkeypatch.setattr(activations, "saved_if_compiled", fail)
     found = count("llama", **SHORT, compiles=True)
     assert found == count("llama", **SHORT)
     sizes = sizes_of_model(config_from(SHAPES["llama"]), None, 128)
