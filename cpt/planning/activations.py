@@ -16,6 +16,9 @@ from torch.fx.node import map_aggregate
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from cpt.cache import default_cache_dir, write_once
+from cpt.errors import ResourceError
+from cpt.files import key_of, read_sealed, sealed
 from cpt.models.adapters import adaptable, quantization_of
 from cpt.models.inventory import RECURRENT, attention_heads
 from cpt.models.layers import has_experts
@@ -31,12 +34,25 @@ from cpt.planning.fake_model import (
 )
 from cpt.planning.model_sizes import head_width, num_attention_layers
 from cpt.planning.workload import Setup
+from cpt.runs.record import hash_of_code, installed_version
 from cpt.torch_internals import fake_tensors, forward_of_compiled, trace_both_passes
 
 SHORT_ROW = 256
 SIZES = ("kept", "layer_inputs", "backward", "again", "attention", "forward")
 LAYERS_ON_THEIR_WAY = 2
 RUN_OF_EACH_KIND = 2
+DETERMINED_BY = (  # fields of a setup
+    "attention",
+    "compiles",
+    "half",
+    "length",
+    "lora",
+    "on_cpu",
+    "packed",
+    "recomputes_all",
+    "train_only",
+    "weights_bytes",
+)
 log = logging.getLogger(__name__)
 
 
@@ -200,8 +216,31 @@ def another_like(leaf: Any) -> Any:
 
 
 def count_activations(config: PreTrainedConfig, setup: Setup) -> ActivationCounts:
-    """Run rows through the model's layers, without its head, on fake tensors."""
+    """Run rows through the model's layers, without its head, on fake tensors, or read the counts from the cache."""
     setup = setup.as_computed
+    if not type(config).__module__.startswith(("transformers.", "cpt.")):
+        return count_rows(config, setup)  # the user's own code may change
+    file = default_cache_dir() / "activations" / f"{key_of_counts(config, setup)}.json"
+    stored = read_sealed(file)
+    if stored is None:
+        counts = count_rows(config, setup)
+        with suppress(OSError, ResourceError):  # a full or read-only disk
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_once(file, sealed(asdict(counts)))
+        return counts
+    return ActivationCounts(
+        one_row=Activations(**stored["one_row"]), two_rows=Activations(**stored["two_rows"])
+    )
+
+
+def key_of_counts(config: PreTrainedConfig, setup: Setup) -> str:
+    content = {name: str(getattr(setup, name)) for name in DETERMINED_BY}
+    content |= {name: str(installed_version(name)) for name in ("torch", "transformers", "peft")}
+    content |= {"config": config.to_json_string(use_diff=False), "code": hash_of_code()}
+    return key_of(content | {"engine": str(setup.zero is not None)})
+
+
+def count_rows(config: PreTrainedConfig, setup: Setup) -> ActivationCounts:
     model = model_on_meta(config, setup)
     if any(RECURRENT.search(type(module).__name__) for module in model.modules()):
         # their code may process a row token by token

@@ -163,8 +163,34 @@ def test_a_dry_run_takes_what_a_real_step_takes(checkpointing):
     assert dry_run(config, setup) == pytest.approx(storages.peak, rel=0.01)
 
 
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CPT_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_a_model_is_counted_once_for_each_setup(own_cache, monkeypatch):
+    counts = count("llama")
+
+    def fail(*_):
+        raise AssertionError("counted again")
+
+    monkeypatch.setattr(activations, "model_on_meta", fail)
+    assert count("llama") == count("llama", micro_batch=4, gpus=2) == counts
+    for changes in ({"sequence_length": 256}, {"lora": {"r": 8}}, {"weights_bytes": 4}):
+        with pytest.raises(AssertionError, match="counted again"):
+            count("llama", **changes)
+
+
+def test_damaged_counts_are_made_again(own_cache):
+    counts = count("llama")
+    (file,) = own_cache.glob("activations/*.json")
+    file.write_text(file.read_text().replace("1", "2"))
+    assert count("llama") == counts
+
+
 @pytest.mark.heavy
-def test_two_layers_of_each_kind_are_run_and_the_others_count_as_much(monkeypatch):
+def test_two_layers_of_each_kind_are_run_and_the_others_count_as_much(monkeypatch, tmp_path):
     sliding = {
         **SHAPES["llama"],
         "model_type": "gemma3_text",
@@ -173,6 +199,7 @@ def test_two_layers_of_each_kind_are_run_and_the_others_count_as_much(monkeypatc
     }
     sliding["layer_types"] = ["sliding_attention", "sliding_attention", "full_attention"] * 3
     counts = count(sliding)
+    monkeypatch.setenv("CPT_CACHE", str(tmp_path))
     monkeypatch.setattr(activations, "RUN_OF_EACH_KIND", 9)
     assert counts == count(sliding)
 
@@ -183,7 +210,7 @@ SHORT = {"attention": "varlen", "sequence_length": 128}
 
 
 @pytest.mark.heavy
-def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(monkeypatch):
+def test_a_layer_that_cannot_be_traced_is_counted_without_the_compiler(own_cache, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("no graph")
 
