@@ -309,7 +309,7 @@ def counted(model: PreTrainedModel, setup: Setup, rows: int) -> Activations:
     return replace(
         activations,
         kept=kept,
-        backward=backward + computed_again,
+        backward=max(backward, computed_again),
         layer_gradients=sum(gradients),
     )
 
