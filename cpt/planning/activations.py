@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.fx.node import map_aggregate
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -196,7 +196,9 @@ def kind_of(
     layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Any, ...]:
     """What determines the bytes that a layer saves: its parts, its input's shape, and the other inputs themselves."""
-    traits: list[Any] = [(weight.shape, weight.requires_grad) for weight in layer.parameters()]
+    traits: list[Any] = []
+    for weight in layer.parameters():
+        traits += (weight.shape, weight.requires_grad)
     for module in layer.modules():
         traits.append(type(module))
         for name, value in vars(module).items():
@@ -205,7 +207,8 @@ def kind_of(
     hidden, *others = tree_leaves((arguments, options))
     if isinstance(hidden, torch.Tensor):
         traits.append((hidden.shape, hidden.dtype, hidden.requires_grad))
-    traits += [id(leaf) if isinstance(leaf, torch.Tensor) else str(leaf) for leaf in others]
+    for leaf in others:
+        traits.append(id(leaf) if isinstance(leaf, torch.Tensor) else str(leaf))
     return tuple(traits)
 
 
@@ -460,39 +463,54 @@ def saved_if_compiled(call: LayerCall) -> tuple[int, list[int]]:
         Bytes that the forward graph computes and saves, and positions of the saved inputs among all leaves of the
         layer's arguments, since layers may share them.
     """
-    layer = call.layer
+    joint, num_outputs = trace_layer(call)
+    num_weights = len(state_of(call.layer))
+    placeholders = list(map(storage_of, joint.graph.find_nodes(op="placeholder")))
+    weights = placeholders[:num_weights]
+    positions = dict(zip(placeholders[num_weights:], call.inputs, strict=False))
+    forward = forward_of_compiled(joint, num_outputs, num_weights)
+    saved = forward.output_node().args[0][num_outputs:]  # type: ignore[index]
+    saved_bytes = 0
+    saved_inputs = []
+    for storage in set(map(storage_of, saved)):  # type: ignore[arg-type]
+        if storage in positions:
+            saved_inputs.append(positions[storage])
+        elif storage is not None and storage not in weights:
+            saved_bytes += storage.nbytes()
+    return saved_bytes, saved_inputs
+
+
+def trace_layer(call: LayerCall) -> tuple[fx.GraphModule, int]:
+    """Return a graph of both passes, whose inputs are the layer's state and tensors, and the number of outputs."""
+    state = state_of(call.layer)
     tree = (call.arguments, call.options)
     leaves = tree_leaves(tree)
     # rotary embeddings and masks are keywords without gradients
     num_positional = len(tree_leaves(call.arguments))
-    state: dict[str, torch.Tensor] = dict((*layer.named_parameters(), *layer.named_buffers()))
-    num_outputs = 0
+    outputs: list[torch.Tensor] = []
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        nonlocal num_outputs
-        values = dict(zip(state, tensors, strict=False))
-        inputs = dict(zip(call.inputs, tensors[len(state) :], strict=True))
-        replaced = iter(inputs.get(position, leaf) for position, leaf in enumerate(leaves))
-        arguments, options = map_aggregate(tree, lambda _: next(replaced))
-        output = torch.func.functional_call(layer, values, arguments, options)
-        outputs = tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
-        num_outputs = len(outputs)
-        return outputs
+        replaced = list(leaves)
+        for position, tensor in zip(call.inputs, tensors[len(state) :], strict=True):
+            replaced[position] = tensor
+        remaining = iter(replaced)
+        arguments, options = map_aggregate(tree, lambda _: next(remaining))
+        weights = dict(zip(state, tensors, strict=False))
+        output = torch.func.functional_call(call.layer, weights, arguments, options)
+        outputs[:] = filter(torch.is_tensor, tree_leaves(output))
+        return tuple(outputs)
 
-    weights = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in state.values()]
     inputs = []
+    for tensor in state.values():
+        inputs.append(tensor.detach().requires_grad_(tensor.requires_grad))
     for position in call.inputs:
         leaf = leaves[position].detach()
         inputs.append(leaf.requires_grad_(position < num_positional and leaf.is_floating_point()))
+    return trace_both_passes(run, inputs), len(outputs)
 
-    joint = trace_both_passes(run, (*weights, *inputs))
-    placeholders = [storage_of(node) for node in joint.graph.find_nodes(op="placeholder")]
-    forward = forward_of_compiled(joint, num_outputs, len(state))
-    saved = {storage_of(node) for node in forward.output_node().args[0][num_outputs:]}  # type: ignore[index, union-attr]
-    computed = saved.difference(placeholders[: len(state) + len(inputs)])
-    input_storages = zip(call.inputs, placeholders[len(state) :], strict=False)
-    saved_inputs = [position for position, storage in input_storages if storage in saved]
-    return sum(storage.nbytes() for storage in computed if storage is not None), saved_inputs
+
+def state_of(layer: nn.Module) -> dict[str, torch.Tensor]:
+    return dict((*layer.named_parameters(), *layer.named_buffers()))
 
 
 def storage_of(node: Any) -> torch.UntypedStorage | None:

@@ -322,6 +322,7 @@ COUNTED = {
     "4 bit": (SHAPE, {"lora": {"r": 3, "quantize": "nf4"}, "packed": False}),
     "8 bit": (SHAPE, {"lora": {"r": 3, "quantize": "int8"}}),
     "only the last layer": (SHAPE, {"train_only": ["layers.2", "lm_head"]}),
+    "compiled": (SHAPE, {"compiles": True, "packed": False}),
     "compiled, selective": (
         SHAPE,
         {
