@@ -54,7 +54,7 @@ WAYS = {
     "adapters, checkpointing": {"lora": {"r": 16}, "checkpointing": True},
     "adapters beside 4 bit": {"lora": {"r": 16, "quantize": "nf4"}, "checkpointing": True},
     "accumulation": {"accumulation": 2, "weights_bytes": 4},
-    "8 bit": {**AGAIN, "optimizer": "adamw_8bit", "rounding": "kahan"},
+    "8 bit": {**AGAIN, "optimizer": "adamw_8bit", "rounding": "stochastic"},
     "8 bit, stochastic, released": {
         **AGAIN,
         "optimizer": "adamw_8bit",

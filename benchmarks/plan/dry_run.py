@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from cpt.models.adapters import quantization_of
 from cpt.models.fused_loss import FusedLoss, why_not_fused
 from cpt.models.layers import keep_attention
-from cpt.optim.adamw import OneKernelAdamW
-from cpt.optim.build import build_optimizer, facts_of
+from cpt.optim.build import OptimizerFacts, build_optimizer, facts_of
 from cpt.optim.gradients import ReleasedGradients
+from cpt.optim.groups import IS_EMBEDDING, ParameterGroups, parameter_groups
 from cpt.planning.activations import ActivationCounts, count_activations
 from cpt.planning.fake_model import (
     BASE_LAYER,
@@ -67,7 +67,6 @@ def dry_run(config: PreTrainedConfig, setup: Setup) -> int:
                 if optimizer is not None:
                     optimizer.step()
                     optimizer.zero_grad()
-                    ignore_pages(storages, optimizer)
         return storages.peak
 
 
@@ -86,23 +85,40 @@ def enable_checkpointing(model: PreTrainedModel, setup: Setup) -> None:
 
 
 def build_planned_optimizer(model: PreTrainedModel, setup: Setup) -> torch.optim.Optimizer:
-    name = "adamw"  # others need as much
-    if facts_of(setup.optimizer).releases_gradients:
-        name = setup.optimizer
-    options: dict[str, Any] = {"name": name}
-    if setup.rounding is not None:
-        options["rounding"] = setup.rounding
-    optimizer = build_optimizer(Optimizer(**options), model)
+    facts = facts_of(setup.optimizer)
+    options: dict[str, Any] = {}
+    if setup.optimizer != "adamw" and facts.moment_bytes is not None:
+        groups = parameter_groups(model, embeddings_apart=facts.embeddings_apart)
+        optimizer: torch.optim.Optimizer = PlannedStates(groups, facts)
+    else:  # others need as much as adamw
+        if setup.rounding is not None:
+            options["rounding"] = setup.rounding
+        optimizer = build_optimizer(Optimizer(**options), model)
     if setup.releases:
         ReleasedGradients(optimizer)
     return optimizer
 
 
-def ignore_pages(storages: PeakOfStorages, optimizer: torch.optim.Optimizer) -> None:
-    """Do not count states on the host."""
-    if isinstance(optimizer, OneKernelAdamW):
-        for arena in optimizer.arenas.values():
-            storages.ignore(arena.untyped_storage())
+class PlannedStates(torch.optim.Optimizer):
+    """States as large as those of bitsandbytes, without its updates, which need a GPU."""
+
+    def __init__(self, groups: ParameterGroups, facts: OptimizerFacts) -> None:
+        super().__init__(groups, {})
+        self.facts = facts
+        self._step_supports_amp_scaling = True  # fake tensors have no values to decide by
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if self.facts.pages_states:
+            return
+        assert self.facts.moments is not None, "known of optimizers whose moments have known sizes"
+        for group in self.param_groups:
+            in_8_bit = self.facts.quantizes_moments and not group.get(IS_EMBEDDING, False)
+            for parameter in group["params"]:
+                if parameter.grad is None or self.state[parameter]:
+                    continue
+                for number in range(self.facts.moments):
+                    dtype = torch.uint8 if in_8_bit else torch.float32
+                    self.state[parameter][number] = torch.empty_like(parameter, dtype=dtype)
 
 
 def watch_weights(storages: PeakOfStorages, model: nn.Module, setup: Setup) -> None:

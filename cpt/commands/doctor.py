@@ -43,8 +43,8 @@ LOST_WITHOUT = {
     "nvcc": "cannot compile flash-attn and Mamba kernels; prebuilt wheels work",
 }
 WITHOUT_TRITON = (
-    "slower: layers are not compiled, the loss uses torch's operations, AdamW gets fp32 weights; refused: adamw_8bit,"
-    " paged_adamw_8bit, `torch_compile: true`"
+    "slower: layers are not compiled, the loss uses torch's operations, AdamW gets fp32 weights; refused:"
+    " `torch_compile: true`"
 )
 WHEEL = f"install the wheel for this torch: {PAGE}"
 KERNELS = {  # module -> feature that needs it, and how to install it

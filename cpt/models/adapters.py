@@ -393,10 +393,12 @@ def check_quantization(lora: Mapping[str, Any] | None, *, zero3: bool) -> None:
         raise RecipeError(
             "`model.lora.quantize`: ZeRO-3 cannot shard quantized weights. Remove `training.deepspeed`."
         )
+    require_bitsandbytes("`model.lora.quantize`")
+
+
+def require_bitsandbytes(key: str) -> None:
     if find_spec("bitsandbytes") is None:
-        raise ResourceError(
-            f"`model.lora.quantize` needs bitsandbytes. Install it: {install_line('bitsandbytes')}"
-        )
+        raise ResourceError(f"{key} needs bitsandbytes. Install it: {install_line('bitsandbytes')}")
 
 
 def prepare_quantized(model: nn.Module) -> None:

@@ -1,26 +1,21 @@
-"""AdamW (arXiv 1711.05101): with an fp32 master copy, with few bytes per weight, or with states on the host."""
+"""AdamW (arXiv 1711.05101) for weights in half precision, with an fp32 master copy or rounding that needs none."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch.distributed.tensor import DTensor
 
-from cpt.errors import CheckpointError, RecipeError, ResourceError
-from cpt.hardware import host_memory
-from cpt.optim.adamw_update import BLOCK, DECADES, adamw_update, can_launch, part, update_directly
-from cpt.optim.groups import IS_EMBEDDING, ParameterGroups
+from cpt.errors import CheckpointError, RecipeError
+from cpt.optim.adamw_update import adamw_update, can_launch, update_directly
+from cpt.optim.groups import ParameterGroups
 from cpt.recipe.schema import Recipe
 from cpt.torch_internals import foreach_add
 
 Rounding = Literal["kahan", "stochastic"]
-# Its loss was closest to that of fp32 weights (docs/reference/training.md), and it needs no state.
-DEFAULT_ROUNDING: Rounding = "stochastic"
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def automatic_dtype(recipe: Recipe, *, deepspeed: bool, on_gpu: bool) -> torch.dtype:
@@ -76,61 +71,14 @@ def trains_half(groups: ParameterGroups) -> bool:
     return any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in parameters)
 
 
-def adamw_8bit(
-    groups: ParameterGroups,
-    learning_rate: float,
-    paged: bool = False,
-    *,
-    betas: Sequence[float] = (0.9, 0.95),
-    eps: float = 1e-8,
-    weight_decay: float = 0.1,
-    rounding: Rounding = DEFAULT_ROUNDING,
-) -> torch.optim.Optimizer:
-    """AdamW with moments in 8 bit (arXiv 2110.02861); those of embeddings are fp32.
-
-    Args:
-        rounding: of bfloat16 weights; fp32 weights are not rounded.
-    """
-    options = {"lr": learning_rate, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-    return OneKernelAdamW(groups, rounding=rounding, eight_bit=True, paged=paged, **options)
-
-
-def paged_adamw_8bit(
-    groups: ParameterGroups,
-    learning_rate: float,
-    *,
-    betas: Sequence[float] = (0.9, 0.95),
-    eps: float = 1e-8,
-    weight_decay: float = 0.1,
-    rounding: Rounding = DEFAULT_ROUNDING,
-) -> torch.optim.Optimizer:
-    """As `adamw_8bit`, with the states of large parameters in pinned host memory, copied while the GPU computes."""
-    return adamw_8bit(
-        groups,
-        learning_rate,
-        True,
-        betas=betas,
-        eps=eps,
-        weight_decay=weight_decay,
-        rounding=rounding,
-    )
-
-
-# Smaller parameters keep fp32 moments, as in bitsandbytes: the savings would be small.
-FEWEST_IN_8_BIT = 4096
-FEWEST_ON_HOST = 100_000
-
-
 class OneKernelAdamW(torch.optim.Optimizer):
-    """AdamW with states in fp32 or 8 bit, one kernel for each parameter.
+    """AdamW with fp32 states, one kernel for each parameter.
 
     Gradient scalers and the loss guard set `found_inf`, a flag on the device: if it is 1, a step changes no state, and
     the host does not wait for it. `grad_scale` divides the gradients.
 
     Args:
         rounding: of bfloat16 weights; None keeps fp32 master copies of weights in half precision.
-        eight_bit: moments in 8 bit (arXiv 2110.02861), except for embeddings and small parameters.
-        paged: keep states of large parameters in pinned host memory.
         defaults: `lr`, `betas`, `eps` and `weight_decay`.
     """
 
@@ -138,24 +86,11 @@ class OneKernelAdamW(torch.optim.Optimizer):
     found_inf: torch.Tensor | None = None
 
     def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        rounding: Rounding | None = None,
-        eight_bit: bool = False,
-        paged: bool = False,
-        **defaults: Any,
+        self, groups: list[dict[str, Any]], *, rounding: Rounding | None = None, **defaults: Any
     ) -> None:
         self.rounding = rounding
-        self.eight_bit = eight_bit
-        self.paged = paged
         self.layouts: dict[torch.Tensor, dict[str, torch.dtype]] = {}
         """Names and dtypes of each parameter's states, except its step."""
-        self.pages: Pages | None = None
-        self.arenas: dict[torch.dtype, torch.Tensor] = {}
-        """Host memory for all states of a dtype: torch rounds each pinned allocation up to a power of two, and cannot
-        save a storage with several dtypes."""
-        self.used: Counter[torch.dtype] = Counter()
         super().__init__(groups, {**defaults, "betas": tuple(defaults["betas"])})
         self._step_supports_amp_scaling = (
             True  # tells torch and accelerate that it handles `found_inf`
@@ -181,43 +116,31 @@ class OneKernelAdamW(torch.optim.Optimizer):
     ) -> None:
         assert parameter.grad is not None, "only parameters with a gradient are updated"
         weights = flat(parameter)
-        gradients = flat(parameter.grad)
-        number = self.numbers[parameter]
         arrays = {name: flat(value) for name, value in state.items() if name != "step"}
         rounding = "nearest"
         if "master" in arrays:
             rounding = "master"
         elif parameter.dtype == torch.bfloat16 and self.rounding is not None:
             rounding = self.rounding
-        pieces: Iterable[tuple[int, int, Arrays]] = [(0, len(weights), arrays)]
-        if self.is_on_host(parameter):
-            if parameter.is_cuda and self.pages is None:
-                self.pages = Pages(parameter.device)
-            if self.pages is not None:
-                pieces = self.pages.pieces(number, arrays)
         update: Callable[..., None] = adamw_update
         if can_launch(weights):
             update = update_directly
-        for first, end, piece in pieces:
-            update(
-                weights[first:end],
-                gradients[first:end],
-                piece["exp_avg"],
-                piece["exp_avg_sq"],
-                piece.get("exp_avg_scale"),
-                piece.get("exp_avg_sq_scale"),
-                piece.get("master", piece.get("compensation")),
-                state["step"],
-                self.grad_scale,
-                self.found_inf,
-                rounding,
-                first,
-                number,
-                group["lr"],
-                group["weight_decay"],
-                *group["betas"],
-                group["eps"],
-            )
+        update(
+            weights,
+            flat(parameter.grad),
+            arrays["exp_avg"],
+            arrays["exp_avg_sq"],
+            arrays.get("master", arrays.get("compensation")),
+            state["step"],
+            self.grad_scale,
+            self.found_inf,
+            rounding,
+            self.numbers[parameter],
+            group["lr"],
+            group["weight_decay"],
+            *group["betas"],
+            group["eps"],
+        )
 
     @property
     def has_master(self) -> bool:
@@ -225,26 +148,14 @@ class OneKernelAdamW(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        self.layouts |= {parameter: self.layout(parameter, group) for parameter in group["params"]}
+        for parameter in self.param_groups[-1]["params"]:
+            self.layouts[parameter] = self.layout(parameter)
         self.numbers = {parameter: number for number, parameter in enumerate(self.layouts)}
 
-    def layout(self, parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, torch.dtype]:
+    def layout(self, parameter: torch.Tensor) -> dict[str, torch.dtype]:
         if parameter.dtype == torch.float16 and self.rounding is not None:
-            raise RecipeError(
-                "`optimizer`: states in 8 bit and `rounding` need `model.dtype` bfloat16 or float32."
-            )
-        in_8_bit = (
-            self.eight_bit
-            and not group.get(IS_EMBEDDING, False)
-            and parameter.numel() >= FEWEST_IN_8_BIT
-        )
-        layout: dict[str, torch.dtype] = {}
-        for name in DECADES:
-            layout[name] = torch.uint8 if in_8_bit else torch.float32
-        if in_8_bit:
-            for name in DECADES:
-                layout[f"{name}_scale"] = torch.float32
+            raise RecipeError("`optimizer.rounding` needs `model.dtype` bfloat16 or float32.")
+        layout = dict.fromkeys(MOMENTS, torch.float32)
         if parameter.dtype != torch.float32 and self.rounding is None:
             layout["master"] = torch.float32
         if parameter.dtype == torch.bfloat16 and self.rounding == "kahan":
@@ -256,73 +167,46 @@ class OneKernelAdamW(torch.optim.Optimizer):
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for name, dtype in self.layouts[parameter].items():
-                state[name] = self.zeros(parameter, name, dtype)
+                state[name] = torch.zeros_like(
+                    parameter, dtype=dtype, memory_format=torch.contiguous_format
+                )
             if "master" in state:
                 state["master"].copy_(parameter.detach())
         return state
 
-    def zeros(self, parameter: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
-        shape = self.shape_of(parameter, name)
-        if not self.is_on_host(parameter):
-            if name.endswith("_scale"):
-                return torch.zeros(shape, dtype=dtype, device=parameter.device)
-            return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
-        if not self.arenas:
-            self.arenas = self.allocate_arenas(parameter.device)
-        size = shape.numel() * dtype.itemsize
-        start = self.used[dtype]
-        self.used[dtype] += aligned(size)
-        return self.arenas[dtype][start : start + size].view(dtype).view(shape)
-
-    def allocate_arenas(self, device: torch.device) -> dict[torch.dtype, torch.Tensor]:
-        sizes: Counter[torch.dtype] = Counter()
-        for parameter, layout in self.layouts.items():
-            if self.is_on_host(parameter):
-                for name, dtype in layout.items():
-                    sizes[dtype] += aligned(self.shape_of(parameter, name).numel() * dtype.itemsize)
-        try:
-            return {dtype: host_memory(size, device) for dtype, size in sizes.items()}
-        except (torch.cuda.CudaError, OSError) as problem:
-            raise ResourceError(
-                f"`optimizer.name`: {sizes.total() / 2**30:.1f} GiB of host memory could not be page-locked"
-                f" ({problem}). Free some, or use adamw_8bit."
-            ) from problem
-
-    def shape_of(self, parameter: torch.Tensor, name: str) -> torch.Size:
-        """Scales have one number per block, other states one per weight."""
-        if name.endswith("_scale"):
-            return torch.Size([-(-parameter.numel() // BLOCK)])
-        return parameter.shape
-
-    def is_on_host(self, parameter: torch.Tensor) -> bool:
-        return self.paged and parameter.numel() >= FEWEST_ON_HOST
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.pages is not None:
-            self.pages.wait()
-        return super().state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load states without rounding them to the parameters' dtype, as torch would."""
-        if self.pages is not None:
-            self.pages.wait()
-        self.pages = None
-        self.arenas.clear()
-        self.used.clear()
-        super().load_state_dict({**state_dict, "state": {}})
-        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        by_number = dict(zip(numbers, parameters, strict=True))
-        for number, saved in state_dict["state"].items():
-            parameter = by_number[number]
-            expected = {"step", *self.layouts[parameter]}
-            if saved.keys() != expected:
-                raise CheckpointError(
-                    f"`optimizer`: the checkpoint has {', '.join(sorted(saved))} for a parameter, not"
-                    f" {', '.join(sorted(expected))}. Use its recipe, or start with --new."
-                )
+        for parameter, saved in load_groups(self, state_dict):
+            refuse_other_states({"step", *self.layouts[parameter]}, saved)
             for name, tensor in self.state_of(parameter).items():
                 tensor.copy_(saved[name])
+
+
+def load_groups(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> Iterator[tuple[torch.Tensor, dict[str, Any]]]:
+    """Load the groups without states; yield each parameter with its saved state."""
+    torch.optim.Optimizer.load_state_dict(optimizer, {**state_dict, "state": {}})
+    numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    by_number = dict(zip(numbers, parameters, strict=True))
+    for number, saved in state_dict["state"].items():
+        yield by_number[number], saved
+
+
+def refuse_other_states(expected: set[str], saved: dict[str, Any]) -> None:
+    if saved.keys() == expected:
+        return
+    remedy = "Use its recipe, or start with --new."
+    if "exp_avg_scale" in saved:  # before December 2026
+        remedy = (
+            "cpt's own 8-bit states are replaced by bitsandbytes': finish this run with the version that began it, or"
+            " train its weights with fresh states: cpt export RUN -o DIR, then `model.path: DIR`."
+        )
+    raise CheckpointError(
+        f"`optimizer`: the checkpoint has {', '.join(sorted(saved))} for a parameter, not"
+        f" {', '.join(sorted(expected))}. {remedy}"
+    )
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -330,115 +214,3 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DTensor):
         tensor = tensor.to_local()
     return tensor.detach().view(-1)
-
-
-# --- states in host memory -------------------------------------------------------------------------------------------
-
-ALIGNED = 512  # bytes: states are aligned like torch's allocations
-BUFFER = 2**25  # bytes of one piece's states
-BUFFERS = 2
-PIECES_OF = 4096  # numbers: pieces are multiples of it, so that blocks are whole and loads wide
-Arrays = dict[str, torch.Tensor]
-Key = tuple[int, int]  # a parameter's index, and the start of a piece
-
-
-def aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-class Streams:
-    """CUDA's streams; tests replace them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.to_gpu = torch.cuda.Stream(device)
-        self.to_host = torch.cuda.Stream(device)
-
-    def current(self) -> Any:
-        return torch.cuda.current_stream(self.to_gpu.device)
-
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """A piece's states on the GPU, or on their way to it."""
-
-    key: Key
-    buffer: int
-    arrays: Arrays
-    arrived: Any
-    """An event of the stream that copies them."""
-
-
-class Pages:
-    """Moves pieces of states to the GPU, one after the other.
-
-    Two streams, one per direction, and two buffers on the GPU: a piece arrives while the previous one is copied back.
-    The host never waits. The order of pieces is known from the last step, so the next one is prefetched.
-    """
-
-    def __init__(self, device: torch.device, streams: Any = None) -> None:
-        self.streams: Any = Streams(device) if streams is None else streams
-        self.buffers = [
-            torch.empty(BUFFER, dtype=torch.uint8, device=device) for _ in range(BUFFERS)
-        ]
-        self.free = [self.streams.current().record_event()] * BUFFERS
-        """By buffer, an event: its piece is copied back, so that another may arrive."""
-        self.back: dict[Key, Any] = {}
-        """By piece, an event: it is back on the host."""
-        self.hosts: dict[Key, Arrays] = {}
-        self.next_of: dict[Key | None, Key] = {}
-        self.last: Key | None = None
-        self.coming: Fetched | None = None
-        self.fetched = 0
-
-    def pieces(self, parameter: int, arrays: Arrays) -> Iterator[tuple[int, int, Arrays]]:
-        """Yield start and end of each piece, and its states on the GPU; they are written back at the next piece."""
-        numbers = len(arrays["exp_avg"])
-        bytes_per_number = sum(array.nbytes for array in arrays.values()) / numbers
-        size = int((BUFFER - len(arrays) * ALIGNED) / bytes_per_number) // PIECES_OF * PIECES_OF
-        for first, end in pairwise([*range(0, numbers, size), numbers]):
-            key = parameter, first
-            host_arrays = {name: part(name, array, first, end) for name, array in arrays.items()}
-            self.hosts[key] = host_arrays
-            if self.coming is None or self.coming.key != key:
-                self.coming = self.fetch(key)
-            piece = self.coming
-            self.streams.current().wait_event(piece.arrived)
-            yield first, end, piece.arrays
-            # After its update, start copying it to the host.
-            stream = self.streams.to_host
-            stream.wait_event(self.streams.current().record_event())
-            with self.streams.on(stream):
-                for name, host_array in host_arrays.items():
-                    host_array.copy_(piece.arrays[name], non_blocking=True)
-            copied = stream.record_event()
-            self.free[piece.buffer] = copied
-            self.back[key] = copied
-            self.next_of[self.last] = key
-            self.last = key
-            self.coming = None
-            if key in self.next_of:
-                self.coming = self.fetch(self.next_of[key])
-
-    def fetch(self, key: Key) -> Fetched:
-        number = self.fetched % BUFFERS
-        self.fetched += 1
-        stream = self.streams.to_gpu
-        stream.wait_event(self.free[number])
-        if key in self.back:
-            stream.wait_event(self.back[key])
-        start = 0
-        arrays = {}
-        with self.streams.on(stream):
-            for name, host_array in self.hosts[key].items():
-                array = self.buffers[number][start : start + host_array.nbytes]
-                arrays[name] = array.view(host_array.dtype)
-                arrays[name].copy_(host_array, non_blocking=True)
-                start += aligned(host_array.nbytes)
-        return Fetched(key=key, buffer=number, arrays=arrays, arrived=stream.record_event())
-
-    def wait(self) -> None:
-        for stream in (self.streams.to_gpu, self.streams.to_host):
-            stream.synchronize()

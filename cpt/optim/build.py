@@ -2,8 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -13,14 +13,8 @@ from torch import nn
 from cpt.distributed import is_main_process, world_size
 from cpt.errors import RecipeError, ResourceError, install_line
 from cpt.hardware import announce_compiling, require_triton
-from cpt.optim.adamw import (
-    OneKernelAdamW,
-    adamw,
-    adamw_8bit,
-    fused_by_torch,
-    paged_adamw_8bit,
-    trains_half,
-)
+from cpt.optim.adamw import OneKernelAdamW, adamw, fused_by_torch, trains_half
+from cpt.optim.bnb import BLOCK, bnb_adamw, bnb_ademamix, bnb_lion, bnb_rmsprop, named
 from cpt.optim.evaluation_point import refuse_shards
 from cpt.optim.groups import MATRICES, ParameterGroups, parameter_groups
 from cpt.plugins import check_options, find
@@ -388,24 +382,55 @@ class OptimizerFacts:
     """Weights in half precision have an fp32 copy, or are rounded so that none is needed."""
     moments: int | None = None
     """Numbers that it keeps for each weight; None: unknown, so memory is planned as for AdamW."""
-    quantizes_moments: bool = False
-    """Moments of all but embeddings take 8 bits, with scales."""
+    moment_bytes: float | None = None
+    """Of each moment, with its share of a block's scale; None: the weight's."""
     pages_states: bool = False
     """States are in host memory, and come to the GPU for the update."""
 
+    @property
+    def quantizes_moments(self) -> bool:
+        return self.moment_bytes is not None and self.moment_bytes < FP32_BYTES
 
-ADAMW = OptimizerFacts(adamw, releases_gradients=True, keeps_master_weights=True, moments=2)
-ADAMW_8BIT = replace(
-    ADAMW,
-    build=adamw_8bit,
-    needs_whole_parameters=True,
-    embeddings_apart=True,
-    quantizes_moments=True,
+
+FP32_BYTES = 4
+ADAMW = OptimizerFacts(
+    adamw, releases_gradients=True, keeps_master_weights=True, moments=2, moment_bytes=FP32_BYTES
 )
+
+
+# transformers' names of bitsandbytes' optimizers
+BNB_ADAMW = ("adamw_8bit", "paged_adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit")
+BNB_ADEMAMIX = ("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit")
+BNB_LION = ("lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit")
+BNB_RMSPROP = ("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit")
+
+
+def facts_of_bnb(
+    build: Callable[..., torch.optim.Optimizer], names: Sequence[str], moments: int
+) -> Iterator[tuple[str, OptimizerFacts]]:
+    for name in names:
+        in_8_bit = name.endswith("8bit")
+        yield (
+            name,
+            OptimizerFacts(
+                named(build, name),
+                needs_whole_parameters=True,
+                embeddings_apart=in_8_bit,
+                releases_gradients=True,
+                keeps_master_weights=names is BNB_ADAMW,
+                moments=moments,
+                moment_bytes=1 + FP32_BYTES / BLOCK if in_8_bit else FP32_BYTES,
+                pages_states=name.startswith("paged"),
+            ),
+        )
+
+
 OPTIMIZERS = {
     "adamw": ADAMW,
-    "adamw_8bit": ADAMW_8BIT,
-    "paged_adamw_8bit": replace(ADAMW_8BIT, build=paged_adamw_8bit, pages_states=True),
+    **dict(facts_of_bnb(bnb_adamw, BNB_ADAMW, 2)),
+    **dict(facts_of_bnb(bnb_ademamix, BNB_ADEMAMIX, 3)),
+    **dict(facts_of_bnb(bnb_lion, BNB_LION, 1)),
+    **dict(facts_of_bnb(bnb_rmsprop, BNB_RMSPROP, 1)),
     "sgd": OptimizerFacts(sgd, moments=0),
     "muon": OptimizerFacts(muon, needs_whole_parameters=True, matrices_apart=True),
     "soap": OptimizerFacts(soap, needs_whole_parameters=True),
@@ -442,9 +467,8 @@ def why_not_released(recipe: Recipe, *, deepspeed: bool, processes: int) -> str 
     """Return what needs the whole gradient, and what to write instead; None if nothing does."""
     name = recipe.optimizer.name
     training = recipe.training
-    releasing = [other for other, facts in OPTIMIZERS.items() if facts.releases_gradients]
-    if name not in releasing:
-        return f"{WHOLE} with `{name}`. Use one of {', '.join(releasing)}, or write false."
+    if not facts_of(name).releases_gradients:
+        return f"{WHOLE} with `{name}`. Use adamw or paged_adamw_8bit, or write false."
     if deepspeed:
         return "DeepSpeed manages the gradients. Write false, or remove `training.deepspeed`."
     if processes > 1:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from cpt.torch_internals import foreach_multiply, foreach_norm
+from cpt.torch_internals import foreach_multiply, foreach_norm, reads_scale
 
 
 class ReleasedGradients:
@@ -43,7 +43,13 @@ class ReleasedGradients:
         if self.skip is not None:
             is_skipped = self.skip | is_skipped
         groups = self.optimizer.param_groups
-        self.optimizer.found_inf = is_skipped.float()
+        if reads_scale(self.optimizer):
+            self.optimizer.found_inf = is_skipped.float()
+        elif bool(
+            is_skipped
+        ):  # the host waits: this optimizer does not read a flag from the device
+            parameter.grad = None
+            return
         self.optimizer.param_groups = [{**groups[self.group_of[parameter]], "params": [parameter]}]
         try:
             self.optimizer.step()
@@ -59,7 +65,8 @@ class ReleasedGradients:
     def remove(self) -> None:
         for hook in self.hooks:
             hook.remove()
-        self.optimizer.found_inf = None
+        if reads_scale(self.optimizer):
+            self.optimizer.found_inf = None
 
 
 # --- norm and clipping -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from cpt.models.config import load_config
 from cpt.models.inventory import build_on_meta
 from cpt.models.layers import CHECKPOINTS_AROUND_CALLS, check_compiling
 from cpt.optim.adamw import automatic_dtype
-from cpt.optim.build import OPTIMIZERS, facts_of
+from cpt.optim.build import facts_of
 from cpt.planning.activations import ActivationCounts
 from cpt.planning.memory import MemoryPlan, count_model, plan_memory
 from cpt.planning.memory_parts import trains_half
@@ -72,6 +72,7 @@ MICRO_BATCH_KEY = f"training.{MICRO_BATCH}"
 COMPILING_KEY = f"training.{COMPILING}"
 SYNCS = "training.accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
 PROFILES = REPOSITORY / "deepspeed_configs"
+SMALL_STATES = ("adamw_8bit", "paged_adamw_8bit")
 FSDP2 = Sharding(3, is_fsdp=True, reduces_each_micro_batch=True)
 Changes = dict[str, Any]
 """Keys of the recipe, with dots, and their values."""
@@ -530,14 +531,16 @@ def with_small_states(setup: Setup, target: Target) -> Iterator[tuple[Setup, Cha
         return
     small = replace(setup, weights_bytes=2, zero=None, half=True)
     first: Changes = {}
+    if setup.rounding == "kahan":  # of `adamw` alone
+        small = replace(small, rounding="stochastic")
+        first["optimizer.rounding"] = "stochastic"
     is_quantized = facts_of(setup.optimizer).quantizes_moments
     if not trains_half(setup) or not is_quantized:  # adamw's `auto` may be bfloat16
         first["model.dtype"] = "bfloat16"
     last = without_engine(setup)
     if not setup.half:
         last["training.bf16"] = True
-    quantizing = [name for name, facts in OPTIMIZERS.items() if facts.quantizes_moments]
-    for optimizer in quantizing:
+    for optimizer in SMALL_STATES:
         name: Changes = {} if optimizer == setup.optimizer else {"optimizer.name": optimizer}
         for candidate, changes in with_all_parameters(replace(small, optimizer=optimizer), target):
             if candidate.zero is not None:

@@ -14,7 +14,8 @@ from transformers import PreTrainedConfig
 from cpt.hardware import GIB
 from cpt.models.adapters import quantization_of, reader_of_weights
 from cpt.models.fused_loss import SCORED_POSITIONS
-from cpt.optim.adamw import BUFFER, BUFFERS
+from cpt.optim.bnb import AT_ONCE
+from cpt.optim.build import FP32_BYTES
 from cpt.planning.activations import ActivationCounts, Activations, count_activations
 from cpt.planning.memory_parts import (
     MASTER_BYTES,
@@ -27,12 +28,11 @@ from cpt.planning.memory_parts import (
     computed_bytes,
     fuses,
     half_head,
+    has_master,
     head_gradient,
     loss_terms,
-    rounding_of,
     state_bytes,
     trains_embedding,
-    trains_half,
 )
 from cpt.planning.model_sizes import ModelSizes, sizes_of_model, with_own_head
 from cpt.planning.workload import Setup, Sharding
@@ -47,6 +47,7 @@ SAMPLING = "sampling completions"
 WORD_BYTES = 16  # of a logit of a completion's next token: in fp32, as log-softmax, sorted, and as probability
 PROCESS_BYTES = 3 * GIB  # Python, torch and CUDA libraries in host memory
 WORKER_BYTES = 0.5 * GIB
+COPIES_TO_ROUND = 4  # of bfloat16 weights: weights, gradients, noise and rounded weights
 LAYERS_IN_USE = 2  # that FSDP2 gathers at the same time: the current and the next
 
 
@@ -306,10 +307,9 @@ def unsharded_states(sizes: ModelSizes, setup: Setup) -> tuple[Term, ...]:
     if setup.lora is not None:  # adapters are fp32
         weights_bytes += 4.0 * sizes.trained
     optimizer_bytes = state_bytes(sizes, setup)
-    if setup.pages_states:  # only buffers are on the GPU
-        optimizer_bytes = float(BUFFERS * BUFFER)
-    has_master = setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
-    optimizer = "optimizer and fp32 weights" if has_master else "optimizer"
+    if setup.pages_states:  # pages leave the GPU for other memory
+        optimizer_bytes = float(COPIES_TO_ROUND * FP32_BYTES * AT_ONCE)
+    optimizer = "optimizer and fp32 weights" if has_master(setup) else "optimizer"
     return (
         Term("weights", weights_bytes, precision_of(setup)),
         Term(optimizer, optimizer_bytes, setup.optimizer),

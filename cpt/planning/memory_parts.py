@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 from cpt.models.fused_loss import chunk_of
-from cpt.optim.adamw import DEFAULT_ROUNDING
-from cpt.optim.adamw_update import BLOCK
-from cpt.optim.build import facts_of
+from cpt.optim.build import BNB_ADAMW, FP32_BYTES, facts_of
 from cpt.planning.model_sizes import (
     KL,
     PAIRS,
@@ -22,9 +20,8 @@ from cpt.planning.workload import Setup
 REDUCED_BYTES = 4  # of a gradient that FSDP2 reduces
 MASTER_BYTES = 4  # of an fp32 copy of a weight
 MOMENTS_OF_ADAMW = 2
-FP32_MOMENTS_BYTES = 8
-QUANTIZED_MOMENTS_BYTES = 2 + 2 * 4 / BLOCK  # with a weight's share of two scales
 COMPENSATION_BYTES = 2  # of Kahan summation
+ROUNDED_BYTES = 76  # that are read and written to update and round fp32 copies, noise included
 LOGIT_BYTES = 12  # log-softmax, its gradient and the logits' gradient, all in fp32
 # The largest part of the logits at once, in TRL's kernels.
 TILE_TOKENS = 4096
@@ -70,8 +67,8 @@ def rounding_of(setup: Setup) -> str | None:
     """How bfloat16 weights are rounded; None if they have a master copy, or are fp32."""
     if not trains_half(setup):
         return None
-    if setup.rounding is None and facts_of(setup.optimizer).quantizes_moments:
-        return DEFAULT_ROUNDING
+    if setup.rounding is None and setup.optimizer in BNB_ADAMW:
+        return "stochastic"
     return setup.rounding
 
 
@@ -92,42 +89,39 @@ def state_bytes(sizes: ModelSizes, setup: Setup) -> float:
     """Return bytes of the optimizer on all GPUs together, with the fp32 weights of DeepSpeed and FSDP2."""
     facts = facts_of(setup.optimizer)
     trained = sizes.trained
-    rounding = rounding_of(setup)
-    compensation_bytes = COMPENSATION_BYTES * trained if rounding == "kahan" else 0
-    master_bytes = MASTER_BYTES * trained
-    if setup.zero is None and facts.quantizes_moments:
-        embedding = sizes.embedding if trains_embedding(sizes, setup) else 0
-        embedding_bytes = FP32_MOMENTS_BYTES * embedding  # its moments are not quantized
-        return (
-            embedding_bytes + QUANTIZED_MOMENTS_BYTES * (trained - embedding) + compensation_bytes
-        )
-    if setup.optimizer == "adamw" and trains_half(setup):
-        precision_bytes = master_bytes if rounding is None else compensation_bytes
-        return FP32_MOMENTS_BYTES * trained + precision_bytes
-    moment_bytes = setup.weights_bytes if trains_half(setup) else 4  # adapters' and engines': fp32
     moments = MOMENTS_OF_ADAMW if facts.moments is None else facts.moments
-    moments_bytes = moment_bytes * moments * trained
-    if setup.zero is None:
-        return float(moments_bytes)
-    return float(moments_bytes + master_bytes)
+    moment_bytes = facts.moment_bytes
+    if moment_bytes is None:
+        moment_bytes = setup.weights_bytes if trains_half(setup) else 4  # adapters, engines: fp32
+    total_bytes = moments * moment_bytes * trained
+    if facts.quantizes_moments and trains_embedding(sizes, setup):  # but not those of embeddings
+        total_bytes += moments * (FP32_BYTES - moment_bytes) * sizes.embedding
+    if setup.zero is not None or has_master(setup):
+        total_bytes += MASTER_BYTES * trained
+    elif rounding_of(setup) == "kahan":
+        total_bytes += COMPENSATION_BYTES * trained
+    return float(total_bytes)
+
+
+def has_master(setup: Setup) -> bool:
+    """Whether `adamw` keeps fp32 copies of bfloat16 weights."""
+    return setup.optimizer == "adamw" and trains_half(setup) and rounding_of(setup) is None
 
 
 def update_traffic(setup: Setup) -> float:
     """Bytes that an update reads and writes for each weight on a GPU, gradient included; 0 for unknown optimizers."""
+    facts = facts_of(setup.optimizer)
+    if facts.moments is None or facts.moment_bytes is None:
+        return 0.0
     rounding = rounding_of(setup)
-    if rounding is None:
-        weight_bytes = (
-            12  # weight and gradient in fp32, or a master copy, the weight and its gradient
-        )
+    weight_bytes = 6  # the weight and its gradient in bfloat16
+    if not trains_half(setup) or has_master(setup):
+        weight_bytes = 12  # in fp32, or with a master copy
     elif rounding == "kahan":
-        weight_bytes = 6 + 2 * COMPENSATION_BYTES
-    else:
-        weight_bytes = 6
-    if facts_of(setup.optimizer).quantizes_moments:
-        return 2 * QUANTIZED_MOMENTS_BYTES + weight_bytes
-    if setup.optimizer == "adamw":
-        return 2 * FP32_MOMENTS_BYTES + weight_bytes
-    return 0.0
+        weight_bytes += 2 * COMPENSATION_BYTES
+    elif rounding == "stochastic" and setup.optimizer in BNB_ADAMW:
+        weight_bytes = ROUNDED_BYTES
+    return 2 * facts.moments * facts.moment_bytes + weight_bytes
 
 
 def checkpoint_bytes(sizes: ModelSizes, setup: Setup) -> float:

@@ -46,7 +46,6 @@ COMPUTED_AGAIN = 4 / 3  # the forward pass twice
 ADAM_TRAFFIC = 30  # bytes of host memory that DeepSpeed's AdamW reads and writes per weight
 HOST_BANDWIDTH = 40e9  # bytes/s, of two channels of DDR5; servers have more
 PCIE_BANDWIDTH = 22e9  # bytes/s each way, of 16 lanes of PCIe 4.0
-BOTH_WAYS = 0.85  # of that, with equal traffic in the other direction
 REACHED_BANDWIDTH = 0.85  # of the GPU's memory, by kernels that only read and write
 HIDDEN = 0.8  # share of compute time that communication can overlap with; assumed
 NOTED = 0.05  # smallest share of a step that is reported
@@ -208,7 +207,7 @@ def planned_speed(sizes: ModelSizes, setup: Setup, target: Target, mfu: float) -
     computing = operations(sizes, setup) / (peak_flops * mfu)
     backward = computing - computing / (3 * (1 + repeated_share(setup)))
     moving = moving_seconds(sizes, setup)
-    updating = updating_seconds(sizes, setup, target, backward)
+    updating = updating_seconds(sizes, setup, target)
     waiting = waiting_seconds(sizes, setup, target, computing=computing, backward=backward)
 
     step = setup.accumulation * max(computing, moving) + updating + waiting
@@ -262,8 +261,8 @@ def moving_seconds(sizes: ModelSizes, setup: Setup) -> float:
     return moved_bytes / setup.gpus / PCIE_BANDWIDTH
 
 
-def updating_seconds(sizes: ModelSizes, setup: Setup, target: Target, backward: float) -> float:
-    """Seconds of an update, on the host or the GPU; `backward` is the time that paging may overlap with."""
+def updating_seconds(sizes: ModelSizes, setup: Setup, target: Target) -> float:
+    """Seconds of an update, on the host or the GPU."""
     zero = setup.zero
     if zero is not None and zero.offload_optimizer:
         back_bytes = 0 if zero.offload_parameters else setup.weights_bytes * sizes.trained
@@ -273,11 +272,8 @@ def updating_seconds(sizes: ModelSizes, setup: Setup, target: Target, backward: 
     if target.bandwidth:
         weights = sizes.trained / (1 if zero is None else setup.gpus)
         updating = update_traffic(setup) * weights / (REACHED_BANDWIDTH * target.bandwidth)
-    if setup.pages_states:
-        paging = state_bytes(sizes, setup) / (BOTH_WAYS * PCIE_BANDWIDTH)
-        if setup.releases:  # updates are part of the backward pass
-            paging -= backward
-        updating = max(updating, paging)
+    if setup.pages_states:  # bitsandbytes waits for each parameter: nothing overlaps
+        updating += 2 * state_bytes(sizes, setup) / PCIE_BANDWIDTH
     return updating
 
 

@@ -39,7 +39,7 @@ from cpt.models.attention import (
     choose_attention,
 )
 from cpt.models.layers import wanted_compiling
-from cpt.optim.adamw import OneKernelAdamW
+from cpt.optim.bnb import accepts_fp32_gradients
 from cpt.recipe.rules import OWN_LOSS
 from cpt.recipe.schema import Recipe
 from cpt.training.averaging import AverageInBackward
@@ -320,7 +320,7 @@ class Gradients:
             return
         # DDP only broadcasts buffers in steps that it reduces
         sends_buffers = arguments.world_size > 1 and arguments.ddp_broadcast_buffers
-        if sends_buffers or not isinstance(wrapper.optimizer, OneKernelAdamW):
+        if sends_buffers or not accepts_fp32_gradients(wrapper.optimizer):
             return
         halves = [weight for weight in self.weights if weight.dtype in HALF]
         for weight in halves:

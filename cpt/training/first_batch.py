@@ -234,12 +234,7 @@ def difference_of_updates(optimizer: OneKernelAdamW) -> float:
         copy = nn.Parameter(weights.to(device, copy=True))
         # The changes of a usual learning rate, and weight decay, would be lost in half precision.
         options = {**group, "params": [copy], "lr": 1.0}
-        updated = kind(
-            [options],
-            rounding=optimizer.rounding,
-            eight_bit=optimizer.eight_bit,
-            **optimizer.defaults,
-        )
+        updated = kind([options], rounding=optimizer.rounding, **optimizer.defaults)
         for gradient in gradients:
             copy.grad = gradient.to(device)
             updated.step()

@@ -52,7 +52,7 @@ def test_what_triton_lacks_has_its_own_row_and_remedy(machine):
     found = rows(broken)
     assert found["C compiler"].remedy == "apt-get install gcc python3-dev"
     assert "apt-get install gcc python3-dev" in found["Python.h"].remedy
-    assert failure in found["Triton"].state and "adamw_8bit" in found["Triton"].costs
+    assert failure in found["Triton"].state and "fp32 weights" in found["Triton"].costs
     assert not rows(replace(machine, gpus=[GPU]))["Triton"].costs
 
 

@@ -162,15 +162,15 @@ ACCELERATOR = {
 }
 
 
-STATES = ("exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale", "companion")
+STATES = ("exp_avg", "exp_avg_sq", "companion")
 
 
 def adamw_in_torch(arguments: dict[str, Any]) -> None:
     if arguments["found_inf"] is not None and arguments["found_inf"]:
         return
     tensors = {name: arguments[name] for name in ("weights", "gradients", *STATES)}
-    options = ("before", "seed", "learning_rate", "decay", "log_beta1", "log_beta2", "eps")
-    values = {name: arguments[name] for name in options}
+    options = ("seed", "learning_rate", "decay", "log_beta1", "log_beta2", "eps")
+    values = {"before": 0, **{name: arguments[name] for name in options}}
     update_in_torch(
         tensors, values, float(arguments["step"]), arguments["grad_scale"], arguments["rounding"]
     )

@@ -69,8 +69,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw, fp32 weights": {"name": "adamw"},
     "adamw, bf16 weights": {"name": "adamw"},
-    "adamw_8bit": {"name": "adamw_8bit"},
-    "paged_adamw_8bit": {"name": "paged_adamw_8bit"},
+    "adamw, bf16 weights, stochastic rounding": {"name": "adamw", "rounding": "stochastic"},
     "muon": {"name": "muon"},
     "sgd": {"name": "sgd"},
 }
@@ -182,8 +181,8 @@ def of_engine(name: str) -> dict[str, Any]:
 
 
 def of_optimizer(name: str) -> dict[str, Any]:
-    is_fp32 = name not in ("adamw, bf16 weights", "adamw_8bit", "paged_adamw_8bit")
-    return {"optimizer": OPTIMIZERS[name], "model": {"dtype": "float32" if is_fp32 else "bfloat16"}}
+    dtype = "bfloat16" if "bf16" in name else "float32"
+    return {"optimizer": OPTIMIZERS[name], "model": {"dtype": dtype}}
 
 
 def row(name: str, run: LabelledRun) -> str:

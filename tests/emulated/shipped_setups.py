@@ -12,6 +12,7 @@ from cpt.data.readers.columns import form_of_stage
 from cpt.hf_internals import IGNORED
 from cpt.models.config import config_from
 from cpt.optim.adamw import automatic_dtype
+from cpt.optim.build import BNB_ADAMW
 from cpt.recipe.keys import ACCUMULATION, AUTO, MICRO_BATCH
 from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.recipe.rules import OWN_LOSS
@@ -132,7 +133,8 @@ def with_few_layers(written: dict[str, Any], of_a_kind: int) -> dict[str, Any]:
 def small_recipe(path: Path, output_dir: Path, layers_of_a_kind: int = 2) -> Recipe:
     """The recipe from scratch, with few layers and two micro-batches in a step, on one GPU without an engine.
 
-    Weights are not quantized: bitsandbytes has no fake kernels. Adapters are then over half-precision weights.
+    bitsandbytes has no fake kernels: weights are not quantized, adapters are over half-precision weights, and AdamW
+    replaces its optimizers.
     """
     recipe = shipped_recipes()[path]
     config = with_few_layers(shape_of(recipe), layers_of_a_kind)
@@ -169,6 +171,8 @@ def small_recipe(path: Path, output_dir: Path, layers_of_a_kind: int = 2) -> Rec
         "rewards": [Reward(name="stage_steps:judge_length")] if recipe.rewards else [],
         "output_dir": output_dir,
     }
+    if recipe.optimizer.name in BNB_ADAMW:
+        changes["optimizer"] = recipe.optimizer.model_copy(update={"name": "adamw"})
     return recipe.model_copy(update=changes)
 
 

@@ -136,9 +136,12 @@ def recipe_of(sections, folder, base, name="qlora", **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [QLORA, {"r": 4, "quantize": "int8"}], ids=["nf4", "int8"])
+@pytest.mark.parametrize(
+    ("lora", "optimizer"),
+    [(QLORA, "adamw"), (QLORA, "paged_adamw_8bit"), ({"r": 4, "quantize": "int8"}, "adamw")],
+)
 def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(
-    tiny_recipe, tmp_path, tokenizer_folder, lora
+    tiny_recipe, tmp_path, tokenizer_folder, lora, optimizer
 ):
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
     base = tmp_path / "base"
@@ -146,6 +149,7 @@ def test_a_run_goes_on_bit_for_bit_and_merges_into_the_whole_base(
     tiny_model(wide).save_pretrained(base)
     tokenizer.save_pretrained(base)
     every = {"checkpoints": {"every_steps": 4, "keep": 9}}
+    every["optimizer"] = {"name": optimizer, "learning_rate": 1e-3}
     model = {"path": str(base), "lora": lora, "dtype": "bfloat16"}
     final = train(recipe_of(tiny_recipe, tmp_path, base, model=model, **every))
     assert find_trained(final.parent).is_adapter

@@ -1,7 +1,4 @@
-"""AdamW in little memory: its steps, its states, and states that wait in the host's memory."""
-
-import io
-from contextlib import contextmanager
+"""AdamW over weights in half precision: its steps and its states."""
 
 import pytest
 import torch
@@ -11,19 +8,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import CheckpointError, RecipeError
 from cpt.optim import adamw
-from cpt.optim.adamw import OneKernelAdamW, Pages
-from cpt.optim.adamw_update import adamw_update
-from cpt.optim.gradients import ReleasedGradients
+from cpt.optim.adamw import OneKernelAdamW
 from cpt.recipe.schema import Optimizer, Recipe
 
 OF_TORCH = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-KINDS = {
-    "plain": ({"rounding": None, "eight_bit": False}, 12),  # bytes of states for each weight
-    "8-bit, kahan": ({"rounding": "kahan", "eight_bit": True}, 4),
-    "kahan": ({"rounding": "kahan", "eight_bit": False}, 10),
-    "8-bit, stochastic": ({"rounding": "stochastic", "eight_bit": True}, 2),
-    "stochastic": ({"rounding": "stochastic", "eight_bit": False}, 8),
-}
+KINDS = {None: 12, "kahan": 10, "stochastic": 8}  # rounding -> bytes of states for each weight
 
 
 def random(size, seed=0):
@@ -75,50 +64,13 @@ def test_small_updates_are_lost_in_bfloat16_and_arrive_by_each_way(rounding):
     assert found == pytest.approx(whole, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"rounding": "kahan"}, {"rounding": None}, {"eight_bit": False}]
-)
-def test_states_of_another_way_to_save_memory_are_refused(changes):
-    options = {"rounding": "stochastic", "eight_bit": True}
+@pytest.mark.parametrize("rounding", ["kahan", None])
+def test_states_of_another_rounding_are_refused(rounding):
     parameter, other = matrix(torch.bfloat16), matrix(torch.bfloat16)
-    optimizer = of([{"params": [parameter]}], **options)
+    optimizer = of([{"params": [parameter]}], rounding="stochastic")
     walk(parameter, optimizer, 1)
     with pytest.raises(CheckpointError, match="`optimizer`"):
-        of([{"params": [other]}], **options | changes).load_state_dict(optimizer.state_dict())
-
-
-def test_embeddings_and_small_parameters_keep_fp32_moments():
-    embedding, norm, weight = matrix(), matrix(size=64), matrix()
-    optimizer = of(
-        [{"params": [embedding], "is_embedding": True}, {"params": [norm, weight]}], eight_bit=True
-    )
-    types = []
-    for parameter in (embedding, norm, weight):
-        walk(parameter, optimizer, 1)
-        types.append(optimizer.state[parameter]["exp_avg"].dtype)
-    assert types == [torch.float32, torch.float32, torch.uint8]
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "dtype", "is_host"),
-    [
-        ("embedding", 100_000, torch.float32, True),
-        ("weight", 100_000, torch.uint8, True),
-        ("weight", 99_999, torch.uint8, False),
-        ("weight", 4096, torch.uint8, False),
-        ("weight", 4095, torch.float32, False),
-    ],
-)
-def test_parameters_from_a_size_on_have_8_bit_and_wait_on_the_host(name, size, dtype, is_host):
-    parameter = matrix(torch.bfloat16, size)
-    group = {"params": [parameter], **({"is_embedding": True} if name == "embedding" else {})}
-    optimizer = of([group], rounding="kahan", eight_bit=True, paged=True)
-    walk(parameter, optimizer, 1)
-    assert optimizer.state[parameter]["exp_avg"].dtype == dtype
-    assert optimizer.is_on_host(parameter) is is_host
-    assert not of([group], rounding="kahan", eight_bit=True).is_on_host(parameter)
-    scales = [value.shape for key, value in optimizer.state[parameter].items() if "scale" in key]
-    assert scales == ([(-(-size // 256),)] * 2 if dtype == torch.uint8 else [])
+        of([{"params": [other]}], rounding=rounding).load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -146,10 +98,9 @@ def test_weights_in_half_precision_have_a_master_copy_unless_they_are_rounded(
     assert [type(weight.grad) for weight in weights] == [torch.Tensor] * len(weights)
 
 
-def test_half_weights_with_8_bit_states_or_rounding_are_refused():
-    for options in ({"rounding": "kahan"}, {"rounding": "stochastic", "eight_bit": True}):
-        with pytest.raises(RecipeError, match="need `model.dtype` bfloat16 or float32"):
-            of([{"params": [matrix(torch.float16)]}], **options)
+def test_the_rounding_of_float16_weights_is_refused():
+    with pytest.raises(RecipeError, match="needs `model.dtype` bfloat16 or float32"):
+        of([{"params": [matrix(torch.float16)]}], rounding="kahan")
 
 
 def test_a_group_that_is_added_and_a_parameter_without_gradient_are_known_by_number():
@@ -208,203 +159,23 @@ def test_weights_are_in_half_precision_where_updates_use_an_fp32_copy(sections, 
     assert adamw.automatic_dtype(recipe, **{"deepspeed": False, "on_gpu": False} | machine) == dtype
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_states_take_the_bytes_that_are_planned(kind):
-    parameter, (options, bytes_each) = matrix(torch.bfloat16), KINDS[kind]
-    optimizer = of([{"params": [parameter]}], **options)
+@pytest.mark.parametrize("rounding", KINDS)
+def test_states_take_the_bytes_that_are_planned(rounding):
+    parameter = matrix(torch.bfloat16)
+    optimizer = of([{"params": [parameter]}], rounding=rounding)
     walk(parameter, optimizer, 1)
-    scales = 2 * 4 * 8192 / 256 if options["eight_bit"] else 0
     states = optimizer.state[parameter].values()
-    assert sum(tensor.nbytes for tensor in states) == bytes_each * 8192 + scales + 4
+    assert sum(tensor.nbytes for tensor in states) == KINDS[rounding] * 8192 + 4
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("name", "rounding", "dtype"),
-    [
-        ("adamw", None, "float32"),
-        ("adamw", None, "bfloat16"),
-        ("adamw", "stochastic", "bfloat16"),
-        ("adamw_8bit", "stochastic", "bfloat16"),
-        ("paged_adamw_8bit", "kahan", "bfloat16"),
-    ],
+    ("rounding", "dtype"),
+    [(None, "float32"), (None, "bfloat16"), ("stochastic", "bfloat16"), ("kahan", "bfloat16")],
 )
-def test_it_learns_and_resumes_from_its_saved_state_bit_for_bit(monkeypatch, name, rounding, dtype):
-    monkeypatch.setattr(adamw, "FEWEST_IN_8_BIT", 512)
-    monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 512)
+def test_it_learns_and_resumes_from_its_saved_state_bit_for_bit(rounding, dtype):
     options = {} if rounding is None else {"rounding": rounding}
-    learns_and_resumes(Optimizer(name=name, learning_rate=1e-2, **options), dtype)
-
-
-# --- pages: states that wait in the host's memory --------------------------------------------------------------------
-
-
-class LazyStream:
-    """Runs what it was given when another stream's wait, or the end, needs it."""
-
-    def __init__(self):
-        self.work = []
-
-    def record_event(self):
-        return self, len(self.work)
-
-    def wait_event(self, event):
-        self.work.append(lambda: event[0].run_until(event[1]))
-
-    def run_until(self, end):
-        for number in range(end):
-            work, self.work[number] = self.work[number], None
-            if work is not None:
-                work()
-
-    def synchronize(self):
-        self.run_until(len(self.work))
-
-
-class LazyStreams:
-    """Three streams of which none does anything before somebody waits for it, or of which two copy as soon as they
-    may."""
-
-    are_early = False
-
-    def __init__(self):
-        self.to_gpu, self.to_host, self.main = LazyStream(), LazyStream(), LazyStream()
-        self.active = self.main
-
-    def current(self):
-        return self.main
-
-    @contextmanager
-    def on(self, stream):
-        before, self.active = self.active, stream
-        yield
-        self.active = before
-
-
-@pytest.fixture
-def lazy(monkeypatch):
-    """Copies and updates join the queue of their stream."""
-    streams = LazyStreams()
-
-    def later(function):
-        def called(*arguments, **options):
-            streams.active.work.append(lambda: function(*arguments, **options))
-            if streams.are_early and streams.active is not streams.main:
-                streams.active.synchronize()
-
-        return called
-
-    own_copy = torch.Tensor.copy_
-
-    def copied(target, source, non_blocking=False):
-        return later(own_copy)(target, source) if non_blocking else own_copy(target, source)
-
-    monkeypatch.setattr(torch.Tensor, "copy_", copied)
-    monkeypatch.setattr(adamw, "adamw_update", later(adamw_update))
-    monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 512)
-    monkeypatch.setattr(adamw, "FEWEST_IN_8_BIT", 512)
-    return streams
-
-
-def train(optimizer, some, order, finish=lambda: None):
-    """Four steps whose gradients come in some order, each released after its update if `order` is given."""
-    for step in range(4):
-        finish()  # gradients are of a forward pass, which needs the weights
-        gradients = [random(parameter.shape, step).bfloat16() for parameter in some]
-        if order is None:
-            for parameter, gradient in zip(some, gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-            continue
-        released = ReleasedGradients(optimizer)
-        released.begin(torch.tensor(step == 1))
-        for number in order[step]:
-            some[number].grad = gradients[number]
-            released.step_one(some[number])
-        released.remove()
-    finish()
-
-
-def with_parameters(**changes):
-    some = [torch.nn.Parameter(random(size, size).bfloat16()) for size in (5000, 300, 9000, 4096)]
-    groups = [{"params": some[:1], "is_embedding": True}, {"params": some[1:]}]
-    return of(groups, lr=1e-2, rounding="kahan", eight_bit=True, **changes), some
-
-
-def test_paged_states_of_several_dtypes_can_be_saved(monkeypatch):
-    monkeypatch.setattr(adamw, "FEWEST_ON_HOST", 512)
-    optimizer, some = with_parameters(paged=True)
-    for parameter in some:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    saved, state = torch.load(file)["state"], optimizer.state_dict()["state"]
-    assert all(
-        torch.equal(saved[number][name], value)
-        for number in state
-        for name, value in state[number].items()
-    )
-
-
-BACKWARD, IRREGULAR = [[3, 2, 1, 0]] * 4, [[3, 2, 1, 0], [0, 2], [2, 3, 1], [3, 0, 1, 2]]
-
-
-@pytest.mark.parametrize(
-    ("order", "are_early"), [(None, False), (BACKWARD, True), (IRREGULAR, False), (IRREGULAR, True)]
-)
-def test_pages_change_no_number_however_late_or_early_the_streams_run(
-    monkeypatch, lazy, are_early, order
-):
-    lazy.are_early = are_early
-    plain, here = with_parameters()
-    with monkeypatch.context() as patch:
-        patch.setattr(adamw, "adamw_update", adamw_update)
-        train(plain, here, order)
-    monkeypatch.setattr(
-        adamw, "BUFFER", 11 * 4096
-    )  # the embedding and the longest matrix need several pieces
-    optimizer, paged = with_parameters(paged=True)
-    optimizer.pages = Pages(torch.device("cpu"), lazy)
-    train(optimizer, paged, order, finish=lazy.main.synchronize)
-    assert all(torch.equal(one, other) for one, other in zip(here, paged, strict=True))
-    saved, expected = optimizer.state_dict()["state"], plain.state_dict()["state"]
-    assert saved.keys() == expected.keys()
-    for number, state in saved.items():
-        assert all(torch.equal(value, expected[number][name]) for name, value in state.items())
-
-
-def test_pieces_take_turns_in_two_buffers_and_are_as_large_as_fits(monkeypatch, lazy):
-    monkeypatch.setattr(adamw, "BUFFER", 2 * 4 * 4096 * 2 + 2 * 512)
-    pages = Pages(torch.device("cpu"), lazy)
-    arrays = {name: random(20_000) for name in ("exp_avg", "exp_avg_sq")}
-    expected = {name: 2 * array for name, array in arrays.items()}
-    places, buffers = [], []
-    for _ in range(2):
-        for first, end, here in pages.pieces(7, arrays):
-            lazy.main.work.append(lambda here=here: [one.mul_(2**0.5) for one in here.values()])
-            places.append((first, end))
-            buffers.append(here["exp_avg"].untyped_storage().data_ptr())
-    pages.wait()
-    lazy.main.synchronize()
-    pages.wait()
-    assert places == [(0, 8192), (8192, 16384), (16384, 20_000)] * 2
-    assert len(set(buffers)) == 2 and buffers[::2] == buffers[:1] * 3
-    for name, array in arrays.items():
-        torch.testing.assert_close(array, expected[name])
-
-
-def test_no_copy_of_the_states_before_waits_when_others_are_loaded_or_saved(monkeypatch, lazy):
-    plain, _ = with_parameters()
-    optimizer, some = with_parameters(paged=True)
-    monkeypatch.setattr(adamw, "host_memory", lambda size, _: torch.zeros(size, dtype=torch.uint8))
-    optimizer.pages = Pages(torch.device("cpu"), lazy)
-    train(optimizer, some, None)
-    assert any(work is not None for work in lazy.to_host.work)
-    optimizer.load_state_dict(plain.state_dict())
-    assert [work for stream in (lazy.to_gpu, lazy.to_host) for work in stream.work if work] == []
-    assert optimizer.pages is None and not optimizer.arenas
+    learns_and_resumes(Optimizer(name="adamw", learning_rate=1e-2, **options), dtype)
 
 
 class Operators(TorchDispatchMode):

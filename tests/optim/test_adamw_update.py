@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from cpt.optim.adamw_update import BLOCK, DECADES, adamw_update, dequantize, quantize, stochastic
+from cpt.optim.adamw_update import adamw_update, stochastic
 
 OPTIONS = {"learning_rate": 1e-3, "decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
@@ -17,31 +17,23 @@ def random(size, seed=0):
     return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
-def states(weights, *, eight_bit, rounding):
-    size, dtype = len(weights), torch.uint8 if eight_bit else torch.float32
-    scales = {
-        f"{name}_scale": torch.zeros(-(-size // BLOCK)) if eight_bit else None for name in DECADES
-    }
-    companion = {"master": weights.float(), "kahan": torch.zeros(size, dtype=torch.bfloat16)}.get(
-        rounding
-    )
+def states(weights, *, rounding):
+    size = len(weights)
+    companions = {"master": weights.float(), "kahan": torch.zeros(size, dtype=torch.bfloat16)}
     return {
-        **{name: torch.zeros(size, dtype=dtype) for name in DECADES},
-        **scales,
-        "companion": companion,
+        "exp_avg": torch.zeros(size),
+        "exp_avg_sq": torch.zeros(size),
+        "companion": companions.get(rounding),
     }
 
 
-def run(weights, *, eight_bit=False, rounding="nearest", before=0, **flags):
-    """The tensors after five steps of random gradients, whose numbers depend on the place in the whole parameter."""
-    tensors = {
-        "weights": weights.clone(),
-        **states(weights, eight_bit=eight_bit, rounding=rounding),
-    }
+def run(weights, *, rounding="nearest", **flags):
+    """The tensors after five steps of random gradients."""
+    tensors = {"weights": weights.clone(), **states(weights, rounding=rounding)}
     for step in range(1, 6):
         each = {"found_inf": None, "grad_scale": None, **flags, "step": torch.tensor(float(step))}
-        each["gradients"] = (random(before + len(weights), step)[before:] * 1e-2).to(weights.dtype)
-        adamw_update(**tensors, **each, rounding=rounding, before=before, seed=7, **OPTIONS)
+        each["gradients"] = (random(len(weights), step) * 1e-2).to(weights.dtype)
+        adamw_update(**tensors, **each, rounding=rounding, seed=7, **OPTIONS)
     return tensors
 
 
@@ -54,19 +46,16 @@ def in_fp64(weights):
     return exact.detach()
 
 
-@pytest.mark.parametrize(("eight_bit", "tolerance"), [(False, 1e-6), (True, 3e-4)])
-def test_weights_their_master_and_kahans_sum_are_those_of_fp64(eight_bit, tolerance):
+def test_weights_their_master_and_kahans_sum_are_those_of_fp64():
     weights = random(5000)
-    found = run(weights, eight_bit=eight_bit)["weights"].double()
-    assert (found - in_fp64(weights)).abs().max() < tolerance
+    updated = run(weights)["weights"].double()
+    assert (updated - in_fp64(weights)).abs().max() < 1e-6
     exact = in_fp64(weights.bfloat16())
-    master, kahan = (
-        run(weights.bfloat16(), eight_bit=eight_bit, rounding=name) for name in ("master", "kahan")
-    )
-    assert (master["companion"].double() - exact).abs().max() < tolerance
+    master, kahan = (run(weights.bfloat16(), rounding=name) for name in ("master", "kahan"))
+    assert (master["companion"].double() - exact).abs().max() < 1e-6
     assert torch.equal(master["weights"], master["companion"].bfloat16())
     both = kahan["weights"].double() + kahan["companion"].double()
-    assert ((both - exact).abs() <= tolerance + exact.abs() * 2**-14).all(), "16 bits of the weight"
+    assert ((both - exact).abs() <= 1e-6 + exact.abs() * 2**-14).all(), "16 bits of the weight"
 
 
 def test_the_mean_of_stochastic_rounding_is_the_number_itself():
@@ -100,41 +89,15 @@ def test_the_noise_of_a_place_and_step_is_the_same_in_every_version():
     assert stochastic(torch.tensor([math.nan, 1.0]), 0, 0, 1).isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("name", list(DECADES))
-def test_8_bit_values_are_within_a_share_of_their_own_and_the_largest_is_exact(name):
-    values = random(3 * BLOCK + 7, 1) ** 3
-    values = values if name == "exp_avg" else values.square()
-    values[:BLOCK] *= 1e-6
-    codes, scale = torch.zeros(len(values), dtype=torch.uint8), torch.zeros(4)
-    quantize(values, codes, scale, name)
-    again = dequantize(codes, scale, name)
-    for block in range(4):
-        place = slice(block * BLOCK, (block + 1) * BLOCK)
-        largest = values[place].abs().max()
-        assert (again[place] - values[place]).abs().max() < (
-            0.01 if name == "exp_avg" else 0.005
-        ) * largest
-        assert again[place].abs().max() == pytest.approx(largest.item(), rel=1e-6)
-    again_codes, again_scale = torch.zeros_like(codes), torch.zeros(4)
-    quantize(again, again_codes, again_scale, name)
-    torch.testing.assert_close(
-        dequantize(again_codes, again_scale, name), again, rtol=1e-6, atol=0.0
-    )
-
-
-@pytest.mark.parametrize(
-    ("rounding", "eight_bit"),
-    [("master", True), ("kahan", False), ("stochastic", True), ("nearest", False)],
-)
-def test_pieces_are_the_whole_and_a_flag_leaves_everything_as_it_was(eight_bit, rounding):
-    weights, kind = random(5000).bfloat16(), {"eight_bit": eight_bit, "rounding": rounding}
-    whole = run(weights, **kind)
-    for first, last in ((0, 2048), (2048, 5000)):
-        piece = run(weights[first:last], before=first, **kind)
-        assert torch.equal(piece["weights"], whole["weights"][first:last])
-    skipped, taken = (
-        run(weights, found_inf=flag, **kind) for flag in (torch.ones(()), torch.zeros(()))
-    )
+@pytest.mark.parametrize("rounding", ["master", "kahan", "stochastic", "nearest"])
+def test_parts_are_the_whole_and_a_flag_leaves_everything_as_it_was(monkeypatch, rounding):
+    weights = random(5000).bfloat16()
+    whole = run(weights, rounding=rounding)
+    monkeypatch.setattr("cpt.optim.adamw_update.AT_ONCE", 2048)
+    in_parts = run(weights, rounding=rounding)
+    assert torch.equal(in_parts["weights"], whole["weights"])
+    skipped = run(weights, found_inf=torch.ones(()), rounding=rounding)
+    taken = run(weights, found_inf=torch.zeros(()), rounding=rounding)
     assert torch.equal(skipped["weights"], weights) and not skipped["exp_avg"].any()
     assert torch.equal(taken["weights"], whole["weights"])
 
@@ -153,28 +116,24 @@ class OnGpu(torch.Tensor):
     is_cuda = True
 
 half, full = torch.bfloat16, torch.float32
-grid = [(True, "master", half), (False, "kahan", half), (True, "stochastic", half), (False, "nearest", half)]
-for eight_bit, rounding, dtype in [*grid, (True, "nearest", full), (False, "master", torch.float16)]:
+grid = [("master", half), ("kahan", half), ("stochastic", half), ("nearest", half)]
+for rounding, dtype in [*grid, ("nearest", full), ("master", torch.float16)]:
     for size in (17, 2200) if rounding == "stochastic" else (2200,):
         weights = random(size).to(dtype)
-        kernel, torchs = ({"weights": weights.clone(), **states(weights, eight_bit=eight_bit, rounding=rounding)} for _ in range(2))
+        kernel, torchs = ({"weights": weights.clone(), **states(weights, rounding=rounding)} for _ in range(2))
         for step in (1.0, 2.0):
             each = {"gradients": (random(size, int(step)) * 1e-2).to(dtype), "step": torch.tensor(step)}
-            for found_inf in (torch.zeros(()) if eight_bit else None, torch.ones(())):
-                each |= {"grad_scale": torch.tensor(0.5), "found_inf": found_inf}
-                place = {"before": 512, "seed": 11}
+            for found_inf in (torch.zeros(()) if step == 1 else None, torch.ones(())):
+                each |= {"grad_scale": torch.tensor(0.5), "found_inf": found_inf, "seed": 11}
                 on_gpu = {**kernel, "weights": kernel["weights"].as_subclass(OnGpu)}
-                update_directly(**on_gpu, **each, **place, **OPTIONS, rounding=rounding)
-                adamw_update(**torchs, **each, **place, **OPTIONS, rounding=rounding)
-        for name, found in kernel.items():
-            if found is not None and found.dtype == torch.uint8:
-                differ = (found != torchs[name]).float().mean()
-                assert (found.int() - torchs[name].int()).abs().max() <= 1 and differ < 1e-3, (name, rounding)
-            elif found is not None:
-                tolerance = {"rtol": 1e-2, "atol": 1e-6} if found.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-7}
-                torch.testing.assert_close(found, torchs[name], **tolerance)
-                differ = (found != torchs[name]).float().mean()
-                assert found.dtype == torch.float32 or differ < 0.01, (name, rounding, differ)
+                update_directly(**on_gpu, **each, **OPTIONS, rounding=rounding)
+                adamw_update(**torchs, **each, **OPTIONS, rounding=rounding)
+        for name, value in kernel.items():
+            if value is not None:
+                tolerance = {"rtol": 1e-2, "atol": 1e-6} if value.dtype == half else {"rtol": 1e-4, "atol": 1e-7}
+                torch.testing.assert_close(value, torchs[name], **tolerance)
+                differ = (value != torchs[name]).float().mean()
+                assert value.dtype == torch.float32 or differ < 0.01, (name, rounding, differ)
 """  # noqa: E501
 
 

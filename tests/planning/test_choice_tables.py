@@ -202,7 +202,7 @@ RECIPES = {
         "pretrain", model={"path": None, "from_scratch": True, "config": {"model_type": "llama"}}
     ),
     "8 bit": recipe(
-        optimizer={"name": "adamw_8bit", "rounding": "kahan", "release_gradients": True},
+        optimizer={"name": "adamw_8bit", "rounding": "stochastic", "release_gradients": True},
         max_grad_norm=0,
     ),
     "one document a row": recipe(data={"packing": "none"}),

@@ -266,8 +266,6 @@ BFLOAT16 = {"from_scratch": True, "config": TINY_LLAMA, "dtype": "bfloat16"}
     [
         ({"training": {**MICRO_BATCH, "torch_compile": True}}, "training.torch_compile"),
         ({"training": {**MICRO_BATCH, "use_liger_kernel": True}}, "training.use_liger_kernel"),
-        ({"optimizer": {"name": "adamw_8bit"}}, "optimizer.name"),
-        ({"optimizer": {"name": "paged_adamw_8bit"}}, "optimizer.name"),
         ({"model": BFLOAT16}, "optimizer.name"),
         ({"model": BFLOAT16, "optimizer": {"rounding": "kahan"}}, "optimizer.name"),
         (

@@ -6,7 +6,7 @@ import pytest
 from planned_setups import FACTS, PLAIN
 
 from cpt.hardware import GIB
-from cpt.optim.adamw import BUFFER, BUFFERS
+from cpt.optim.bnb import AT_ONCE
 from cpt.planning.activations import ActivationCounts, Activations
 from cpt.planning.memory import plan_memory
 from cpt.planning.memory_parts import state_bytes
@@ -43,9 +43,9 @@ def test_a_loss_in_tiles_scores_what_the_model_wrote():
     assert moments(written)["the forward pass ends"]["logits"] == 4 * 6 * 32768
 
 
-def test_paged_states_are_on_the_host_and_two_buffers_on_the_gpu():
+def test_paged_states_are_on_the_host_and_fp32_copies_of_some_weights_on_the_gpu():
     setup = replace(PLAIN, optimizer="paged_adamw_8bit", rounding="stochastic")
-    assert moments(setup)["the update"]["optimizer"] == BUFFERS * BUFFER
+    assert moments(setup)["the update"]["optimizer"] == 4 * 4 * AT_ONCE
     found = host(setup, snapshot=True)
     assert found["optimizer"] == pytest.approx(state_bytes(SMALL, setup))
     assert found["copy of the checkpoint that is written"] == pytest.approx(

@@ -203,7 +203,9 @@ LARGE_RUNS = {
     "FSDP2 of 8": {"gpus": 8, "zero": FSDP, **AUTOCAST, "accumulation": 3},
     "paged": {"optimizer": "paged_adamw_8bit", "fused_loss": True},
     "paged, released": {"optimizer": "paged_adamw_8bit", "releases": True, "fused_loss": True},
-    "8 bit, kahan": {"optimizer": "adamw_8bit", "rounding": "kahan", "fused_loss": True},
+    "8 bit, stochastic": {"optimizer": "adamw_8bit", "rounding": "stochastic", "fused_loss": True},
+    "paged, 32 bit": {"optimizer": "paged_adamw_32bit", "fused_loss": True},
+    "three moments in 8 bit": {"optimizer": "ademamix_8bit", "fused_loss": True},
 }
 
 

@@ -63,8 +63,10 @@ STAGES = {  # `stage`, and the class that trains it
 }
 OPTIMIZERS = [
     "adamw",
-    "adamw_8bit",
-    "paged_adamw_8bit",
+    *(
+        pytest.param(name, marks=pytest.mark.quantized)
+        for name in ("adamw_8bit", "paged_adamw_8bit")
+    ),
     "sgd",
     "muon",
     "soap",

@@ -88,7 +88,7 @@ class Gradients(TrainerCallback):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["adamw", pytest.param("adamw_8bit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["adamw", pytest.param("adamw_8bit", marks=pytest.mark.quantized)])
 def test_gradients_of_many_micro_batches_accumulate_in_fp32(tiny_recipe, tmp_path, name):
     seen, budget = Gradients(), {"tokens": 16 * 64, "global_batch_tokens": 16 * 64}
     optimizer = {"name": name, "learning_rate": 1e-3}

@@ -379,10 +379,13 @@ def test_a_handler_of_out_of_memory_may_decide_nothing_and_must_know_its_words(
 # --- updates in the backward pass ---
 
 
-def released_trainer(sections, folder, *, releases=True, **changes):
+EIGHT_BIT = ("adamw_8bit", "paged_adamw_8bit")
+
+
+def released_trainer(sections, folder, *, name="adamw", releases=True, **changes):
     training = {**sections["training"], "max_grad_norm": 0, "per_device_train_batch_size": 4}
     optimizer = {
-        "name": "adamw_8bit",
+        "name": name,
         "learning_rate": 3e-3,
         "rounding": "stochastic",
         "release_gradients": releases,
@@ -400,12 +403,18 @@ def released_trainer(sections, folder, *, releases=True, **changes):
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["adamw", *(pytest.param(name, marks=pytest.mark.quantized) for name in EIGHT_BIT)],
+)
+@pytest.mark.parametrize(
     ("change", "kind"), [("spike", "spike_skipped"), ("nan gradient", "nan_skipped")]
 )
-def test_with_released_gradients_a_bad_step_is_not_applied(tiny_recipe, tmp_path, change, kind):
+def test_with_released_gradients_a_bad_step_is_not_applied(
+    tiny_recipe, tmp_path, name, change, kind
+):
     """A bad loss is found before the backward pass, which updates; a bad gradient in it."""
     watcher, fault = StatesAt(), at_steps(6, change=BAD[change])
-    trainer = released_trainer(tiny_recipe, tmp_path, callbacks=[watcher], faults=fault)
+    trainer = released_trainer(tiny_recipe, tmp_path, name=name, callbacks=[watcher], faults=fault)
     trainer.train()
     assert events(trainer, *SKIPPED) == [(kind, 6)] and (
         change == "nan gradient" or watcher.unchanged() == [6]

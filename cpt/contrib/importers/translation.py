@@ -76,11 +76,9 @@ DEFAULTS = {  # defaults of the Trainer that differ in cpt
     "adam_beta2": 0.999,
 }
 OPTIMIZERS = {
-    **dict.fromkeys(
-        ("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"), "adamw"
-    ),
+    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused"), "adamw"),
     **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw_8bit"),
-    **{name: name for name in ("paged_adamw_8bit", "muon", "sgd")},
+    **{name: name for name in ("paged_adamw_8bit", "paged_adamw_32bit", "muon", "sgd")},
 }
 ATTENTION = {
     "eager": "eager",

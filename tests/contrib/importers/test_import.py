@@ -126,7 +126,12 @@ def test_intervals_of_checkpoints_and_evaluation(translate, values, every):
 
 @pytest.mark.parametrize(
     ("asked", "name"),
-    [("adamw_bnb_8bit", "adamw_8bit"), ("paged_adamw_32bit", "adamw"), ("galore_adamw", "adamw")],
+    [
+        ("adamw_bnb_8bit", "adamw_8bit"),
+        ("adamw_torch_8bit", "adamw_8bit"),
+        ("paged_adamw_32bit", "paged_adamw_32bit"),
+        ("galore_adamw", "adamw"),
+    ],
 )
 def test_an_optimizer(translate, asked, name):
     found = translate(AXOLOTL, optimizer=asked, learning_rate="1e-4")
