@@ -9,7 +9,8 @@ from statistics import mean
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from cpt.optim.adamw import adamw, adamw_8bit, fused_by_torch
+from cpt.optim.adamw import adamw, fused_by_torch
+from cpt.optim.build import OPTIMIZERS
 from cpt.optim.groups import ParameterGroups, parameter_groups
 
 WORDS, ROWS, LENGTH = 256, 8, 32
@@ -31,6 +32,7 @@ class Arm:
     """Of the optimizer's states, for each weight; embeddings of 8-bit ones have 6 more."""
 
 
+BNB_ADAMW = OPTIMIZERS["adamw_8bit"].build
 REFERENCE = Arm("fp32 weights, adamw", torch.float32, adamw, 8)
 ARMS = (
     Arm("bf16, fp32 master: adamw", torch.bfloat16, adamw, 12),
@@ -53,15 +55,15 @@ ARMS = (
         8,
     ),
     Arm(
-        "bf16, adamw_8bit, kahan",
-        torch.bfloat16,
-        lambda groups, rate: adamw_8bit(groups, rate, rounding="kahan"),
-        4,
-    ),
-    Arm(
         "bf16, adamw_8bit, stochastic",
         torch.bfloat16,
-        lambda groups, rate: adamw_8bit(groups, rate, rounding="stochastic"),
+        lambda groups, rate: BNB_ADAMW(groups, rate),
+        2,
+    ),
+    Arm(
+        "bf16, adamw_8bit alone, to nearest",
+        torch.bfloat16,
+        lambda groups, rate: BNB_ADAMW(groups, rate, rounding=None),
         2,
     ),
 )
