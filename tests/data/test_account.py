@@ -4,13 +4,21 @@ import csv
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cpt.data.readers.account import REMOVED
+from cpt.data.readers.account import (
+    ADDED,
+    NO_BYTES,
+    REMOVED,
+    Account,
+    TextBytes,
+    format_account,
+)
 from cpt.data.rows.held_out import check_sizes
 from cpt.recipe.schema import Component, Data, Evaluation, Source
 
@@ -128,6 +136,47 @@ def test_a_separator_that_never_occurs_is_a_warning(tmp_path):
         assert (
             any("`text_documents` is in none of 2 file(s)" in one for one in warnings) is is_warned
         )
+
+
+NUMBER = re.compile(r"\d[\d,.]*")
+
+
+def test_an_account_is_one_line_with_all_that_is_known():
+    account = Account(
+        name="a",
+        documents=1203,
+        held_out=7,
+        dropped={"empty": 3, "short": 2},
+        bad_rows={"null": 4},
+        is_estimate=False,
+        text=TextBytes(5000, 600, {"short": 2048, "null": 10, REMOVED: 70, ADDED: -30}),
+        files_read=(1, 7000),
+        files_passed_over={"README": (2, 3000)},
+        tokens=4200,
+        rows=1001,
+        lost_share=0.0123,
+        num_spelled=5,
+    )
+    files = ["1", "6.8", "2", "2.9"]
+    documents = ["1,215", "7.5", "1,203", "4.9", "7", "600", "3", "2", "2.0"]
+    rest = ["4", "10", "70", "30", "4,200", "1,001", "1.23", "5"]
+    assert NUMBER.findall(format_account(account)) == [*files, *documents, *rest]
+    unknown = Account(
+        name="a",
+        documents=5,
+        held_out=None,
+        dropped={},
+        bad_rows={},
+        is_estimate=True,
+        text=None,
+        files_read=None,
+        files_passed_over={},
+        tokens=None,
+        rows=3,
+    )
+    line = format_account(unknown)
+    assert line.startswith("a: about 5 documents: 5 kept") and NO_BYTES in line
+    assert NUMBER.findall(line) == ["5", "5"], "rows mean nothing without tokens"
 
 
 def test_bytes_of_bad_rows_are_those_of_the_file(tokenized, tmp_path):

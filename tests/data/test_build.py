@@ -272,6 +272,13 @@ def test_a_source_that_is_all_held_out_is_refused(build, source):
         build(first, evaluation=Evaluation(perplexity=[HeldOut(path=first.path)]))
 
 
+def test_a_share_that_holds_nothing_out_counts_the_documents_of_all_sources(build, source):
+    none = [text for text in TEXTS if not is_chosen(text, 0.01)]
+    first, second = source("a", none[:40]), source("b", none[40:95])
+    with pytest.raises(DataError, match="selects none of 95 documents.* Set it to 0.5,"):
+        build(first, second, evaluation=Evaluation(held_out_share=0.01))
+
+
 @pytest.mark.parametrize("count", [2, 10])
 def test_a_small_held_out_share_is_a_warning_or_a_mistake_before_the_build(build, source, count):
     first, evaluation = (

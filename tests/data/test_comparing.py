@@ -108,6 +108,8 @@ def test_no_other_character_is_taken_for_nothing():
     ("text", "words"),
     [
         ("ab漢字cd", "ab 漢 字 cd"),
+        ("a\u3400b\u9fffc", "a \u3400 b \u9fff c"),  # the first and last of the Chinese
+        ("ㄅㄆㄇ ꀀꀁ", "ㄅㄆㄇ ꀀꀁ"),  # letters of their neighbours
         ("あいアイ", "あ い ア イ"),
         ("がぎ", "が ぎ"),
         ("ไม่มี", "ไม่ มี"),

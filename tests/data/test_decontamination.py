@@ -6,7 +6,7 @@ import pytest
 
 from cpt.data.readers.decontamination import EvaluationDocument, read_runs, runs_of_files
 from cpt.data.readers.filters import build_components, reason_to_drop
-from cpt.data.rows.contamination import find_contamination, with_decontamination
+from cpt.data.rows.contamination import Hit, find_contamination, with_decontamination
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
@@ -57,6 +57,29 @@ def test_a_part_of_a_document_is_found_where_it_is_half_of_what_is_trained_on():
     assert found.is_contaminated
     assert (found.share, found.own_share) == (60 / 2000, 60 / 110)
     assert not book.find(f"{part} {text(2, 70)}").is_contaminated
+
+
+def test_few_words_are_no_contamination_unless_they_are_all_of_a_short_document(runs):
+    words = text(17).split()
+    for count, is_contaminated in ((12, False), (13, True)):
+        found = runs.find(" ".join(words[5 : 5 + count]))
+        assert (found.own_share, found.share) == (1.0, count / 60)
+        assert found.is_contaminated == is_contaminated
+    short = read_runs([EvaluationDocument("short", "1", text(50, 9))])
+    assert short.find(f"{text(51, 100)} {text(50, 9)}").is_contaminated
+    assert not short.find(" ".join(text(50, 9).split()[:8])).is_contaminated
+
+
+@pytest.mark.parametrize(
+    ("share", "own_share", "words"),
+    [
+        (0.5, 0.5, "contains 50% of the words of exam.txt (set exam)"),
+        (0.2, 0.61, "has 61% of its words from exam.txt (set exam)"),
+    ],
+)
+def test_the_larger_of_two_shares_is_reported(share, own_share, words):
+    hit = Hit("a", "a.txt", "exam", "exam.txt", "one two", share, own_share)
+    assert str(hit) == f'a.txt (a) {words}, for example "one two"'
 
 
 def test_case_and_punctuation_do_not_hide_it(runs):

@@ -100,6 +100,17 @@ def test_a_moved_folder_is_not_tokenized_again(made, corpus):
     assert made(moved) == (0, tokens)
 
 
+def test_a_moved_folder_is_found_among_the_stores_of_others(made, corpus):
+    _, tokens = made(corpus)
+    for number in range(5):
+        other = corpus.with_name(f"other {number}")
+        shutil.copytree(corpus, other)
+        write(other / "1.jsonl", [f"{number}" * (number + 4), "next"])
+        made(other)
+    moved = corpus.rename(corpus.with_name("moved"))
+    assert made(moved) == (0, tokens)
+
+
 def test_of_a_moved_folder_only_changed_files_are_tokenized_again(made, corpus):
     _, tokens = made(corpus)
     moved = corpus.rename(corpus.with_name("moved"))

@@ -187,6 +187,18 @@ def test_names_of_splits_choose_without_a_card(tmp_path, names):
     assert texts_in(tmp_path)[0].startswith("train")
 
 
+def test_each_folder_with_names_of_splits_chooses_whatever_is_beside_it(tmp_path):
+    rows = ["a/train", "a/test", "b/other", "b/x/train", "b/x/dev", "c/train", "c/valid"]
+    texts = ["d/notes", "e/train", "e/test", "f/train", "f/train-more", "g/notes"]
+    for name in [*(f"{name}.csv" for name in rows), *(f"{name}.txt" for name in texts)]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"text\n{name}\n" if name.endswith("csv") else name)
+    read = {text.partition(".")[0] for text in texts_in(tmp_path)}
+    assert {*rows, *texts} - read == {"a/test", "b/x/dev", "c/valid", "e/test"}
+    (tmp_path / "LICENSE.md").write_text("MIT")
+    assert "MIT" in texts_in(tmp_path), "among texts it may be one"
+
+
 @pytest.mark.parametrize("below", ["", "deep/er"])
 def test_a_saved_dataset_has_no_caches_and_one_split(tmp_path, below):
     splits = {name: Dataset.from_dict({"text": [name]}) for name in ("train", "test")}

@@ -66,6 +66,20 @@ def lines(count):
     ).encode()
 
 
+def test_requests_end_at_the_stop_of_a_piece_and_are_small_behind_it():
+    content = bytes(range(256)) * 1024
+    fsspec.filesystem("memory").pipe("/requests/a.bin", content)
+    with RemoteFile("memory://requests/a.bin", 10, 30) as file:
+        requests = [file.read(2**20) for _ in range(3)]
+        assert [len(request) for request in requests] == [20, 2**16, 2**16]
+        assert b"".join(requests) == content[10 : 30 + 2**17]
+        assert (file.seek(-5, io.SEEK_END), file.read(99)) == (2**18 - 5, content[-5:])
+        assert (file.seek(-9, io.SEEK_CUR), file.read(4)) == (2**18 - 9, content[-9:-5])
+        assert (file.seek(2**18 + 5), file.read(9)) == (2**18 + 5, b"")
+    with RemoteFile("memory://requests/a.bin", 10) as file:
+        assert file.read(2**20) == content[10:]
+
+
 @pytest.mark.parametrize("has_ranges", [True, False])
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "jsonl.gz"])
 def test_a_file_behind_http_is_read_whether_the_server_has_ranges_or_not(

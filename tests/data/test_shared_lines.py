@@ -93,6 +93,17 @@ def test_the_warning_has_figures_and_ends_with_the_transform(tmp_path):
     assert not shared_line_warnings(Data(sources=[Source(path=str(file), transforms=[remedy])]))
 
 
+def test_each_source_of_documents_is_looked_at_whatever_comes_before_it(source, rows_file):
+    chats = rows_file(
+        "chats", [{"messages": [{"role": "user", "content": "why"}]}], chat="messages"
+    )
+    sources = [Source(path="memory://nowhere"), source("a", PAGES), chats]
+    sources += [source("b", list(map(prose, range(40)))), source("c", PAGES)]
+    warnings = shared_line_warnings(Data(sources=sources))
+    keys = [warning.partition(": ")[0] for warning in warnings]
+    assert keys == ["`data.sources[1]`", "`data.sources[4]`"]
+
+
 def test_the_system_prompt_of_chats_is_no_menu(rows_file):
     system = {"role": "system", "content": "You are a helpful translator of short texts."}
     rows = [{"messages": [system, {"role": "user", "content": prose(n)}]} for n in range(40)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cpt.data.readers.standard_library import documents
+from cpt.data.readers.standard_library import documents, held_out, is_held_out, write_files
 
 LONG = "A passage about {0} that is long enough to be told from those of other files: {0}, {0}."
 MODULE = '''"""{doc}
@@ -67,6 +67,37 @@ def test_modules_give_code_and_prose_without_what_is_short_or_stood_before(libra
             "\n\n".join(LONG.format(word) for word in ("notes", "more", "a b")),
         ),
     ]
+
+
+def test_a_file_in_ten_is_held_out_and_evaluated_on_its_beginning(tmp_path, monkeypatch):
+    library = tmp_path / "library"
+    library.mkdir()
+    texts = {}
+    for number in range(40):
+        passages = [f"{number}{word} {'x' * 900}" for word in ("one", "two", "three", "four")]
+        texts[f"{number}.txt"] = "\n\n".join(passages)
+        (library / f"{number}.txt").write_text(texts[f"{number}.txt"])
+        code = "\n".join(f"{word} = {number}" for word in ("a" * 990, "b" * 990, "c" * 990, "d"))
+        (library / f"{number}.py").write_text(code)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(library))
+    names = sorted(filter(is_held_out, texts))
+    assert 2 <= len(names) <= 8
+    assert held_out(kind="general") == [
+        "\n\n".join(texts[name].split("\n\n")[:3]) for name in names
+    ]
+    code_names = sorted(f"{number}.py" for number in range(40) if is_held_out(f"{number}.py"))
+    codes = held_out(kind="domain")
+    assert [f"{code.rpartition(' ')[2]}.py" for code in codes] == code_names
+    assert all("c = " in code and "d = " not in code for code in codes)
+    folders = write_files(tmp_path / "files")
+    stored = {path.name: path.read_text() for path in folders["general", "held_out"].iterdir()}
+    assert stored == {name: texts[name] for name in names}
+    assert len(list(folders["general", "train"].iterdir())) == 40 - len(names)
+    assert len(list(folders["domain", "train"].iterdir())) == 40 - len(code_names)
+    assert not (tmp_path / "files/.half_made").exists()
+    (folders["general", "train"] / "mine.txt").touch()
+    assert write_files(tmp_path / "files") == folders
+    assert (folders["general", "train"] / "mine.txt").exists()
 
 
 def test_a_document_of_fewest_characters_is_kept_and_one_of_less_is_not(tmp_path):

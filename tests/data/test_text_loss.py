@@ -17,7 +17,14 @@ from transformers import PreTrainedTokenizerFast
 
 from cpt.data.rows.open_sources import sampled_documents
 from cpt.data.store.shards import TextChecks
-from cpt.data.store.text_loss import SpelledTokens, TextLoss, excerpts
+from cpt.data.store.text_loss import (
+    SpelledTokens,
+    TextLoss,
+    check_text_loss,
+    compare,
+    excerpts,
+    total_loss,
+)
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
 from cpt.recipe.schema import Evaluation, Source
@@ -120,10 +127,65 @@ def test_a_few_lost_characters_are_a_warning(build, source, caplog):
 
 
 def test_excerpts_are_spread_over_the_texts():
-    texts = ["a" * 400_000, "b" * 400_000, "c" * 200_000]
-    found = excerpts(texts, at_least=10)
-    assert len(found) == 10 and {text[0] for text in found} == {"a", "b", "c"}
-    assert excerpts(["short", "texts"]) == ["short", "texts"]
+    a, b, c = (
+        "".join(f"{letter}{number:08}" for number in range(length // 9))
+        for letter, length in (("a", 600_300), ("b", 499_995), ("c", 149_994))
+    )
+    begins = [a[125_028:], a[375_086:], b[24_844:], b[274_902:], c[24_965:]]
+    assert excerpts([a, b, c]) == [text[:1000] for text in begins]
+    assert len(excerpts([a, b, c], at_least=10)) == 10
+    assert len(excerpts([a, b, c], at_least=3)) == 5
+    two = ["x" * 700, "y" * 1300]
+    assert excerpts(two, at_least=2) == two
+    assert excerpts([*two, "z"], at_least=2) == ["x" * 200, "y" * 500]
+
+
+@pytest.mark.parametrize(
+    ("loss", "limit", "words"),
+    [
+        (TextLoss(1000, lost=1), 0.0, None),
+        (TextLoss(1000, lost=2), 0.002, ["0.20% of 1,000"]),
+        (TextLoss(1000, lost=2), 0.0019, ["max_text_loss: 0.002`", "add_tokens"]),
+        (TextLoss(10_000, lost=1000, unknown=1000, changed=1501), 0.3, ["0.351`", "add_tokens"]),
+        (TextLoss(1000, lost=150, changed=150), 0.1, ["max_text_loss: 0.3`; its bits"]),
+    ],
+)
+def test_a_loss_is_warned_about_and_refused_above_its_limits(loss, limit, words):
+    assert check_text_loss("a", "t", None, limit) == []
+    if loss.share <= limit or words is None:
+        warnings = check_text_loss("a", "t", loss, limit)
+        assert len(warnings) == (0 if words is None else 1)
+        assert all(word in warnings[0] for word in words or ())
+        return
+    with pytest.raises(RecipeError) as refused:
+        check_text_loss("a", "t", loss, limit)
+    assert all(word in str(refused.value) for word in words)
+    assert ("add_tokens" in str(refused.value)) == ("add_tokens" in words)
+
+
+def test_the_characters_that_are_lost_most_are_kept_and_shown():
+    letters = "abcdefghijklmnopqrstuv"
+    text = "".join(letter * (30 - number) for number, letter in enumerate(letters))
+    loss = compare(text, "", text, has_unknown=False)
+    assert list(loss.worst) == list(letters[:20]) and loss.worst["t"] == 11
+    assert re.findall("SMALL LETTER (.)", str(loss)) == list("ABCDE")
+    changed = compare("THE fox", " the  fox ", "the fox", has_unknown=True)
+    assert (changed.changed, changed.unknown, changed.lost) == (3, 0, 0)
+    blanks = compare("a b", "a   b ", "a b", has_unknown=True)
+    assert (blanks.changed, blanks.worst, blanks.share) == (3, {" ": 3}, 1.0)
+    losses = [None, TextLoss(5, 1), None, TextLoss(7, 0, 2), TextLoss(11, 0, 0, 3)]
+    assert total_loss(losses) == TextLoss(23, 1, 2, 3)
+    assert total_loss([None, None]) is None
+
+
+def test_a_special_token_that_the_config_does_not_name_is_given_back():
+    pieces = [("<unk>", 0.0), ("[A]", 0.0), ("a", -3.0), ("b", -3.0)]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=0))
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens(["[A]"])
+    by = wrapped(backend, unk_token="<unk>")
+    assert "[A]" not in by.all_special_tokens
+    assert loss_of(by, ["a[A]b", "ab"]) == TextLoss(compared=7)
 
 
 def test_special_tokens_in_texts_are_counted_with_their_place(build, source, talking, caplog):

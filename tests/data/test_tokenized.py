@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -99,6 +100,20 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tokenized, source, tmp_
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError, match="files changed"):
         tokenized(source("a", ["one"]), Component(name="my_growing_filter:check"))
+    assert not list((tmp_path / "cache/tokens").glob("*/*/tokens.bin")), "no shard of half a file"
+
+
+def test_a_shard_is_not_made_again_from_a_file_that_has_changed(large, tokenized, tmp_path):
+    opened = tokenized(large)
+    first, last = opened.shard_folder(0), opened.shard_folder(len(opened.plan.shards) - 1)
+    for folder in (first, last):
+        shutil.rmtree(folder)
+    with (Path(large.path) / "a.jsonl").open("a") as file:
+        file.write("\n")
+    opened.shard(len(opened.plan.shards) - 1)
+    with pytest.raises(DataError, match="files changed"):
+        opened.shard(0)
+    assert last.exists() and not first.exists()
 
 
 @pytest.fixture
