@@ -12,6 +12,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 from cpt.data.examples.encoder import LEARNED
 from cpt.data.readers.columns import source_with_form
 from cpt.data.readers.comparing import COMPARISON
+from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.held_out import check_sizes, held_out_set
 from cpt.data.rows.open_sources import check_sources
 from cpt.data.rows.packing import Layout
@@ -264,6 +265,33 @@ def test_a_huge_document_is_trained_on_and_not_held_out(build, source):
     held_out = prepared.held_out["a"]
     assert 20 <= held_out.num_documents <= 60 and held_out.rows.num_tokens < 2000
     assert prepared.sources[0].documents + held_out.num_documents == 401
+
+
+def test_held_out_rows_are_those_of_the_first_epoch(build, source):
+    held_out = build(source("a", TEXTS[:99]), evaluation=Evaluation(held_out_share=0.4)).held_out[
+        "a"
+    ]
+    rows = held_out.rows
+    read = [rows[number]["input_ids"].tolist() for number in range(len(rows))]
+    epochs = [
+        [rows.row(number, epoch)["input_ids"].tolist() for number in range(len(rows))]
+        for epoch in (0, 1)
+    ]
+    assert read == epochs[0] != epochs[1]
+    for number in (-1, len(rows)):
+        with pytest.raises(IndexError, match=f"row {number} of {len(rows)}"):
+            rows[number]
+
+
+def test_a_document_of_more_than_a_fifth_of_a_source_is_a_warning(source):
+    sizes = [(20, 100, 10), (21, 100, 9), (21, 100, 10)]
+    warnings = [absurd_share("a", "a.jsonl:3", *numbers) for numbers in sizes]
+    assert warnings[:2] == [None, None]
+    assert warnings[2].startswith("a: one of 10 documents (a.jsonl:3) makes up 21% of the tokens.")
+    texts = ["abcde"] * 9
+    texts[4:4] = ["x" * 30, "y", "z" * 30]
+    _, (warning,) = check_sizes(Data(sources=[source("a", texts)]), Evaluation(), few=0)
+    assert "a.jsonl:5) makes up 28% of the bytes" in warning, "the first of two"
 
 
 def test_a_source_that_is_all_held_out_is_refused(build, source):

@@ -92,6 +92,69 @@ def test_each_rule_of_gophers_quality_has_its_reason(text, reason):
     assert reason in filters.gopher_quality(view(text))
 
 
+NO_LIMITS = {
+    filters.gopher_quality: {
+        "min_words": 0,
+        "max_words": 99,
+        "min_mean_word_length": 0,
+        "max_mean_word_length": 99,
+        "max_symbols_per_word": 99,
+        "max_bullet_lines": 1,
+        "max_ellipsis_lines": 1,
+        "min_alphabetic_words": 0,
+        "min_stop_words": 0,
+    },
+    filters.gopher_repetition: {
+        "max_duplicate_lines": 1,
+        "max_duplicate_paragraphs": 1,
+        "max_duplicate_line_characters": 1,
+        "max_duplicate_paragraph_characters": 1,
+        "max_top_n_grams": (),
+        "max_duplicate_n_grams": (),
+    },
+    filters.fineweb: {
+        "min_punctuated_lines": -1,
+        "max_duplicate_line_characters": 9,
+        "max_short_lines": 9,
+        "short_line_characters": 3,
+    },
+    filters.c4: {"min_sentences": 0},
+}
+QUALITY, REPETITION, FINEWEB, C4 = NO_LIMITS
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "option", "kept", "dropped"),
+    [
+        (QUALITY, "a b c", "min_words", 3, 4),
+        (QUALITY, "a b c", "max_words", 3, 2),
+        (QUALITY, "a bbb", "min_mean_word_length", 2, 2.1),
+        (QUALITY, "a bbb", "max_mean_word_length", 2, 1.9),
+        (QUALITY, "# b c# d e", "max_symbols_per_word", 0.4, 0.39),
+        (QUALITY, "a... b… c d #", "max_symbols_per_word", 0.4, 0.39),
+        (QUALITY, "- a\n\n • b\nc -", "max_bullet_lines", 2 / 3, 0.6),
+        (QUALITY, "a...\nb… \n\n...c", "max_ellipsis_lines", 2 / 3, 0.6),
+        (QUALITY, "a 1 b2 3", "min_alphabetic_words", 0.5, 0.6),
+        (QUALITY, 'The "of", x the', "min_stop_words", 2, 3),
+        (REPETITION, "a\n\nb\na \ncc", "max_duplicate_lines", 0.25, 0.24),
+        (REPETITION, "a\n\nb\na \ncc", "max_duplicate_line_characters", 0.2, 0.19),
+        (REPETITION, "a\nb\n\nc\n\na\nb", "max_duplicate_paragraphs", 1 / 3, 0.33),
+        (REPETITION, "a\nb\n\nc\n\na\nb", "max_duplicate_paragraph_characters", 3 / 7, 0.42),
+        (REPETITION, "a b c a b d", "max_top_n_grams", [4 / 6], [0.66]),
+        (REPETITION, "a b c d a b c d", "max_top_n_grams", [1, 0.75], [1, 0.74]),
+        (REPETITION, "a b c d e a b c d e x", "max_duplicate_n_grams", [5 / 11], [0.45]),
+        (FINEWEB, "a.\n\nb\nc", "min_punctuated_lines", 0.33, 1 / 3),
+        (FINEWEB, "aa\naa \n\nbbb", "max_duplicate_line_characters", 0.29, 2 / 7),
+        (FINEWEB, "aa\nbbb\ncccc", "max_short_lines", 0.34, 1 / 3),
+        (C4, 'One. Two! "Three?"', "min_sentences", 3, 4),
+    ],
+)
+def test_a_text_is_kept_up_to_each_limit(rules, text, option, kept, dropped):
+    options = NO_LIMITS[rules]
+    assert rules(view(text), **{**options, option: kept}) is None
+    assert rules(view(text), **{**options, option: dropped}) is not None
+
+
 def words(count, seed=0):
     draw = random.Random(seed)
     return " ".join("".join(draw.choices("abcdefgh", k=6)) for _ in range(count))
@@ -222,6 +285,12 @@ def test_words_are_counted_only_if_they_matter():
     assert filters.length(view("a b c"), max_words=3) is None
     assert filters.length(view("a b c d"), max_words=3) == "more than 3 words"
     assert filters.length(view("a b"), min_words=3, max_words=5) == "fewer than 3 words"
+    assert filters.length(view("a b c"), min_words=3, max_words=3) is None
+    assert filters.length(view("abc"), min_characters=3, max_characters=3) is None
+    assert filters.length(view("abc"), min_characters=4) == "shorter than 4 characters"
+    assert filters.length(view("abc"), max_characters=2) == "longer than 2 characters"
+    assert filters.length(view("abc"), min_words=2) == "fewer than 2 words"
+    assert filters.length(view("")) is None
 
 
 # What parts return

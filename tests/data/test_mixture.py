@@ -12,6 +12,7 @@ from cpt.data.rows.build import rows_of_run
 from cpt.data.rows.chunks import shuffled
 from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import (
+    ENDLESS,
     MixtureRows,
     RowsOfSteps,
     Turns,
@@ -94,6 +95,40 @@ def test_many_short_blocks_add_up_to_their_shares(blocks):
     turns = Turns(list(zip(firsts, [*(shares for _, shares in blocks), [1, 1]], strict=True)))
     expected = sum(length * first / (first + second) for length, (first, second) in blocks)
     assert abs(turns.counts(firsts[-1])[0] - expected) < 1.5
+
+
+def test_the_shares_of_turns_are_those_from_a_row_on():
+    turns = Turns([(0, [3, 1, 0]), (7, [0, 1, 4]), (12, [0, 0, 1])], rows_read=[10, 20, 30])
+    assert turns.shares(0) == turns.shares(6) == pytest.approx([5 / 7, 2 / 7, 0])
+    assert turns.shares(7) == turns.shares(11) == pytest.approx([0, 1 / 5, 4 / 5])
+    assert turns.shares(12) == turns.shares(10**9) == [0, 0, 1]
+    assert turns.counts(0) == [10, 20, 30]
+    assert turns.counts(7) == [15, 22, 30]
+    assert turns.counts(12) == [15, 23, 34]
+    assert turns.counts(20) == [15, 23, 42]
+    assert [turns.turn(number) for number in (6, 12, 13)] == [(1, 21), (2, 34), (2, 35)]
+
+
+def test_a_weight_close_to_nothing_has_turns_and_one_of_nothing_has_none():
+    turns = Turns([(0, [1e-30, 0, 1.0])])
+    assert turns.proportions == [[1, 0, 2**32]]
+    assert turns.counts(2**33) == [2, 0, 2**33 - 2]
+
+
+def test_rows_are_those_from_the_first_one_on():
+    sources = [Numbers(range(size)) for size in (3, 5)]
+    turns = Turns([(0, [1, 2])], rows_read=[3, 4])
+    rows = MixtureRows(sources, turns, seed=1, first_row=7, numbers=[4, 2])
+    assert [rows.turn(number)[0] for number in range(7, 13)] == [0, 1, 1, 0, 1, 1]
+    assert rows.counts(0) == [0, 0] and rows.counts(7) == [3, 4] and rows.counts(13) == [5, 8]
+    for number in (-1, 6, ENDLESS):
+        with pytest.raises(IndexError, match=f"row {number}: expected 7 to"):
+            rows.turn(number)
+    assert rows.turn(ENDLESS - 1)[0] in (0, 1) and len(rows) == ENDLESS
+    assert rows.row_at(7)[1:] == sources[0].row_at(3, "1 4")[1:]
+    assert rows.row_at(8)[1:] == sources[1].row_at(4, "1 2")[1:]
+    plain = MixtureRows(sources, turns, seed=1, first_row=7)
+    assert plain.row_at(8)[1:] == sources[1].row_at(4, "1 1")[1:]
 
 
 # What a recipe asks for

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from cpt.cache import publish_once
-from cpt.data.store.parallel import map_in_order, num_workers, shared_workers
+from cpt.data.store.parallel import (
+    POOL_BYTES,
+    map_in_order,
+    num_workers,
+    shared_workers,
+    workers_for,
+)
 from cpt.data.store.tokenized import WORKERS_IMPORT
 from cpt.errors import DataError, ResourceError
 
@@ -158,6 +164,12 @@ def test_the_number_of_workers_can_be_set(monkeypatch):
     monkeypatch.setenv("CPT_WORKERS", "many")
     with pytest.raises(ResourceError, match="CPT_WORKERS.*many"):
         num_workers()
+
+
+def test_small_work_and_a_single_job_need_no_workers(monkeypatch):
+    monkeypatch.setenv("CPT_WORKERS", "3")
+    assert [workers_for(num_bytes, 2) for num_bytes in (POOL_BYTES - 1, POOL_BYTES)] == [0, 3]
+    assert [workers_for(POOL_BYTES, jobs) for jobs in (0, 1, 2)] == [0, 0, 3]
 
 
 # A folder that is filled once

@@ -40,6 +40,21 @@ def test_a_menu_of_short_lines_and_a_footer_are_found_with_their_shares():
     assert "in 80.0%" in shared.summary(found)
 
 
+def test_a_paragraph_counts_for_the_lines_that_are_not_shared_alone():
+    long = ["A line of many words.", "And another one of them.", "- Home"]
+    pages = [f"{prose(seed)}\n\n" + "\n".join(long) for seed in range(30)]
+    alone = [*pages, *(f"{long[0]}\n{prose(seed)}" for seed in range(30, 36))]
+    shared, found = found_in(alone)
+    assert found == {"\n".join(long): 30, long[0]: 36, long[1]: 30}
+    text = sum(map(len, alone))
+    expected = 36 * len(long[0]) + 30 * len(long[1]) + 30 * len(long[2])
+    assert shared.share_of_text(found) == pytest.approx(expected / text)
+    assert found_in([page.removesuffix("\n- Home") + f"\n{long[0]}" for page in pages])[1] == {
+        long[0]: 30,
+        long[1]: 30,
+    }
+
+
 def test_a_line_counts_once_in_each_document_and_few_documents_have_no_shared_lines():
     assert found_in([f"{prose(seed)}\n{FOOTER}\n{FOOTER}" for seed in range(40)])[1] == {FOOTER: 40}
     assert not found_in(PAGES[:19])[1]
