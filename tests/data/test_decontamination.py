@@ -6,8 +6,15 @@ import pytest
 
 from cpt.data.readers.decontamination import EvaluationDocument, read_runs, runs_of_files
 from cpt.data.readers.filters import build_components, reason_to_drop
-from cpt.data.rows.contamination import Hit, find_contamination, with_decontamination
-from cpt.errors import RecipeError
+from cpt.data.rows.contamination import (
+    Hit,
+    find_contamination,
+    held_out_documents,
+    search_training,
+    small_sets,
+    with_decontamination,
+)
+from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Component, Data, Evaluation, HeldOut, Source
 
 WORDS = [f"word{number}" for number in range(5000)]
@@ -273,6 +280,92 @@ def test_a_search_tells_all_that_it_found(source, tmp_path):
         Evaluation(perplexity=[HeldOut(path=source("quiz", [text(800)]).path, name="quiz")]),
     )
     assert clean.summary().endswith("words from one.") and clean.counts == {"c": {}}
+
+
+def test_of_each_source_the_first_hits_are_listed_whichever_job_finds_them(
+    source, exam, monkeypatch
+):
+    monkeypatch.setattr("cpt.data.rows.contamination.LISTED", 3)
+    monkeypatch.setattr("cpt.data.rows.contamination.PIECE_BYTES", 900)
+    first = source("a", [f"{text(number)} copied" for number in (1, 2, 3, 4, 5)])
+    second = source("b", [text(900), f"{text(6)} copied", text(901), f"{text(7)} copied"])
+    found = find_contamination(Data(sources=[first, second]), exam)
+    places = [(hit.source, hit.evaluation_document.rpartition(":")[2]) for hit in found.hits]
+    assert places == [("a", "2"), ("a", "3"), ("a", "4"), ("b", "7"), ("b", "8")]
+    assert found.counts == {"a": {"exam": 5}, "b": {"exam": 2}}
+    assert found.hits[3].own_share == pytest.approx(60 / 61)
+
+
+def test_a_copy_of_a_question_is_contamination_and_runs_of_what_is_read_are_copied(source, exam):
+    question = EvaluationDocument("quiz", "question 1", text(777))
+    phrase = f"{text(900)} {' '.join(text(9).split()[:12])} {text(901)}"
+    texts = [text(777), text(5), phrase, f"{text(6)} copied"]
+    data = Data(sources=[source("a", texts), source("b", [phrase])])
+    search = search_training(data, exam, [question])
+    assert search.contamination.counts == {"a": {"quiz": 1, "exam": 1}, "b": {}}
+    assert (search.contamination.num_exact_copies, search.contamination.touched) == (1, 2)
+    of_phrase = read_runs([EvaluationDocument("", "", " ".join(text(9).split()[:12]))]).hashes
+    assert search.copied.tolist() == of_phrase.tolist()
+    refused = data.model_copy(
+        update={"filters": [Component(name="decontaminate", own_evaluation=False)]}
+    )
+    copied = search_training(refused, exam, [question]).copied
+    assert len(copied) == 5 + 2 * 53 and sorted(copied) == copied.tolist()
+    with pytest.raises(DataError, match="nothing to search for"):
+        find_contamination(data, Evaluation(), [question._replace(text="too short")])
+
+
+def test_sets_of_few_documents_are_small(source):
+    sets = [source(str(count), ["a text"] * count).path for count in (2, 3, 1, 4)]
+    evaluation = Evaluation(
+        perplexity=[HeldOut(path=path) for path in ["memory://nowhere.txt", *sets]]
+    )
+    data = Data(sources=[Source(path="a.txt")])
+    found = [
+        (key, held_out.path, count) for key, held_out, count in small_sets(data, evaluation, 3)
+    ]
+    assert found == [
+        ("evaluation.perplexity[1]", sets[0], 2),
+        ("evaluation.perplexity[3]", sets[2], 1),
+    ]
+
+
+def test_documents_that_are_searched_for_are_those_that_a_build_holds_out(build, source):
+    texts = [
+        f"{number} {'x' * (number % 90)} {'y' * 3000 * (number > 290)}" for number in range(300)
+    ]
+    first, second = source("a", texts[:200]), source("b", texts[200:])
+    evaluation = Evaluation(held_out_share=0.3)
+    built = build(first, second, evaluation=evaluation)
+    data = Data(sources=[first, second, Source(path="memory://nowhere")])
+    searched = list(held_out_documents(data, evaluation, only_local=True))
+    for name, path in (("a", first.path), ("b", second.path)):
+        held_out = built.held_out[name]
+        documents = built.tokenized[name].documents([0])
+        chosen = documents.num_bytes[held_out.chosen].tolist()
+        own = [document for document in searched if document.set_name == name]
+        assert [len(document.text) for document in own] == chosen
+        assert all(document.where.startswith(path) for document in own)
+    longest = max(len(document.text) for document in searched)
+    assert 90 < longest < 3000, "very long ones are trained on"
+    assert not list(held_out_documents(data, Evaluation()))
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "other"}, {"max_documents": 1}, {"text_documents": "line"}]
+)
+def test_another_set_of_the_same_file_has_another_index(exam_text, tmp_path, change):
+    def index(evaluation):
+        data = with_decontamination(data_of(), evaluation, tmp_path / "cache")
+        return data.filters[-1].options["index"]
+
+    (held_out,) = exam_text.perplexity
+    with (tmp_path / "exam.txt").open("a") as file:
+        file.write(f"\n{text(6)}")
+    other = exam_text.model_copy(update={"perplexity": [held_out.model_copy(update=change)]})
+    same = change == {"max_documents": 1}  # it has one document
+    assert (index(exam_text) == index(other)) == same
+    assert index(exam_text) == index(exam_text)
 
 
 def test_documents_held_out_by_their_hash_are_looked_for_in_all_sources(build, source):
