@@ -75,6 +75,23 @@ def test_reports_count_documents_tokens_rows_and_shares(build, source):
     assert prepared.num_tokens == 330
 
 
+def test_each_source_is_logged_by_the_main_process_with_its_padding(
+    build, source, caplog, monkeypatch
+):
+    caplog.set_level("INFO", "cpt")
+    sources = [source("a", ["x" * 47]), source("b", ["y" * 15] * 3)]
+    build(*sources, packing="none")
+    logged = [text for text in caplog.messages if "padding" in text]
+    assert [text.partition(":")[0] for text in logged] == ["a", "b"]
+    assert "48 tokens in 1 rows" in logged[0] and "25.00% padding" in logged[0]
+    assert "48 tokens in 3 rows" in logged[1] and "75.00% padding" in logged[1]
+    assert "estimated" not in caplog.text
+    caplog.clear()
+    monkeypatch.setattr("cpt.data.rows.build.is_main_process", lambda: False)
+    build(*sources, packing="none")
+    assert "padding" not in caplog.text
+
+
 def test_transforms_come_before_filters_and_reach_held_out_sets_too(build, source):
     exam = source("exam", ["caf\u00e9"])
     texts = [*TEXTS, "caf\u0065\u0301 \r\n", "x  y  "]

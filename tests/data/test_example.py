@@ -51,6 +51,24 @@ def example(row, form, chat=None):
 
 
 @pytest.mark.parametrize(
+    ("chat", "missing"),
+    [
+        ({"messages": "talk"}, "talk"),
+        ({"messages": "meta.talk", "system": "nothing"}, "meta.talk"),
+        ({"messages": "messages", "tools": "calls"}, "calls"),
+        ({"user": "{topic} {text}", "assistant": "text"}, "topic"),
+    ],
+)
+def test_a_row_without_a_column_that_is_named_says_so(chat, missing):
+    row = {"messages": [ASKED, ANSWERED], "text": "a", "calls": None, "topics": "b"}
+    if missing == "calls":
+        del row["calls"]
+    with pytest.raises(BadValue, match=f"no column `{missing}`. Found: messages, text") as bad:
+        written(row, "conversation", chat=chat)
+    assert bad.value.reason == "missing column"
+
+
+@pytest.mark.parametrize(
     ("form", "chat"),
     [("preference", "talk"), ("document", {"prompt": "a", "completion": "b"})],
     ids=str,

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from cpt.data.examples.chat_template import common_length, control_pattern
 from cpt.data.examples.encoder import CONTEXT, LEARNED, ROW, UNWANTED, ExampleEncoder
 from cpt.data.readers.columns import source_with_form
-from cpt.data.readers.example import CONTROL, text_of, transcript
+from cpt.data.readers.example import CONTROL, NOT_TOKEN, text_of, transcript
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError
 from cpt.recipe.schema import Source
@@ -333,6 +334,29 @@ def test_a_preference_of_texts(talking, row, expected):
         f"{chosen}<|endoftext|>",
         f"{rejected}<|endoftext|>",
     ]
+
+
+def test_of_control_tokens_the_longest_is_found_unless_it_is_escaped():
+    pattern = control_pattern(["<a", "<a>b", "[.]", "<a>"])
+    assert pattern.findall("<a>b <a> <a[.] [x]") == ["<a>b", "<a>", "<a", "[.]"]
+    assert pattern.findall(f"[.]{NOT_TOKEN} [.]") == ["[.]"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "length"),
+    [
+        ("abc", "abd", 2),
+        ("abc", "abcd", 2),
+        ("a b", "a c", 1),
+        ("abc", "xbc", 0),
+        ("", "abc", 0),
+        ("a", "a", 0),
+        ([1, 2, 3], [1, 2, 4], 2),
+        ([1, 2], [1, 2], 1),
+    ],
+)
+def test_of_what_two_answers_begin_with_something_of_each_remains(chosen, rejected, length):
+    assert common_length(chosen, rejected) == common_length(rejected, chosen) == length
 
 
 @pytest.mark.parametrize(

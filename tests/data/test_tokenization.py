@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from cpt.data.examples.encoder import MARKS, MiddleEncoder
@@ -84,6 +84,59 @@ def test_a_tokenizer_in_plain_python_follows_the_same_rules():
     tokenizer = ByT5Tokenizer()
     (ids,) = documents(DocumentEncoder(tokenizer), ["a</s>b"])
     assert ids.count(tokenizer.eos_token_id) == 1 and tokenizer.decode(ids[:-1]) == "a</s>b"
+
+
+@pytest.fixture
+def of_words():
+    """`of_words({"a": 7})`: a tokenizer with these words and ids, `</s>` 1 and `<s>` 2."""
+
+    def make(words, *, adds_bos=False, **options):
+        backend = Tokenizer(models.WordLevel({"?": 0, "</s>": 1, "<s>": 2, **words}, unk_token="?"))
+        backend.pre_tokenizer = pre_tokenizers.Whitespace()
+        if adds_bos:
+            backend.post_processor = processors.TemplateProcessing(
+                single="<s> $A", special_tokens=[("<s>", 2)]
+            )
+        return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", **options)
+
+    return make
+
+
+def test_each_document_is_between_the_tokens_that_its_tokenizer_adds(of_words):
+    words = {"a": 7, "b": 8}
+    texts = ["a b", "", "b", "a x a"]
+    plain = documents(DocumentEncoder(of_words(words, bos_token="<s>")), texts)
+    assert plain == [[7, 8, 1], [1], [8, 1], [7, 0, 7, 1]]
+    encoder = DocumentEncoder(of_words(words, bos_token="<s>", adds_bos=True))
+    assert documents(encoder, texts) == [[2, *document] for document in plain]
+    assert documents(encoder, []) == [[]]
+    ids, lengths = encoder.text_ids(texts)
+    offsets = np.array([0, *lengths.cumsum()])
+    assert encoder.decode_documents(ids, offsets) == ["a b", "", "b", "a ? a"]
+    slow = DocumentEncoder(ByT5Tokenizer())
+    ids, lengths = slow.encode(["one", "", "three"])
+    assert slow.decode_documents(ids, np.array([0, *lengths.cumsum()])) == ["one", "", "three"]
+    assert slow.text_loss(["one"]) is None
+    assert encoder.bytes_learned(["a", "éa"], [b"a", "éa".encode()]).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(("largest", "size"), [(2**16 - 1, 2), (2**16, 4)])
+def test_ids_take_as_many_bytes_as_the_vocabulary_needs(of_words, largest, size):
+    encoder = DocumentEncoder(of_words({"a": largest}))
+    assert encoder.dtype.itemsize == size and encoder.encode(["a a"])[0].tolist() == [
+        largest,
+        largest,
+        1,
+    ]
+
+
+def test_padding_is_that_of_the_tokenizer_or_the_end_of_a_document(of_words):
+    assert DocumentEncoder(of_words({"a": 7})).pad == 1
+    assert DocumentEncoder(of_words({"a": 7}, pad_token="a")).pad == 7
+    with_template = of_words({"a": 7})
+    for template in ("{{ x }}", {"default": "{{ x }}", "other": ""}):
+        with_template.chat_template = template
+        assert DocumentEncoder(with_template).chat_template == "{{ x }}"
 
 
 def test_the_fingerprint_follows_what_the_tokenizer_does(tokenizer):

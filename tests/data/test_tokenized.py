@@ -1,4 +1,5 @@
 import json
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from full_disk import files_end_at
 from transformers import AutoTokenizer
+from xxhash import xxh3_128_hexdigest
 
 from cpt.data.readers.sources import open_source
 from cpt.data.store import shards
@@ -14,6 +16,7 @@ from cpt.data.store import tokenized as tokenized_module
 from cpt.data.store.token_files import TokenFiles
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, ResourceError
+from cpt.files import json_lines
 from cpt.recipe.schema import Component, Source
 
 
@@ -74,6 +77,50 @@ def test_options_that_change_only_the_use_make_nothing_anew(tokenized, source, r
     ):
         assert tokenized(first).folder == tokenized(first.model_copy(update=change)).folder
     assert len(reads) == 1
+
+
+def test_missing_shards_are_those_of_no_folder_in_few_or_many(large, tokenized, monkeypatch):
+    opened = tokenized(large)
+    numbers = list(opened.plan.numbers)
+    assert len(numbers) >= 5 and opened.missing(numbers) == []
+    for number in (1, 3):
+        shutil.rmtree(opened.shard_folder(number))
+    assert opened.missing(numbers) == [], "a described source is complete"
+    (opened.folder / "description.json").unlink()
+    again = pickle.loads(pickle.dumps(opened))
+    for few in (len(numbers), len(numbers) + 1):
+        monkeypatch.setattr(tokenized_module, "FEW", few)
+        assert again.missing(numbers) == [1, 3]
+        assert again.missing([3, 2]) == [3] and again.missing([]) == []
+
+
+def test_a_description_is_the_sum_of_all_shards(large, tokenized):
+    lines = ["[]\n", json.dumps({"text": "x" * 900}) + "\n", "{\n"]
+    for name, more in (("a", lines), ("b", lines[:1])):
+        with (Path(large.path) / f"{name}.jsonl").open("a") as file:
+            file.write("".join(["\n", *more]))
+    options = {"on_bad_row": "skip", "max_bad_share": 0.1}
+    opened = tokenized(large, Component(name="pattern", drop="1[0-9]2 "), **options)
+    description = opened.finish()
+    assert description.documents == 410 - 20 + 1
+    assert description.dropped == {"empty": 2, "matches 1[0-9]2 ": 20}
+    assert description.bad_rows == {"not an object": 2, "not valid JSON": 1}
+    listed = json_lines(opened.folder / "bad_rows.jsonl")
+    assert [row["where"].rpartition("/")[2] for row in listed] == [
+        "a.jsonl:203",
+        "a.jsonl:205",
+        "b.jsonl:203",
+    ]
+    assert "a.jsonl: line 21 " in description.longest[0] and description.longest[1] == 901
+    parts = [opened.shard(number) for number in opened.plan.numbers]
+    assert description.tokens == sum(part.description.tokens for part in parts)
+    assert opened.digests == {part.folder.name: part.description.digest for part in parts}
+    files = sorted(Path(large.path).iterdir())
+    assert description.files == {str(path): xxh3_128_hexdigest(path.read_bytes()) for path in files}
+    assert description.made_from["source"] == large.path
+    assert not list(opened.folder.glob("*.lock"))
+    with pytest.raises(DataError, match="a.jsonl:203: "):
+        tokenized(large, Component(name="pattern", drop="1[0-9]2 "))
 
 
 def test_a_changed_filter_of_the_users_reads_again(tokenized, source, tmp_path, monkeypatch):
