@@ -14,8 +14,9 @@ from cpt.data.readers.columns import source_with_form
 from cpt.data.readers.comparing import COMPARISON
 from cpt.data.readers.documents import absurd_share
 from cpt.data.rows.held_out import check_sizes, held_out_set
-from cpt.data.rows.open_sources import check_sources
+from cpt.data.rows.open_sources import check_sources, compare_sample, unchecked_sources
 from cpt.data.rows.packing import Layout
+from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import DataError, RecipeError
 from cpt.recipe.schema import Budget, Component, Data, Evaluation, HeldOut, Source
 
@@ -64,6 +65,29 @@ def test_filters_meet_a_first_document_and_functions_are_looked_for(source, tmp_
         (("my_filters:broken", "so"), ("none",), ("`body`",)), found, strict=True
     ):
         assert all(word in complaint for word in words)
+
+
+def test_sources_that_a_check_does_not_open_are_named(source):
+    sources = [Source(path="s3://b/a.txt"), source("a", ["text"]), Source(path="owner/name")]
+    evaluation = Evaluation(perplexity=[HeldOut(path="my_lab:dump")])
+    data = Data(sources=sources)
+    first, second = unchecked_sources(data, evaluation)
+    assert first == "`data.sources[0].path`: s3://b/a.txt (remote)"
+    assert second == "`data.sources[2].path`: owner/name (Hub)"
+    assert unchecked_sources(data, evaluation, ask_hub=True) == [first]
+
+
+def test_a_sample_is_compared_as_a_run_would_read_it(source, tokenizer):
+    texts = ["a <|endoftext|> b", "short", *(f"text {number}" for number in range(9)), ""]
+    long = Component(name="length", min_characters=6)
+    first = source("a", texts, filters=[long])
+    data = Data(sources=[first])
+    encoder = DocumentEncoder(tokenizer)
+    (warning,) = compare_sample(data, first, "data.sources[0]", encoder)
+    assert warning.startswith("`data.sources[0].path`: a: ") and "10 texts: 1 x `<|end" in warning
+    assert "a.jsonl:1." in warning
+    for none in (source("b", ["a text"]), source("c", ["", " "]), Source(path="s3://b/a.txt")):
+        assert compare_sample(data, none, "k", encoder) == []
 
 
 def test_reports_count_documents_tokens_rows_and_shares(build, source):

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,7 +13,7 @@ from tiny_run import damage
 from cpt.data.rows.build import build_data
 from cpt.data.rows.packing import PACKINGS
 from cpt.errors import DataError
-from cpt.recipe.schema import Data, Source
+from cpt.recipe.schema import Budget, Data, Source
 
 NUMBER = 800
 
@@ -115,6 +116,46 @@ def test_the_fingerprint_does_not_depend_on_how_much_is_stored(chunked):
     first = chunked().fingerprint
     assert chunked(cache="other", whole=True).fingerprint == first == chunked().fingerprint
     assert chunked(chunk_bytes=16_000).fingerprint != first
+
+
+def test_figures_of_a_source_are_estimated_from_its_first_chunks_in_use(chunked, caplog):
+    caplog.set_level("INFO", "cpt")
+    estimate, exact = chunked().sources[0], chunked(cache="other", whole=True).sources[0]
+    assert estimate.is_estimate and not exact.is_estimate
+    assert exact.documents == NUMBER and exact.files and not estimate.files
+    for name in ("documents", "tokens", "rows"):
+        assert vars(estimate)[name] == pytest.approx(vars(exact)[name], rel=0.1)
+    assert estimate.text.trained == pytest.approx(exact.text.trained, rel=0.1)
+    assert sum(estimate.lengths.values()) == pytest.approx(NUMBER, rel=0.1)
+    assert estimate.padding == pytest.approx(exact.padding, abs=0.05)
+    assert re.findall("estimated from the first (.) of (.)", caplog.text) == [("1", "7")]
+
+
+def test_a_source_that_a_run_may_use_up_is_counted_first(build, large):
+    num_tokens = sum(4 + number % 40 + 1 for number in range(NUMBER))
+    limited = large.model_copy(update={"max_epochs": 2.0})
+    for share, is_estimate in ((0.8, True), (0.97, False)):
+        budget = Budget(tokens=int(share * 2 * num_tokens))
+        (report,) = build(limited, chunk_bytes=6_000, budget=budget).sources
+        assert report.is_estimate == is_estimate
+
+
+def test_a_run_that_a_bad_row_ends_is_saved_with_the_last_chunk_before(chunked, large):
+    path = Path(large.path) / "c.jsonl"
+    path.write_text(path.read_text().replace('{"text": "0797', '{"toxt": "0797'))
+    prepared = chunked()
+    (rows,) = prepared.chunked
+    number = 0
+    with pytest.raises(DataError):
+        while True:
+            prepared.rows[number]
+            number += 1
+    made = len(list(rows.folder.glob("??????.json")))
+    assert made >= 4
+    prepared.rows[0]
+    state = prepared.state(number)["chunks"]["large"]
+    assert state["chunk"] == made - 1
+    assert state["entry"]["first_row"] + state["entry"]["rows"] == number
 
 
 def test_other_documents_than_those_a_run_began_with_are_refused(chunked):

@@ -181,6 +181,7 @@ def test_each_rule_of_gophers_repetition_has_its_reason(text, options, reason):
 
 def test_the_limits_of_repetition_are_those_of_the_paper():
     """Table A1 of arXiv 2112.11446."""
+    assert filters.gopher_repetition(view("a text")) is None
     parameters = inspect.signature(filters.gopher_repetition).parameters
     assert {name: one.default for name, one in list(parameters.items())[1:]} == {
         "max_duplicate_lines": 0.3,

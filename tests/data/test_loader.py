@@ -1,4 +1,5 @@
 import errno
+import time
 
 import pytest
 import torch
@@ -95,6 +96,27 @@ def test_it_knows_how_many_batches_come(rows):
     assert len(loader) == 6, "of the whole run: the Trainer derives its steps from it"
     assert batches(rows, first_row=48) == batches(rows, first_row=50) == []
     assert {len(batches(rows, rows_in_all=47, rank=rank, world_size=4)) for rank in range(4)} == {5}
+
+
+@pytest.mark.parametrize(("most_bytes", "num_ahead"), [(2**20, 16), (8 * 5 + 7, 5), (8, 2)])
+def test_micro_batches_are_made_ahead_up_to_a_number_and_a_size(monkeypatch, most_bytes, num_ahead):
+    monkeypatch.setattr("cpt.data.rows.loader.MOST_BYTES_AHEAD", most_bytes)
+    made = []
+
+    class Counted(Numbers):
+        def __getitem__(self, number):
+            made.append(number)
+            return super().__getitem__(number)
+
+    batches = iter(CPTDataLoader(Counted(), micro_batch=1, rows_in_all=99))
+    for expected in (2, 2 + num_ahead, 3 + num_ahead):
+        next(batches)
+        deadline = time.monotonic() + 20
+        while len(made) < expected and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(0.01)
+        assert made == list(range(expected))
+    batches.close()
 
 
 class Numbers(Dataset):
