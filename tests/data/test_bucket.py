@@ -88,6 +88,15 @@ def test_an_upload_that_ended_half_way_is_continued(machine, tmp_path):
     )
 
 
+def test_what_the_bucket_has_is_not_uploaded_again(machine, filled, tmp_path):
+    first = machine("first", whole=True)
+    assert upload(first, bucket()) == 0
+    removed = sorted((tmp_path / "bucket").rglob("*.tar"))[1::4]
+    for path in removed:
+        path.unlink()
+    assert upload(first, bucket()) == len(removed) >= 2
+
+
 @pytest.mark.parametrize("harm", ["a changed byte", "cut off", "empty"])
 def test_a_damaged_object_is_an_error_with_its_name(machine, filled, tmp_path, harm):
     for path in (tmp_path / "bucket").rglob("*.tar"):

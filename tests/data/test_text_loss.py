@@ -15,7 +15,7 @@ from tiny import write_recipe
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cpt.data.rows.open_sources import sampled_documents
+from cpt.data.rows.open_sources import compare_sample, sampled_documents
 from cpt.data.store.shards import TextChecks
 from cpt.data.store.text_loss import (
     SpelledTokens,
@@ -27,7 +27,7 @@ from cpt.data.store.text_loss import (
 )
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.errors import RecipeError
-from cpt.recipe.schema import Evaluation, Source
+from cpt.recipe.schema import Data, Evaluation, Source
 
 ENGLISH = [f"the quick brown fox number {number} jumps over the lazy dog" for number in range(60)]
 RUSSIAN = [f"съешь ещё этих мягких булок {number}" for number in range(60)]
@@ -312,6 +312,16 @@ def test_of_every_batch_something_is_compared_and_all_that_may_be_held_out():
     assert str(TextLoss(400, 3, 0, 1, {"д": 3, "\x00": 1})).startswith(
         "1.00% of 400 compared characters (3 lost, 1 changed; 3 x U+0434 CYRILLIC SMALL LETTER DE, 1 x U+0000"
     )
+
+
+def test_a_check_compares_excerpts_of_its_sample(source):
+    first = source("a", ["д" * 60_000, "е" * 60_000, "the " * 20_000])
+    data = Data(sources=[first], max_text_loss=1.0)
+    encoder = DocumentEncoder(of_letters("".join(ENGLISH)))
+    (warning,) = compare_sample(data, first, "data.sources[0]", encoder)
+    share, compared = re.search(r"([\d.]+)% of ([\d,]+) compared", warning).groups()
+    assert 120_000 < int(compared.replace(",", "")) <= 128_000
+    assert float(share) == pytest.approx(60, abs=1)
 
 
 def test_places_in_one_long_document_are_given_to_others(tmp_path):
