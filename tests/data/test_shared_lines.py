@@ -70,6 +70,16 @@ def test_counts_stay_right_while_memory_is_bounded(monkeypatch):
     assert found <= 50 and shared.found()[FOOTER] == 200
 
 
+def test_rare_lines_of_the_last_documents_are_forgotten():
+    shared = SharedLines()
+    for count in (30, 20, 11):
+        for number in range(count):
+            shared.add(f"of {count}\n" + "in two\n" * (number < 2) + "in one" * (not number))
+        shared.forget_rare()
+    assert shared.counts == {"of 30": 30, "of 20": 20, "of 11": 11, "in two": 4}
+    assert shared.documents == 61 and not shared.recent
+
+
 CODE = "import os\nimport sys\n\n\ndef {0}(x):\n    if x:\n        return {0}\n    else:\n        pass\n}}\n"
 SOUND = {
     "code": [CODE.format(f"f{seed}") + prose(seed) for seed in range(40)],

@@ -94,6 +94,23 @@ def test_missing_shards_are_those_of_no_folder_in_few_or_many(large, tokenized, 
         assert again.missing([3, 2]) == [3] and again.missing([]) == []
 
 
+def test_workers_are_as_many_as_missing_shards_and_their_bytes_need(large, tokenized, monkeypatch):
+    asked = []
+
+    def no_workers(num_bytes, num_jobs):
+        asked.append((num_bytes, num_jobs))
+        return 0
+
+    monkeypatch.setattr(tokenized_module, "workers_for", no_workers)
+    opened = tokenized(large)
+    sizes = opened.plan.num_bytes
+    for number in (2, 4):
+        shutil.rmtree(opened.shard_folder(number))
+    (opened.folder / "description.json").unlink()
+    tokenized(large)
+    assert asked == [(sum(sizes), len(sizes)), (sizes[2] + sizes[4], 2)]
+
+
 def test_a_description_is_the_sum_of_all_shards(large, tokenized):
     lines = ["[]\n", json.dumps({"text": "x" * 900}) + "\n", "{\n"]
     for name, more in (("a", lines), ("b", lines[:1])):
