@@ -86,11 +86,12 @@ def test_padded_gz_and_gz_of_several_members_are_read(tmp_path, content):
     [
         ("a.jsonl", '{"text": "a"}\n{"text": "longer", "id": 1, "text": "b"}\n', {}, ":2"),
         ("a.jsonl", '{"text": "a", "text": "longer than the first"}\n', {}, ":1"),
+        ("a.jsonl", '{"text": "a", "m": {"x": 1}, "n": [{"y": 1}], "text": "b"}\n', {}, ":1"),
         ("a.json", '[{"text": "a"}, {"text": "b", "text": "c"}]', {}, ": item 2"),
         ("a.jsonl", '{"m": {"text": 1, "text": "b"}}\n', {"text_column": "m.text"}, ":1"),
         ("a.jsonl", '{"text": "a", "t": 1, "t": 2}\n', {"template": "{t} {text}"}, ":1"),
     ],
-    ids=["first is longer", "last is longer", "json", "nested", "template"],
+    ids=["first is longer", "last is longer", "among objects", "json", "nested", "template"],
 )
 def test_a_row_that_repeats_a_key_of_the_text_is_bad(tmp_path, name, content, options, where):
     (tmp_path / name).write_text(content)
