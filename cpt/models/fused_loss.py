@@ -193,7 +193,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 if bias is not None:
                     logits += bias
                 losses[tokens] = cross_entropy_in_place(
-                    logits, targets[tokens], gradient_scale, cap, needs_hidden or needs_weight
+                    logits, targets[tokens], gradient_scale, cap, any(ctx.needs_input_grad)
                 )
                 # From here on `logits` are their gradients.
                 if grad_hidden is not None:
