@@ -12,11 +12,17 @@ from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_p
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.attention import (
+    BOUNDS,
+    LONGEST,
+    add_document_bounds,
     choose_attention,
     document_bounds,
     leave_out_cudnn,
+    same_width,
     try_documents_apart,
+    varlen_attention,
     wants_bounds,
+    why_not_varlen,
 )
 
 LLAMA, OPT, MAMBA = (AutoConfig.for_model(name) for name in ("llama", "opt", "mamba2"))
@@ -94,6 +100,31 @@ def test_an_attention_that_cannot_run_is_refused(on_gpu, capability, wanted, opt
         chosen(wanted, **options)
 
 
+WIDE_LATENT = {"qk_nope_head_dim": 248, "qk_rope_head_dim": 8, "q_lora_rank": 8}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("llama", {"head_dim": 256}, None),
+        ("llama", {"head_dim": 258}, "heads of 258 are wider than 256"),
+        ("gpt2", {"n_embd": 1024, "n_head": 4, "attn_pdrop": 0.0}, None),
+        ("gpt2", {"n_embd": 1028, "n_head": 4, "attn_pdrop": 0.0}, "heads of 257"),
+        ("gpt2", {"n_embd": 8, "n_head": 4, "attn_pdrop": 0.25}, "attn_pdrop: 0.0"),
+        ("deepseek_v3", WIDE_LATENT, None),
+        ("deepseek_v3", {**WIDE_LATENT, "qk_nope_head_dim": 249}, "heads of 257"),
+        ("gemma2", {}, "gemma2 is not tested with it"),
+        ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 4}, "its sliding window"),
+        ("qwen2_moe", {"use_sliding_window": False}, None),
+        ("opt", {}, "opt is not tested with it"),
+    ],
+)
+def test_why_a_model_cannot_use_kernels_with_bounds(family, changes, reason):
+    config = AutoConfig.for_model(family, **changes)
+    answer = why_not_varlen(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config)
+    assert (answer is None) if reason is None else reason in answer
+
+
 calls: list[int] = []
 
 
@@ -159,6 +190,81 @@ def test_bounds_are_what_transformers_takes_from_the_positions_of_a_row(number):
 
 def test_a_row_that_begins_inside_a_document_ends_the_one_of_the_row_before():
     assert document_bounds(torch.tensor([[0, 1, 2], [3, 4, 0]]))[:4].tolist() == [0, 3, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("rows", "longest"),
+    [
+        ([[128, 72], [200]], 256),
+        ([[128, 128], [128, 128]], 128),
+        ([[129, 71], [7, 193]], 256),
+        ([[300], [300]], 512),
+        ([[1, 2], [3]], 128),
+    ],
+)
+def test_a_batch_has_the_longest_documents_power_of_two_of_at_least_128(rows, longest):
+    positions = positions_of(*rows)
+    batch = {"input_ids": positions, "position_ids": positions}
+    with_bounds = add_document_bounds(batch)
+    assert with_bounds[LONGEST] == longest
+    assert torch.equal(with_bounds[BOUNDS], document_bounds(positions))
+    assert with_bounds[BOUNDS].dtype == torch.int32
+    assert add_document_bounds({**batch, "attention_mask": positions}).keys() == {
+        *batch,
+        "attention_mask",
+    }
+    assert add_document_bounds({"position_ids": positions[0]}).keys() == {"position_ids"}
+    assert add_document_bounds({}) == {}
+
+
+def test_bounds_are_repeated_up_to_32_or_a_power_of_two_above_their_number():
+    for number, size in ((2, 32), (31, 32), (32, 64), (63, 64), (64, 128)):
+        bounds = document_bounds(positions_of([3] * number))
+        assert bounds.tolist() == [3 * min(place, number) for place in range(size)]
+
+
+def test_heads_are_padded_with_zeros_to_one_width_that_8_divides():
+    shapes = ((5, 3, 9), (5, 2, 7), (5, 2, 16))
+    padded = same_width(*(torch.ones(shape) for shape in shapes))
+    assert [tensor.shape[-1] for tensor in padded] == [16, 16, 16]
+    assert [int(tensor.sum()) for tensor in padded] == [5 * 3 * 9, 5 * 2 * 7, 5 * 2 * 16]
+    assert padded[0][..., :9].all()
+    assert [tensor.shape[-1] for tensor in same_width(torch.ones(2, 2, 9))] == [16]
+
+
+@pytest.mark.parametrize(
+    ("options", "scale", "window"),
+    [
+        ({}, 12**-0.5, None),
+        ({"scaling": 0.3, "sliding_window": 9}, 0.3, 9),
+        ({"sliding_window": 10}, 12**-0.5, None),  # as long as the row
+    ],
+)
+@pytest.mark.parametrize("rows", [[[4, 6], [3, 7], [10]], [[10], [10], [10]]])
+def test_a_kernel_gets_the_tokens_of_all_rows_and_the_numbers_of_the_batch(
+    monkeypatch, rows, options, scale, window
+):
+    monkeypatch.setattr("cpt.models.attention.has_kernel", lambda query, dtype: True)
+    given = []
+
+    def kernel(query, key, value, *others):
+        given.append((query.shape, key.shape, query.dtype, *others))
+        return value.repeat(1, 2, 2)  # wider than it was
+
+    query, key = torch.randn(3, 4, 10, 12), torch.randn(3, 2, 10, 12, dtype=torch.bfloat16)
+    bounds = document_bounds(positions_of(*rows))
+    value = torch.randn(3, 2, 10, 5).bfloat16()
+    mask = bounds.expand(1, 1, 128, -1)
+    output, weights = varlen_attention(kernel, None, query, key, value, mask, **options)
+    expected = value.transpose(1, 2).repeat(1, 1, 2, 1)
+    assert weights is None and torch.equal(output, expected)
+    ((query_shape, key_shape, dtype, starts, longest, *numbers),) = given
+    assert (query_shape, key_shape, dtype) == ((30, 4, 12), (30, 2, 12), torch.bfloat16)
+    if len(rows[0]) == 1:
+        assert (starts.tolist(), longest) == ([0, 10, 20, 30], 10)
+    else:
+        assert (starts.tolist(), longest) == (bounds.tolist(), 128)
+    assert numbers == [pytest.approx(scale), window]
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 2}])

@@ -194,10 +194,50 @@ def test_an_exported_model_has_the_positions_it_was_trained_with(tmp_path):
     )
 
 
+YARN = {"rope_type": "yarn", "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("family", "wanted", "rope", "length"),
+    [
+        ("llama", {"theta": 5e5}, {"rope_theta": 5e5, "rope_type": "default"}, 128),
+        (
+            "llama",
+            {"theta": 5e5, "length": 300},
+            {"rope_theta": 5e5, "rope_type": "default"},
+            300,
+        ),
+        (
+            "nemotron",
+            {"type": "yarn", "factor": 4},
+            {**YARN, "factor": 4.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            512,
+        ),
+        (
+            "llama",
+            {"type": "yarn", "factor": 4, "length": 512, "theta": 1e6},
+            {**YARN, "factor": 4.0, "rope_theta": 1e6},
+            512,
+        ),
+        (
+            "llama",
+            {"type": "yarn", "factor": 4, "length": 300},
+            {**YARN, "factor": 4.0, "rope_theta": 1e4},
+            300,
+        ),
+    ],
+)
+def test_positions_of_the_recipe_are_in_the_config(family, wanted, rope, length):
+    config = with_rope(config_from(tiny_config(family, max_position_embeddings=128)), wanted)
+    assert config.rope_parameters == rope and config.max_position_embeddings == length
+
+
 @pytest.mark.parametrize(
     ("family", "wanted"),
     [
         ("gpt2", {"theta": 1e6}),
+        ("llama", {"type": "yarn", "factor": 4, "length": 513}),
+        ("llama", {"factor": 4}),
         ("llama", {"type": "yarn", "factor": 2, "length": 4096}),
         ("llama", {}),
         ("llama", {"type": "yarn"}),

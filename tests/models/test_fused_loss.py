@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +14,23 @@ from tiny_models import assert_same_gradients, gradients, tiny_config, tiny_mode
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
+from cpt.errors import RecipeError
 from cpt.models.config import config_from
 from cpt.models.fused_loss import (
     FusedLoss,
     LinearCrossEntropy,
+    OwnLoss,
+    balance_weight,
+    chunk_of,
     cross_entropy_in_place,
     fused_scores,
+    keep_liger_to_layers,
+    logit_cap,
+    logit_factor,
+    set_up_loss,
+    set_up_own_loss,
+    tokens_at_once,
+    whole_logits,
     why_not_fused,
 )
 from cpt.planning.fake_model import PeakOfStorages
@@ -81,8 +93,15 @@ def test_loss_and_gradients_are_the_models_own(family, options):
     assert_fused_is_the_models_own(built(family), tokens=7, **options)
 
 
-@pytest.mark.parametrize("lora", [{"r": 4, "target_modules": ["q_proj", "lm_head"]}, "cpt"])
-def test_adapters_on_the_head_take_part(lora):
+@pytest.mark.parametrize(
+    "lora",
+    [
+        {"r": 4, "target_modules": ["q_proj", "lm_head"]},
+        {"r": 4, "target_modules": ["q_proj"]},  # the head is frozen
+        "cpt",
+    ],
+)
+def test_adapters_on_the_head_and_below_it_take_part(lora):
     assert_fused_is_the_models_own(built("llama", lora=lora), tokens=5)
 
 
@@ -155,6 +174,207 @@ def test_logits_that_are_changed_in_an_unknown_way_are_not_scored_in_chunks():
         assert fused.score(model, batch, labels) is None, "nor later"
     with torch.no_grad(), fused_scores(model) as fused:
         assert fused.score(model, batch, labels) is not None
+
+
+@pytest.mark.parametrize("trained", ["hidden", "weight", "bias", "hidden weight bias"])
+@pytest.mark.parametrize(
+    ("dtype", "cap", "chunk"),
+    [
+        (torch.float32, 0.0, 5),
+        (torch.float32, 3.0, None),
+        (torch.bfloat16, 3.0, 5),
+        (torch.bfloat16, 0.0, None),
+        (torch.float16, 0.0, 5),
+        (torch.float16, 3.0, 13),
+    ],
+)
+def test_the_loss_of_a_linear_head_and_each_of_its_gradients_are_those_in_fp64(
+    dtype, cap, chunk, trained
+):
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"hidden": (13, 9), "weight": (37, 9), "bias": (37,)}
+    given, exact = {}, {}
+    for name, shape in shapes.items():
+        values = torch.randn(*shape, generator=draw).to(dtype)
+        given[name] = values.clone().requires_grad_(name in trained)
+        exact[name] = values.double().requires_grad_(name in trained)
+    targets = torch.randint(37, (13,), generator=draw)
+    targets[[0, 7]] = -100
+    # fp16 would lose gradients of this scale
+    scale, factor = torch.tensor(2.0**-22), 2.0**22 / 11
+    loss, losses = LinearCrossEntropy.apply(*given.values(), targets, scale, cap, chunk)
+    (factor * loss).backward()
+
+    logits = F.linear(*exact.values())
+    if cap:
+        logits = cap * torch.tanh(logits / cap)
+    expected = F.cross_entropy(logits, targets, reduction="none")
+    (expected.sum() / 11).backward()
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}[dtype]
+    same = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance)
+    same(losses.double(), expected.detach())
+    assert factor * loss.item() == pytest.approx(expected.sum().item() / 11, rel=tolerance)
+    for name, values in given.items():
+        if name in trained:
+            assert values.grad.dtype == dtype
+            same(values.grad.double(), exact[name].grad)
+        else:
+            assert values.grad is None
+    with pytest.raises(RuntimeError, match="only one backward pass"):
+        loss.backward()
+
+
+# --- sizes of chunks, and numbers of configs -------------------------------------------------------------------------
+
+
+def test_a_chunk_has_two_gib_of_logits_in_half_precision_within_limits():
+    vocabularies = (100, 131_072, 131_073, 256_000, 4_194_304, 10**7)
+    assert [tokens_at_once(vocabulary) for vocabulary in vocabularies] == [
+        *(8192, 8192, 4096, 4096),
+        *(256, 256),
+    ]
+    assert chunk_of(20_000, 131_072, 4096, accumulates=False) == 8192
+    assert chunk_of(100, 131_072, 4096, accumulates=False) == 100
+    # one chunk of n tokens instead of 8192 takes 2 bytes a logit, a sum 4 bytes a weight
+    assert chunk_of(16_384, 131_072, 4096, accumulates=True) == 16_384
+    assert chunk_of(16_385, 131_072, 4096, accumulates=True) == 8192
+
+
+@pytest.mark.parametrize(
+    ("values", "factor", "cap"),
+    [
+        ({}, 1.0, 0.0),
+        ({"logits_scaling": 8.0}, 0.125, 0.0),
+        ({"logits_scaling": 3.0, "model_type": "hyperclovax"}, 3.0, 0.0),
+        ({"logit_scale": 0.25}, 0.25, 0.0),
+        ({"lm_head_multiplier": 0.0}, 0.0, 0.0),
+        ({"output_multiplier": 0.5, "lm_head_multiplier": None}, 0.5, 0.0),
+        ({"logits_soft_cap": 15.0, "final_logit_softcapping": None}, 1.0, 15.0),
+        ({"output_logit_soft_cap": 7.0}, 1.0, 7.0),
+    ],
+)
+def test_factors_and_caps_of_logits_are_read_by_each_familys_name(values, factor, cap):
+    config = SimpleNamespace(model_type=values.get("model_type", "any"), to_dict=lambda: values)
+    assert (logit_factor(config), logit_cap(config)) == (factor, cap)
+
+
+# --- which loss a run has --------------------------------------------------------------------------------------------
+
+
+def settings(device="cpu", **options):
+    """What is read of a Trainer's arguments."""
+    off = {"label_smoothing_factor": 0.0, "use_liger_kernel": False, "liger_kernel_config": None}
+    return SimpleNamespace(**{"device": torch.device(device), **off, **options})
+
+
+SMOOTHED = {"label_smoothing_factor": 0.1}
+LIGERS = {
+    "use_liger_kernel": True,
+    "liger_kernel_config": {"cross_entropy": True, "fused_linear_cross_entropy": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "options", "expected", "printed"),
+    [
+        (True, {}, FusedLoss, None),
+        ("auto", {}, OwnLoss, None),
+        (False, {}, OwnLoss, None),
+        ("auto", {"device": "cuda"}, FusedLoss, None),
+        (False, {"device": "cuda"}, OwnLoss, "`model.fused_loss: false`"),
+        ("auto", {"device": "cuda", **SMOOTHED}, OwnLoss, "label_smoothing_factor"),
+        (True, SMOOTHED, "model.fused_loss: `training.label_smoothing_factor`", None),
+        ("auto", {**SMOOTHED, **LIGERS}, "training.label_smoothing_factor: `training.liger", None),
+    ],
+)
+def test_a_gpu_fuses_the_loss_unless_something_needs_all_logits(
+    wanted, options, expected, printed, capsys
+):
+    model = built("llama")
+    training = settings(**options)
+    if isinstance(expected, str):
+        with pytest.raises(RecipeError, match=expected):
+            set_up_loss(model, wanted, training)
+        return
+    loss = set_up_loss(model, wanted, training)
+    assert type(loss) is expected and model.loss_function is loss
+    printed_lines = capsys.readouterr().out
+    assert printed_lines == "" if printed is None else printed in printed_lines
+
+
+def test_a_module_without_a_loss_function_keeps_what_it_has():
+    plain = torch.nn.Linear(3, 3)
+    assert set_up_loss(plain, True, settings()) is None
+    assert set_up_own_loss(plain, settings()) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "is_used", "config"),
+    [
+        ("cuda", True, True, {"fused_linear_cross_entropy": False, "cross_entropy": True, "a": 1}),
+        ("cpu", True, False, {"fused_linear_cross_entropy": False, "cross_entropy": True, "a": 1}),
+        ("cuda", False, False, {"cross_entropy": True, "a": 1}),
+    ],
+)
+def test_liger_replaces_layers_on_a_gpu_and_never_the_loss(device, wanted, is_used, config, capsys):
+    options = {"cross_entropy": True, "a": 1}
+    training = settings(device, use_liger_kernel=wanted, liger_kernel_config=options)
+    keep_liger_to_layers(training)
+    assert training.use_liger_kernel is is_used and training.liger_kernel_config == config
+    has_no_effect = "use_liger_kernel` has no effect on a CPU" in capsys.readouterr().out
+    assert has_no_effect is (wanted and not is_used)
+
+
+@pytest.mark.parametrize("num_items", [None, 100])
+@pytest.mark.parametrize("family", ["llama", "cpt-gpt2"])
+def test_labels_are_smoothed_in_training_over_the_words_that_exist(family, num_items):
+    model, plain = built(family), built(family)
+    set_up_own_loss(model, settings(label_smoothing_factor=0.3))
+    batch = row()
+    targets = F.pad(batch["labels"], (0, 1), value=-100)[:, 1:].flatten()
+    logits = plain(**batch).logits[..., :97].flatten(0, 1)
+    summed = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=0.3)
+    expected = summed / (num_items or (targets != -100).sum())
+    torch.testing.assert_close(model(**batch, num_items_in_batch=num_items).loss, expected)
+    shifted = F.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
+    again = model(**batch, shift_labels=shifted, num_items_in_batch=num_items).loss
+    torch.testing.assert_close(again, expected)
+    evaluated = model.eval()(**batch).loss
+    torch.testing.assert_close(evaluated, plain.eval()(**batch).loss)
+
+
+@pytest.mark.parametrize("loss", [FusedLoss, OwnLoss])
+def test_the_cross_entropy_before_penalties_is_remembered_once(loss):
+    model = built("minimind2_moe")
+    memory = loss(model).memory
+    trained = model(**row())
+    cross_entropy = memory.take()
+    penalty = balance_weight(model) * trained.aux_loss
+    torch.testing.assert_close(cross_entropy + penalty, trained.loss)
+    assert penalty > 0 and memory.take() is None
+    model.eval()(**row())
+    assert memory.take() is None
+    without_penalties = built("llama")
+    memory = loss(without_penalties).memory
+    without_penalties(**row())
+    assert memory.take() is None and balance_weight(without_penalties) == 0
+
+
+def test_the_models_own_loss_computes_within_and_the_fused_one_again_after_it():
+    model = built("llama")
+    fused = FusedLoss(model, tokens=5)
+    output = model(**row())
+    assert output.logits.shape[-1] == 32, "hidden states"
+    with whole_logits(model):
+        own = model(**row())
+        assert own.logits.shape[-1] == 96 and model.loss_function is not fused
+    torch.testing.assert_close(own.loss, output.loss)
+    assert model(**row()).logits.shape[-1] == 32 and model.loss_function is fused
+    expected = F.cross_entropy(
+        own.logits[:, :-1].flatten(0, 1), row()["labels"][:, 1:].flatten(), reduction="none"
+    )
+    assert fused.token_losses.shape == (2, 24) and not fused.token_losses[:, -1].any()
+    torch.testing.assert_close(fused.token_losses[:, :-1].flatten(), expected)
 
 
 # --- half precision --------------------------------------------------------------------------------------------------

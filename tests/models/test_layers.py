@@ -17,12 +17,18 @@ from cpt.errors import RecipeError, ResourceError
 from cpt.models.freezing import freeze_others
 from cpt.models.layers import (
     Compiling,
+    OffloadedActivations,
+    Recomputing,
     check_compiling,
     compile_layers,
+    compiled_modules,
     compiled_parts,
     keep_attention,
     read_recomputing,
     set_up_recomputing,
+    take_compiling,
+    uncompiled_layers,
+    wanted_compiling,
 )
 
 LAYERS = 4
@@ -123,12 +129,87 @@ ON = {"gradient_checkpointing": True}
         (ON, {"selective": True, "use_reentrant": True}, {}),
         (ON, {"offload": True, "every_n_layers": 2}, {"zero3": True}),
         ({}, {"selective": True}, {}),
+        ({}, {"offload": True, "every_n_layers": 2}, {}),
+        ({}, {"offload": True}, {"zero3": True}),
         ({**ON, "torch_compile": True}, {"selective": True}, {"experts": True}),
+        ({**ON, "torch_compile": True}, {"use_reentrant": True}, {}),
     ],
 )
 def test_sub_keys_that_mean_nothing_are_refused(training, sub_keys, options):
     with pytest.raises(RecipeError, match=r"`training\.gradient_checkpointing_kwargs`"):
         read_recomputing({**training, "gradient_checkpointing_kwargs": sub_keys}, **options)
+
+
+@pytest.mark.parametrize(
+    ("training", "sub_keys", "options", "expected"),
+    [
+        ({}, {}, {}, Recomputing()),
+        (ON, None, {"zero3": True, "experts": True}, Recomputing(checkpoints=True)),
+        ({}, {"offload": True}, {}, Recomputing(offload=True)),
+        (
+            {**ON, "torch_compile": True},
+            {"selective": True, "every_n_layers": 3, "use_reentrant": False, "debug": False},
+            {},
+            Recomputing(True, True, 3, of_torch={"use_reentrant": False, "debug": False}),
+        ),
+        (ON, {"selective": True}, {"experts": True}, Recomputing(True, selective=True)),
+        (
+            ON,
+            {"offload": True, "every_n_layers": 2, "use_reentrant": True},
+            {"experts": True},
+            Recomputing(True, False, 2, True, of_torch={"use_reentrant": True}),
+        ),
+        (ON, {"offload": True}, {"zero3": True}, Recomputing(True, offload=True)),
+    ],
+)
+def test_sub_keys_are_read_by_both_names_of_the_key(training, sub_keys, options, expected):
+    given = {**training, "gradient_checkpointing_kwargs": sub_keys}
+    assert read_recomputing(given, **options) == expected
+    renamed = {
+        key.replace("gradient_checkpointing", "activation_checkpointing"): value
+        for key, value in given.items()
+    }
+    assert read_recomputing(renamed, **options) == expected
+
+
+def test_a_layers_own_checkpoint_is_reentrant_only_if_its_inputs_are_hidden_from_torch():
+    def options_of(sub_keys, **attributes):
+        model = tiny_model("llama")
+        vars(model).update(attributes)
+        given = arguments(sub_keys)
+        given.activation_checkpointing_kwargs = None
+        set_up_recomputing(model, given)
+        assert given.activation_checkpointing_kwargs == given.gradient_checkpointing_kwargs
+        return given.gradient_checkpointing_kwargs
+
+    in_8_bit = {"is_loaded_in_8bit": True}
+    assert options_of(None) == {"use_reentrant": False}
+    assert options_of({"every_n_layers": 3}) == {"use_reentrant": False, "every_n_layers": 3}
+    assert options_of({}, **in_8_bit) == {"use_reentrant": True}
+    assert options_of({"selective": True}, **in_8_bit) == {"use_reentrant": False}
+    assert options_of({"use_reentrant": False}, **in_8_bit) == {"use_reentrant": False}
+
+
+def test_activations_are_offloaded_from_a_gpu_only(monkeypatch, capsys):
+    model, given = tiny_model("llama"), arguments({"offload": True}, checkpoints=False)
+    assert not isinstance(set_up_recomputing(model, given), OffloadedActivations)
+    assert "`offload` has no effect without a GPU" in capsys.readouterr().out
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    offloading = set_up_recomputing(model, given)
+    assert isinstance(offloading, OffloadedActivations) and offloading.model is model
+    assert not isinstance(set_up_recomputing(model, arguments({})), OffloadedActivations)
+    assert capsys.readouterr().out == ""
+
+
+def test_experts_of_the_model_itself_are_not_compiled_with_selective_checkpoints():
+    def set_up(family):
+        given = arguments({"selective": True})
+        given.torch_compile = True
+        set_up_recomputing(tiny_model(family), given)
+
+    set_up("llama")
+    with pytest.raises(RecipeError, match="experts"):
+        set_up("minimind2_moe")
 
 
 @pytest.mark.parametrize(
@@ -148,6 +229,60 @@ def test_attentions_of_a_gpu_are_kept_too(name, policy):
 
 
 # --- training.torch_compile ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("training", "expected"),
+    [
+        ({}, None),
+        ({"torch_compile": False}, None),
+        ({"torch_compile": "auto"}, None),
+        ({"torch_compile": True}, Compiling("inductor", None)),
+        ({"torch_compile": "auto", "torch_compile_mode": "default"}, Compiling(mode="default")),
+        ({"torch_compile_backend": "eager"}, Compiling("eager", None)),
+    ],
+)
+def test_a_backend_or_a_mode_enables_compiling_and_hugging_faces_own_is_disabled(
+    training, expected
+):
+    assert wanted_compiling(training) == expected
+    given = SimpleNamespace(**training)
+    assert take_compiling(given) == expected
+    off = {"torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None}
+    assert vars(given) == off
+
+
+def test_layers_are_compiled_only_for_steps_of_training():
+    calls = []
+
+    def counting(graph, _):
+        def run(*inputs):
+            calls.append(1)
+            return graph(*inputs)
+
+        return run
+
+    dynamo.reset()
+    model = built("llama")
+    assert compile_layers(model, Compiling(counting)) == len(compiled_modules(model)) == LAYERS
+    plain = built("llama")
+    assert torch.equal(model(ids()).logits, plain(ids()).logits) and len(calls) == LAYERS
+    with torch.no_grad():
+        model(ids())
+    model.eval()(ids())
+    model.train()
+    with uncompiled_layers(model):
+        model(ids())
+        assert compiled_modules(model) == []
+    assert len(calls) == LAYERS
+    model(ids())
+    assert len(calls) == 2 * LAYERS
+    dynamo.reset()
+
+
+def test_a_model_without_decoder_layers_is_not_compiled():
+    with pytest.raises(RecipeError, match="Linear lacks transformers' decoder layers"):
+        compile_layers(torch.nn.Linear(3, 3), Compiling("eager"))
 
 
 @pytest.fixture
