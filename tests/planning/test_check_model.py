@@ -12,12 +12,20 @@ from cpt.cache import TOKENIZER, WEIGHTS
 from cpt.errors import RecipeError, ResourceError
 from cpt.models.adapters import add_lora
 from cpt.models.config import config_from
+from cpt.models.inventory import build_on_meta
 from cpt.planning import check_model
-from cpt.planning.check_model import check_first_examples, find_config, refuse_unreachable_model
+from cpt.planning.check_model import (
+    check_first_examples,
+    check_new_rows,
+    find_config,
+    first_document,
+    is_there,
+    refuse_unreachable_model,
+)
 from cpt.planning.check_resources import PreflightReport
 from cpt.planning.gate import check_reality
 from cpt.recipe.load import load_recipe
-from cpt.recipe.schema import Recipe
+from cpt.recipe.schema import DocumentSource, Model, Recipe
 
 
 def mistakes(recipe: Recipe) -> list[str]:
@@ -174,6 +182,78 @@ def test_a_model_without_a_record_of_new_rows_cannot_train_them_alone(
     assert "`model.train_only`" in mistake
 
 
+BOTH = ["embed_tokens", "lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("section", "tied", "frozen"),
+    [
+        ({}, False, None),
+        ({"train_only": "new_rows"}, False, None),
+        ({"train_only": BOTH}, False, None),
+        ({"train_only": ["lm_head"]}, False, "the embedding is frozen"),
+        ({"train_only": ["layers.0"]}, False, "the embedding and the head are frozen"),
+        ({"train_only": ["embed_tokens"]}, True, None),
+        ({"lora": {}}, False, "the embedding and the head are frozen"),
+        ({"lora": "cpt"}, False, None),
+        ({"lora": "cpt"}, True, None),
+        ({"lora": {"modules_to_save": ["lm_head"]}}, False, "the embedding is frozen"),
+        ({"lora": {"target_modules": ["q_proj", "embed_tokens"]}}, False, "the head is frozen"),
+        ({"lora": {"target_modules": ["embed_tokens"], "modules_to_save": BOTH}}, False, None),
+        ({"lora": {"target_modules": ".*proj"}}, False, "the embedding and the head are frozen"),
+        ({"lora": {"trainable_token_indices": [1, 2]}}, False, None),
+        ({"lora": {}, "from_scratch": True}, False, None),
+    ],
+)
+def test_rows_of_new_tokens_are_never_frozen(tmp_path, section, tied, frozen):
+    model = build_on_meta(config_from({**TINY_LLAMA, "tie_word_embeddings": tied}))
+    with_config = {"config": TINY_LLAMA} if section.get("from_scratch") else {"path": str(tmp_path)}
+    written = Model.model_validate({**with_config, **section})
+    for needed in (321, 320):
+        if frozen is None or needed == 320:
+            check_new_rows(written, model, needed)
+        else:
+            with pytest.raises(RecipeError, match=f"1 tokens .*: {frozen}"):
+                check_new_rows(written, model, needed)
+
+
+def test_new_rows_that_adapters_freeze_are_a_mistake(load, tmp_path, tokenizer_folder):
+    model = str(write_model(tmp_path / "model", tokenizer_folder, tied=False, rows=300))
+    section = {"path": model, "resize_embeddings": True}
+    assert mistakes(load(stage="cpt", model=section)) == []
+    (mistake,) = mistakes(load(stage="cpt", model={**section, "lora": {"r": 2}}))
+    assert "20 tokens" in mistake
+    (mistake,) = mistakes(load(stage="cpt", model={"path": model}))
+    assert "ids up to 319, the model's vocabulary 300 rows" in mistake
+
+
+@pytest.mark.parametrize(
+    ("model_type", "bos", "from_scratch", "is_warned"),
+    [
+        ("llama", "<s>", False, True),
+        ("mistral", "<s>", False, True),
+        ("llama", "<s>", True, False),
+        ("qwen3", "<s>", False, False),
+        ("llama", "<other>", False, False),
+    ],
+)
+def test_a_tokenizer_that_puts_no_bos_before_texts_of_a_family_that_expects_it(
+    load, tmp_path, tokenizer_folder, model_type, bos, from_scratch, is_warned
+):
+    config = {**TINY_LLAMA, "model_type": model_type, "vocab_size": 330}
+    AutoModelForCausalLM.from_config(config_from(config)).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.bos_token = bos
+    tokenizer.save_pretrained(tmp_path)
+    model = {"from_scratch": True, "config": config} if from_scratch else {"path": str(tmp_path)}
+    stage = "pretrain" if from_scratch else "cpt"
+    recipe = load(stage=stage, model=model, tokenizer={"path": str(tmp_path)})
+    warnings = [line for line in check_reality(recipe).warnings if "does not put" in line]
+    assert [f"{bos} before a text, as {model_type}" in line for line in warnings] == (
+        [True] if is_warned else []
+    )
+
+
 def test_the_parts_that_are_trained_have_to_exist_and_a_tied_head_is_reported(load, tiny_recipe):
     def found_with(*parts, tied=False, **optimizer):
         config = {**TINY_LLAMA, "tie_word_embeddings": tied}
@@ -231,6 +311,27 @@ def test_a_teacher_has_to_exist_unless_another_run_makes_it(load, tokenizer_fold
     for wrong in ("./gone", save_llama(tmp_path / "other", tokenizer_folder, 1, vocab_size=384)):
         (mistake,) = found_with(wrong)
         assert "`training.teacher_model_name_or_path`" in mistake
+
+
+@pytest.mark.parametrize("reaches_hub", [True, False])
+def test_another_model_of_the_hub_is_unchecked_when_the_hub_cannot_be_reached(
+    monkeypatch, reaches_hub
+):
+    monkeypatch.setattr(check_model, "hub_is_reachable", lambda: reaches_hub)
+    monkeypatch.setattr(check_model, "read_config", lambda section: config_from(TINY_LLAMA))
+    report = PreflightReport()
+    assert is_there("a/b", "v1", "rewards[1].path", report) is reaches_hub
+    assert report.unchecked == ([] if reaches_hub else ["`rewards[1].path`: a/b (Hub)"])
+    assert report.mistakes == []
+
+
+def test_the_first_row_of_a_file_decides_and_a_bad_one_is_no_document(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "first"}\n{"text": "second"}\n')
+    source = DocumentSource(path=str(path))
+    assert first_document(source, "data.sources[0]").text == "first"
+    path.write_text('{"words": "no column"}\n{"text": "second"}\n')
+    assert first_document(source, "data.sources[0]") is None
 
 
 def test_a_reward_model_needs_an_architecture_with_a_classifier(load, tmp_path):

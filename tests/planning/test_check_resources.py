@@ -27,6 +27,10 @@ from cpt.planning.workload import Sharding
         ({"every_steps": 1, "keep": None}, 8),
         ({"every_steps": 1, "keep": {"last": 2, "every": 4}}, 3),
         ({"every_steps": 1, "keep": {"name": "my_lab.keep:weekly"}}, 2),
+        ({"every_steps": 0.3, "keep": None}, 4),
+        ({"every_steps": 0.3, "keep": 7}, 4),
+        ({"every_steps": 3, "keep": None}, 3),
+        ({"every_tokens": 500, "keep": None}, 5),
     ],
 )
 def test_checkpoints_that_are_kept_and_the_one_being_written_are_counted(

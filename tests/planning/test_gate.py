@@ -8,7 +8,10 @@ from tiny import TINY_LLAMA, write_recipe
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.hardware import Gpu
+from cpt.models.config import config_from
+from cpt.models.inventory import build_on_meta
 from cpt.planning import gate
+from cpt.planning.check_resources import PreflightReport
 from cpt.recipe.load import load_with_tree
 from cpt.recipe.schema import Recipe
 
@@ -250,6 +253,141 @@ def test_a_limit_of_gpu_memory_on_a_cpu_is_a_warning(load):
         load(safety={"max_gpu_memory": 0.8}, training={**MICRO_BATCH, "use_cpu": True})
     )
     assert any("safety.max_gpu_memory" in warning for warning in found.warnings)
+
+
+def test_a_recipe_for_one_gpu_is_checked_for_the_processes_of_this_run(load, monkeypatch):
+    monkeypatch.setattr(gate, "world_size", lambda: 3)
+    (mistake,) = mistakes(load())  # 4 rows a step
+    assert "`budget.global_batch_tokens`" in mistake
+    monkeypatch.setattr(gate, "world_size", lambda: 2)
+    assert mistakes(load()) == []
+
+
+def test_triton_is_tried_only_if_the_run_uses_the_gpu(load, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(gate, "ask_triton", lambda: asked.append(1))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with_cpu, without = load(training={**MICRO_BATCH, "use_cpu": True}), load()
+    gate.print_report(tmp_path / "recipe.yaml", with_cpu)
+    assert asked == []
+    gate.print_report(tmp_path / "recipe.yaml", without)
+    assert asked == [1]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    gate.print_report(tmp_path / "recipe.yaml", without)
+    assert asked == [1]
+
+
+LIGER = {**MICRO_BATCH, "use_liger_kernel": True}
+
+
+@pytest.mark.parametrize(
+    ("training", "is_installed", "blockers"),
+    [
+        ({**LIGER, "bf16": True}, False, ["pip install liger-kernel"]),
+        ({**LIGER, "bf16": True}, True, []),
+        (LIGER, False, []),  # the run is on this machine's CPU
+        ({**MICRO_BATCH, "bf16": True}, False, []),
+    ],
+)
+def test_liger_has_to_be_installed_for_a_gpu(load, monkeypatch, training, is_installed, blockers):
+    find_spec = gate.importlib.util.find_spec
+
+    def find(name, *arguments):
+        if name == "liger_kernel":
+            return "its spec" if is_installed else None
+        return find_spec(name, *arguments)
+
+    monkeypatch.setattr(gate.importlib.util, "find_spec", find)
+    found = [str(problem) for problem in gate.check_reality(load(training=training)).blockers]
+    assert [line.rpartition(": ")[2] for line in found if "liger" in line] == blockers
+
+
+@pytest.mark.parametrize(
+    ("profile", "has_gpu", "reason"),
+    [
+        (ZERO_2, False, "DeepSpeed on a CPU compiles its communication"),
+        (OFFLOADING, True, "offload_optimizer compiles its optimizer"),
+        (ZERO_2, True, None),
+    ],
+)
+def test_what_deepspeed_compiles_needs_a_compiler(load, monkeypatch, profile, has_gpu, reason):
+    monkeypatch.setattr("cpt.hardware.find_program", lambda name: None)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: has_gpu)
+    report = PreflightReport()
+    read = gate.check_deepspeed(load(), profile, report)
+    assert read["zero_optimization"] == profile["zero_optimization"]
+    assert [reason in str(blocker) for blocker in report.blockers] == ([True] if reason else [])
+    assert gate.check_deepspeed(load(), None, report) is None
+
+
+def test_an_optimizer_on_the_host_is_not_compiled_by_a_check(load, monkeypatch):
+    built = []
+    monkeypatch.setattr(gate, "build_optimizer", lambda *_, **options: built.append(options))
+    gate.try_optimizer(load(), OFFLOADING)
+    assert built == []
+    gate.try_optimizer(load(), ZERO_2)
+    gate.try_optimizer(load(), None)
+    gate.try_optimizer(load(training={**MICRO_BATCH, "fsdp": True}), None)
+    assert [tuple(options.values()) for options in built] == [
+        (False, True, False),
+        (False, False, False),
+        (False, False, True),
+    ]
+
+
+def test_an_archive_in_a_folder_has_to_be_writable(load, tmp_path):
+    def found_with(archive):
+        return mistakes(load(checkpoints={"archive": str(archive)}))
+
+    assert found_with(tmp_path / "new" / "folder") == []
+    (mistake,) = found_with("/proc/archive")
+    assert mistake.startswith("RecipeError: `checkpoints.archive`: cannot write to /proc")
+
+
+def test_values_that_only_a_run_can_choose_are_unchecked_or_refused(load, monkeypatch):
+    automatic = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
+    away = {"stage": "cpt", "model": {"path": "a/b"}, "tokenizer": {"path": "a/b"}}
+    found = gate.check_recipe(load(**away, training=automatic))
+    assert found.mistakes == []
+    keys = "`training.per_device_train_batch_size: auto`, `training.gradient_checkpointing: auto`"
+    assert [line.startswith(f"{keys}: chosen at") for line in found.unchecked].count(True) == 1
+    assert not any("chosen at" in line for line in gate.check_recipe(load(**away)).unchecked)
+
+    def fails(*_):
+        raise KeyError("no layers")
+
+    monkeypatch.setattr("cpt.planning.fitting.count_model", fails)
+    (mistake,) = gate.check_recipe(load(training=automatic)).mistakes
+    assert "could not be planned (KeyError" in str(mistake)
+    wrong = gate.check_recipe(load(training=automatic, optimizer={"name": "adamv"})).mistakes
+    assert ["adamv" in str(mistake) for mistake in wrong] == [True]
+
+
+def test_settings_are_judged_as_on_any_machine(load):
+    def found_with(positions=None, **sections):
+        recipe = load(**sections)
+        model = None
+        if positions is not None:
+            shape = {"vocab_size": 320, "n_embd": 32, "n_layer": 1, "n_head": 2}
+            config = {"model_type": "gpt2", **shape, "n_positions": positions}
+            model = build_on_meta(config_from(config))
+        return sorted(gate.setting_mistakes(recipe, model))
+
+    assert found_with() == found_with(64) == []
+    assert found_with(output_dir="/proc/runs", training={**MICRO_BATCH, "bf16": True}) == []
+    (mistake,) = found_with(63)
+    assert "`data.sequence_length` is 64" in mistake
+    automatic = {"per_device_train_batch_size": "auto", "torch_compile_mode": "fast"}
+    (mistake,) = found_with(training={**automatic, "deepspeed": ZERO_2})
+    assert "torch_compile_mode" in mistake
+    broken = {
+        "optimizer": {"name": "adamv"},
+        "training": {**MICRO_BATCH, "deepspeed": ZERO_2 | CLIPS},
+    }
+    assert [
+        word in line
+        for word, line in zip(("adamv", "gradient_clipping"), found_with(**broken), strict=True)
+    ] == [True, True]
 
 
 def test_a_missing_compiler_is_a_blocker_on_this_machine(load, monkeypatch):

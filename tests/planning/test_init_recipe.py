@@ -176,6 +176,11 @@ def test_a_base_that_cpt_trained_has_its_runs_learning_rates_batch_and_rows(
     assert base.parameters == base.model.num_parameters() and len(base.tokenizer) == 320
     pythia = save_llama(tmp_path / "pythia-70m", tokenizer_folder, seed=1)
     assert read_base(str(pythia)).known == known_base("EleutherAI/pythia-70m")
+    (final.parent / "metrics.jsonl").write_text('{"step": 1, "eval_loss": 3}\n')
+    assert own_run(str(final)).final_learning_rate is None
+    assert own_run(str(final.parent)) is None
+    (final.parent / "metrics.jsonl").unlink()
+    assert own_run(str(final)) is None
     small = save_llama(tmp_path / "small", tokenizer_folder, seed=1, vocab_size=300)
     with pytest.raises(RecipeError, match="ids up to 319, but its embedding 300 rows"):
         read_base(str(small))
@@ -187,6 +192,33 @@ def test_of_many_documents_a_part_is_read_and_the_rest_is_estimated(tmp_path, en
     monkeypatch.setattr(init_recipe, "READ_BYTES", 60_000)
     facts = read_documents(str(tmp_path), None, encoder)
     assert not facts.is_whole and facts.documents_read < 800 and 700 < facts.documents < 900
+
+
+def test_400_documents_from_everywhere_are_tokenized(tmp_path, encoder):
+    texts = [f"document {number} about models" for number in range(1000)] + ["again"] * 3
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    facts = read_documents(str(path), None, encoder)
+    assert (facts.documents_read, facts.documents, facts.repeats) == (1003, 1003, 2)
+    assert facts.is_whole and facts.text_bytes == sum(map(len, texts))
+    numbers = [texts.index(text) for text in facts.sample if text != "again"]
+    assert len(facts.sample) == 400 and len({*numbers}) == len(numbers)
+    quarters = [sum(number // 250 == quarter for number in numbers) for quarter in range(4)]
+    assert min(quarters) > 70
+    _, lengths = encoder.encode(facts.sample)
+    each = sum(map(len, facts.sample)) / sum(lengths)
+    assert facts.bytes_per_token == pytest.approx(each)
+    assert facts.tokens == round(facts.text_bytes / each)
+
+
+def test_the_column_of_the_text_is_found_by_its_usual_names(tmp_path, encoder):
+    path = tmp_path / "rows.jsonl"
+    row = {"title": "x", "markdown": "some words of text", "other": "words"}
+    path.write_text((json.dumps(row) + "\n") * 60)
+    assert read_documents(str(path), None, encoder).source.text_column == "markdown"
+    assert read_documents(str(path), "other", encoder).source.text_column == "other"
+    with pytest.raises(DataError, match="no column `missing`.*--text-column"):
+        read_documents(str(path), "missing", encoder)
 
 
 @pytest.mark.parametrize(
