@@ -2,13 +2,24 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from one_process_group import alone_in_a_group
 from safetensors.torch import load_file, save_file
+from threads_as_ranks import on_ranks
 from tiny import SHAPE, tiny_config
 from tiny_models import make_tokenizer, tiny_model
-from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    LlamaForCausalLM,
+)
 
 from cpt.errors import CheckpointError, RecipeError
-from cpt.models.build import build_model, scoring_model
+from cpt.models import build
+from cpt.models.build import build_model, converted_weights, scoring_model
+from cpt.models.config import config_from
 from cpt.recipe.schema import Model
 
 IDS = torch.arange(3, 63).view(2, 30)
@@ -139,6 +150,107 @@ def test_the_attention_is_logged_where_there_is_one(caplog, family, attention, l
     tiny_model(config if family == "mamba2" else family, attention=attention)
     lines = [line for line in caplog.messages if line.startswith("attention")]
     assert [line.startswith(logged) for line in lines] == ([True] if logged else [])
+
+
+@pytest.mark.parametrize(
+    ("attention", "packed", "expected"),
+    [
+        ("auto", True, None),
+        ("sdpa", True, "sdpa"),
+        ("varlen", False, "varlen"),
+        ("flash_attention_2", False, "flash_attention_2"),
+        ("varlen", True, RecipeError),
+        ("flash_attention_2", True, RecipeError),
+    ],
+)
+def test_a_models_own_code_gets_the_attention_of_the_recipe_if_documents_stay_apart(
+    attention, packed, expected
+):
+    class OwnConfig(LlamaForCausalLM.config_class):
+        model_type = "own"
+
+    section = Model(path="a/b", attention=attention)
+    options = {"half_precision": True, "packed": packed}
+    if expected is RecipeError:
+        with pytest.raises(RecipeError, match=f"model.attention: {attention}"):
+            build._attention(section, OwnConfig(), **options)
+    else:
+        assert build._attention(section, OwnConfig(), **options) == expected
+
+
+def test_weights_in_the_shape_of_the_recipe_are_not_converted(folder):
+    llama = config_from(tiny_config("llama"))
+    with_config = Model(path=str(folder), config=tiny_config("llama"))
+    for section, config in (
+        (Model(path=str(folder)), llama),
+        (with_config, llama),
+        (with_config, AutoConfig.for_model("qwen3")),
+    ):
+        assert converted_weights(section, config, str(folder), "main") is None
+
+
+class Separating(LlamaForCausalLM):
+    keeps_documents_apart = True
+
+
+class Leaking(Separating):
+    def forward(self, *arguments, position_ids=None, **options):
+        return super().forward(*arguments, **options)
+
+
+@pytest.mark.parametrize("model_class", [Separating, Leaking])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_class_that_claims_to_keep_packed_documents_apart_is_tried(
+    monkeypatch, model_class, packed
+):
+    config = config_from(tiny_config("llama", vocab_size=128))
+    monkeypatch.setattr(
+        "cpt.models.build.AutoModelForCausalLM.from_config",
+        lambda config, **_: model_class(config),
+    )
+    section = Model(from_scratch=True, config=tiny_config("llama", vocab_size=128))
+    if packed and model_class is Leaking:
+        with pytest.raises(RecipeError, match="Leaking sets `keeps_documents_apart`"):
+            build_model(section, make_tokenizer(), packed=packed)
+    else:
+        built = build_model(section, make_tokenizer(), packed=packed)
+        assert type(built) is model_class and built.config.vocab_size == config.vocab_size
+
+
+def test_a_tied_head_that_is_trained_as_the_embedding_is_reported(caplog):
+    config = tiny_config("llama", tie_word_embeddings=True)
+    caplog.set_level("INFO", "cpt")
+    tiny_model(config, train_only=["lm_head", "layers.1.mlp"])
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "embed_tokens" in warning.getMessage()
+    assert "model.train_only: 4 of 20 tensors are trained" in caplog.messages
+
+
+def test_the_main_process_alone_reads_the_weights_that_fsdp2_divides(folder, monkeypatch):
+    plain = load(folder)
+    with alone_in_a_group():
+        again = build_model(
+            Model(path=str(folder)), make_tokenizer(), seed=4, is_sharded_later=True
+        )
+    assert torch.equal(again.eval()(IDS).logits, plain(IDS).logits)
+    assert again.generation_config.to_dict() == plain.generation_config.to_dict()
+
+    # threads have one environment, which says which process they are
+    monkeypatch.setattr(build, "is_main_process", lambda: dist.get_rank() == 0)
+    monkeypatch.setattr(build, "main_process_first", lambda work: work())
+
+    def build_on(rank):
+        made = build.build_once(lambda: calls.append(rank) or load(folder), False)
+        return made, made.generation_config
+
+    calls = []
+    (main, _), (other, _) = on_ranks(2, build_on)
+    assert calls == [0] and main is not other
+    names = [name for name, _ in main.named_parameters()]
+    assert names == [name for name, _ in other.named_parameters()]
+    for (name, buffer), copied in zip(main.named_buffers(), other.buffers(), strict=True):
+        assert torch.equal(buffer, copied), name
+    assert other.dtype == main.dtype and other.config.to_dict() == main.config.to_dict()
 
 
 def test_more_than_five_absent_tensors_are_counted(tmp_path):

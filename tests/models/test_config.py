@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny import tiny_config
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from tiny import SHAPE, TINY, tiny_config
 from transformers import AutoModelForCausalLM
 
 from cpt.errors import CheckpointError, RecipeError, ResourceError
+from cpt.models import config
 from cpt.models.config import config_from, hash_weights, load_config, with_rope
 from cpt.models.inventory import count_parameters
 from cpt.models.known_bases import known_base
@@ -79,6 +81,49 @@ def test_an_id_that_cannot_be_fetched_is_a_resource_error(monkeypatch, offline):
     message = refusal(path="some-lab/some-model")
     assert message.startswith("ResourceError: model.path")
     assert ("hf download some-lab/some-model" if offline else "cannot be reached") in message
+
+
+@pytest.mark.parametrize(
+    ("cause", "error", "remedy"),
+    [
+        (GatedRepoError, ResourceError, "hf auth login"),
+        (RepositoryNotFoundError, RecipeError, "neither a folder nor on the Hub"),
+        (HfHubHTTPError, ResourceError, "hf download lab/model"),
+        (ConnectionError, ResourceError, "hf download lab/model"),
+    ],
+)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_answer_of_the_hub_has_its_own_remedy(monkeypatch, cause, error, remedy, depth):
+    def fail(*_, **__):
+        problem = cause.__new__(cause)
+        for _ in range(depth):
+            outer = OSError("cannot read it")
+            outer.__cause__ = problem
+            problem = outer
+        raise OSError("failed") from problem
+
+    monkeypatch.setattr(config, "refuse_unreachable", lambda *_: None)
+    monkeypatch.setattr(config.AutoConfig, "from_pretrained", fail)
+    message = refusal(path="lab/model")
+    assert message.startswith(f"{error.__name__}: model.path: lab/model") or "lab/model" in message
+    assert message.startswith(error.__name__) and remedy in message
+
+
+def test_published_weights_of_another_family_need_its_shape(tmp_path):
+    """Only MiniMind's own config.json has other names than ours."""
+    ours = tiny_config("cpt-gpt2", n_embd=64)
+    published = {**tiny_config("gpt2"), "n_embd": 32}
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    assert "n_embd: 64 in model.config, 32 in" in refusal(path=str(tmp_path), config=ours)
+    fits = load_config(Model(path=str(tmp_path), config={**ours, "n_embd": 32}))
+    assert (fits.vocab_size, fits.unpadded_vocab_size, fits.n_embd) == (128, 97, 32)
+    assert (fits.resid_pdrop, fits.architectures) == (0.0, None)
+
+
+def test_a_damaged_config_is_to_be_copied_again(folder):
+    (Path(folder) / "config.json").write_text('{"model_type": ')
+    message = refusal(path=folder)
+    assert message.startswith("RecipeError: model.path:") and "Copy it again." in message
 
 
 def test_the_users_own_family_is_imported_first(tmp_path, monkeypatch):
@@ -238,12 +283,14 @@ def test_positions_of_the_recipe_are_in_the_config(family, wanted, rope, length)
         ("gpt2", {"theta": 1e6}),
         ("llama", {"type": "yarn", "factor": 4, "length": 513}),
         ("llama", {"factor": 4}),
+        ("gemma3_text", {"theta": 1e6}),  # different positions in each kind of layer
         ("llama", {"type": "yarn", "factor": 2, "length": 4096}),
         ("llama", {}),
         ("llama", {"type": "yarn"}),
     ],
 )
 def test_positions_that_a_model_cannot_have_are_refused(family, wanted):
-    config = config_from(tiny_config(family, max_position_embeddings=128))
+    shape = tiny_config(family) if family in TINY else {"model_type": family, **SHAPE}
+    config = config_from({**shape, "max_position_embeddings": 128})
     with pytest.raises(RecipeError, match=r"`model\.rope"):
         with_rope(config, wanted)

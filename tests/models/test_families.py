@@ -114,6 +114,27 @@ def test_a_vocabulary_that_outgrows_the_padding_is_saved_and_loads(published, tm
     assert torch.equal(load(tmp_path / "ours", num_tokens=150)(IDS).logits, model(IDS).logits)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_exported_gpt2_has_no_padding_and_equal_logits(tied, tmp_path):
+    model = tiny_model(tiny_config("cpt-gpt2", tie_word_embeddings=tied)).eval()
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    export_native(tmp_path)
+    native = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert type(native) is GPT2LMHeadModel and native.config.vocab_size == 97
+    assert native.config.architectures == ["GPT2LMHeadModel"] and native.config.use_cache
+    torch.testing.assert_close(native(IDS).logits, model(IDS).logits[..., :97], atol=1e-6, rtol=0)
+    largest = max(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+    assert len([*tmp_path.glob("*.safetensors")]) > 2 and largest < 60_000
+
+
+def test_a_vocabulary_that_is_not_resized_stays_as_it_is():
+    model = tiny_model("cpt-gpt2")
+    before = model.transformer.wte.weight.clone()
+    assert model.resize_token_embeddings() is model.transformer.wte
+    assert torch.equal(model.transformer.wte.weight, before)
+    assert model.config.unpadded_vocab_size == 97
+
+
 def test_an_untied_head_keeps_its_rows_when_the_vocabulary_grows():
     config = tiny_config("cpt-gpt2", tie_word_embeddings=False)
     before, grown = (
@@ -124,6 +145,15 @@ def test_an_untied_head_keeps_its_rows_when_the_vocabulary_grows():
 
 
 # --- MiniMind: its own checkpoints are plain mappings, and the names of its public code are ours ---------------------
+
+
+@pytest.mark.parametrize("family", MINIMIND)
+def test_logits_of_the_last_or_of_chosen_positions_are_those_of_all(family):
+    model = tiny_model(family).eval()
+    logits = model(IDS).logits
+    torch.testing.assert_close(model(IDS, logits_to_keep=3).logits, logits[:, -3:])
+    chosen = torch.tensor([0, 5, 6])
+    torch.testing.assert_close(model(IDS, logits_to_keep=chosen).logits, logits[:, chosen])
 
 
 @pytest.mark.parametrize("family", MINIMIND)

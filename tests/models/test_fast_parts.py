@@ -15,6 +15,7 @@ from cpt.models.fast_parts import (
     SINGLE,
     PartDifference,
     RowResult,
+    Tolerance,
     compare_fast_parts,
     compared_weights,
     difference_from,
@@ -174,6 +175,30 @@ def test_a_norm_without_a_gradient_is_found_however_small_it_is():
         for gradient, is_last in zip(expected.gradients, last, strict=True)
     ]
     assert difference_from(expected, RowResult(expected.loss, incomplete), LOSS).exceeds(HALF)
+
+
+def test_differences_are_relative_to_the_plain_result():
+    plain = RowResult(-2.0, [torch.tensor([3.0, 4.0]), None, torch.tensor([[0.0, 12.0]])])
+    fast = [torch.tensor([3.0, 4.5]), torch.tensor([9.0]), torch.tensor([[1.2, 12.0]])]
+    found = difference_from(plain, RowResult(-2.5, fast), LOSS)
+    assert (found.key, found.loss, found.gradient) == (LOSS, 0.25, pytest.approx(0.1))
+    without = difference_from(plain, RowResult(-2.0, [*fast[:2], None]), LOSS)
+    assert without.gradient == pytest.approx((144.25 / 169) ** 0.5)
+    assert f"{found}".startswith("its loss differs by 0.25 and its gradient by 0.1 from")
+    for loss, gradient, exceeds in ((0.25, 0.1001, False), (0.24, 1, True), (1, 0.09, True)):
+        assert found.exceeds(Tolerance(loss, gradient)) is exceeds
+    broken = RowResult(math.inf, fast)
+    assert difference_from(broken, plain, LOSS) == PartDifference(LOSS)
+    assert difference_from(plain, broken, LOSS) == PartDifference(LOSS, math.inf, math.inf)
+    no_weights = RowResult(0.0, [])
+    assert difference_from(no_weights, RowResult(0.5, []), LOSS) == PartDifference(LOSS, 0.5)
+
+
+def test_without_decoder_layers_all_trained_weights_are_compared():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    model[0].weight.requires_grad_(False)
+    expected = [model[0].bias, model[1].weight, model[1].bias]
+    assert [id(weight) for weight in compared_weights(model)] == [*map(id, expected)]
 
 
 # --- the model afterwards ---

@@ -12,7 +12,7 @@ import torch
 import unusual_logits
 from tiny_models import assert_same_gradients, gradients, tiny_config, tiny_model
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from cpt.errors import RecipeError
 from cpt.models.config import config_from
@@ -302,10 +302,33 @@ def test_a_gpu_fuses_the_loss_unless_something_needs_all_logits(
     assert printed_lines == "" if printed is None else printed in printed_lines
 
 
-def test_a_module_without_a_loss_function_keeps_what_it_has():
-    plain = torch.nn.Linear(3, 3)
-    assert set_up_loss(plain, True, settings()) is None
-    assert set_up_own_loss(plain, settings()) is None
+class WithOwnLoss(LlamaForCausalLM):
+    def forward(self, input_ids, labels=None, **options):
+        return self.lm_head(self.model(input_ids).last_hidden_state)
+
+
+def test_a_loss_that_cannot_be_replaced_is_named_and_stays():
+    own = WithOwnLoss(config_from(tiny_config("llama")))
+    assert "WithOwnLoss does not compute its loss by `self.loss_function`" in why_not_fused(own)
+    for model in (own, torch.nn.Linear(3, 3)):
+        assert set_up_loss(model, "auto", settings("cuda")) is None
+        assert set_up_own_loss(model, settings()) is None
+    with pytest.raises(RecipeError, match=r"model\.fused_loss: WithOwnLoss"):
+        set_up_loss(own, True, settings())
+    with pytest.raises(RecipeError, match=r"label_smoothing_factor: WithOwnLoss"):
+        set_up_loss(own, "auto", settings(**SMOOTHED))
+
+
+def test_scores_need_a_head_and_no_penalty_of_all_logits():
+    headless, penalized, fused = built("llama").model, built("llama"), built("llama")
+    penalized.config.z_loss_coefficient = 0.1
+    assert "LlamaModel does not define its head" in why_not_fused(headless)
+    assert "the z-loss of LlamaForCausalLM needs all logits" in why_not_fused(penalized)
+    loss = FusedLoss(fused)
+    for model, expected in ((headless, None), (penalized, None), (fused, loss)):
+        with fused_scores(model) as scores:
+            assert scores is expected
+    assert fused.loss_function is loss, "it stays installed"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from benchmarks.plan.dry_run import dry_run, planned_bytes
 from cpt.models.config import config_from
 from cpt.models.layers import Recomputing
 from cpt.planning import activations
-from cpt.planning.activations import Activations, count_activations
+from cpt.planning.activations import ActivationCounts, Activations, count_activations
 from cpt.planning.fake_model import PeakOfStorages, fake_row
 from cpt.planning.memory import plan_memory
 from cpt.planning.model_sizes import sizes_of_model
@@ -59,6 +59,55 @@ def test_a_model_of_the_users_own_is_counted():
     assert (packed.kept, packed.layers) == (alone.kept, 2) and packed.is_counted
     tokens, width = 512, 64
     assert packed.kept > 2 * tokens * width * 4 * 2  # each layer keeps its gates at least
+
+
+def test_a_model_without_decoder_layers_keeps_all_to_its_backward_pass():
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 640, "dff": 96}
+    found = count({"model_type": "ctrl", **shape}, packed=False).one_row
+    assert found.kept == found.again == found.forward > 0
+    assert (found.layer_inputs, found.backward, found.layers) == (0, 0, 1)
+
+
+def test_long_rows_of_a_recurrent_model_are_counted_from_short_ones():
+    shape = {"vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 4}
+    config = {"model_type": "mamba2", **shape, "head_dim": 32, "state_size": 8, "chunk_size": 64}
+    short, long = (
+        count(config, packed=False, sequence_length=length, compiles=True) for length in (256, 640)
+    )
+    for rows in ("one_row", "two_rows"):
+        assert getattr(long, rows) == getattr(short, rows).times(2.5)
+    assert short.one_row.kept > 256 * 64 * 2 * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "share"),
+    [
+        ({}, 1.0),
+        ({"num_experts_per_tok": 3}, 1.0),
+        ({"num_experts_per_tok": 3, "num_local_experts": 5}, 0.6),
+        ({"num_experts": 4}, 0.25),
+        ({"num_experts_per_tok": 2, "num_experts": None, "n_routed_experts": 8}, 0.25),
+    ],
+)
+def test_an_expert_processes_its_share_of_tokens(config, share):
+    assert activations.share_of_experts(config) == share
+
+
+def test_any_number_of_rows_is_extrapolated_from_one_and_two():
+    one = Activations(
+        kept=100, layer_inputs=10, backward=7, again=50, attention=3, layers=5, forward=20
+    )
+    two = Activations(
+        kept=180, layer_inputs=19, backward=9, again=90, attention=6, layers=5, forward=33
+    )
+    of_rows = ActivationCounts(one, two).of_rows
+    assert (of_rows(1), of_rows(2)) == (one, two)
+    assert of_rows(4) == Activations(
+        kept=340, layer_inputs=37, backward=13, again=170, attention=12, layers=5, forward=59
+    )
+    assert one.times(2.5) == Activations(
+        kept=250, layer_inputs=25, backward=17, again=125, attention=7, layers=5, forward=50
+    )
 
 
 ON = Recomputing(checkpoints=True)
