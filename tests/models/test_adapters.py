@@ -2,7 +2,9 @@
 is the merged model's."""
 
 import json
+import logging
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,15 @@ from cpt.errors import CheckpointError, RecipeError
 from cpt.export.export import load_adapter
 from cpt.export.proof import ProofText
 from cpt.export.write import merge_proven
-from cpt.models.adapters import check_lora, check_lora_options, count_lora_parameters, merge_lora
+from cpt.models.adapters import (
+    Quantization,
+    check_lora,
+    check_lora_options,
+    count_lora_parameters,
+    merge_lora,
+    numbers_in,
+    prepare_quantized,
+)
 from cpt.models.config import config_from
 from cpt.models.inventory import build_on_meta
 from cpt.recipe.huggingface_keys import PEFT_METHODS
@@ -237,11 +247,36 @@ def test_options_that_no_run_can_train_are_refused_by_their_key(options, key):
         check_lora_options(options)
 
 
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
+@pytest.mark.parametrize("double", [True, False])
+def test_bitsandbytes_quantizes_as_the_recipe_says(kind, double):
+    config = Quantization(kind, double).config(torch.bfloat16)
+    assert (config.load_in_8bit, config.load_in_4bit) == (kind == "int8", kind != "int8")
+    if kind != "int8":
+        assert config.bnb_4bit_quant_type == kind
+        assert config.bnb_4bit_use_double_quant is double
+        assert config.bnb_4bit_compute_dtype == torch.bfloat16
+
+
+def test_quantized_layers_keep_their_layout_and_4_bit_weights_count_twice():
+    layers = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2), torch.nn.ReLU())
+    vars(layers[0])["support_avx512bf16_for_cpu"] = True
+    prepare_quantized(layers)
+    assert layers[0].support_avx512bf16_for_cpu is False
+    assert "support_avx512bf16_for_cpu" not in vars(layers[1])
+    assert logging.getLogger("bitsandbytes").level == logging.ERROR
+    packed = torch.nn.Parameter(torch.zeros(8, 1, dtype=torch.uint8), requires_grad=False)
+    assert numbers_in(packed) == 8
+    packed.quant_state = SimpleNamespace(shape=(3, 5))
+    assert numbers_in(packed) == 15 and numbers_in(torch.zeros(2, 7)) == 14
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [
         ({"target_modules": ["q_prj"]}, r"`model\.lora\.target_modules`"),
         ({"target_modules": ".*attention"}, r"`model\.lora\.target_modules`"),
+        ({"target_modules": "(attention)?"}, r"`model\.lora\.target_modules`"),
         ({"modules_to_save": ["wte"]}, r"`model\.lora\.modules_to_save`"),
         ({"method": "boft", "boft_block_size": 3, "boft_block_num": 2}, r"model\.lora"),
         ({"lora_bias": True}, r"`model\.lora\.lora_bias`"),

@@ -1,13 +1,20 @@
 """Which attention a model runs with, and the documents' bounds that `varlen` gets."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import SHAPE
 from tiny_models import tiny_model
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoConfig,
+    LlamaForCausalLM,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from cpt.errors import RecipeError, ResourceError
@@ -17,7 +24,10 @@ from cpt.models.attention import (
     add_document_bounds,
     choose_attention,
     document_bounds,
+    hand_over_documents,
     leave_out_cudnn,
+    package_kernel,
+    plain_attention,
     same_width,
     try_documents_apart,
     varlen_attention,
@@ -271,6 +281,76 @@ def test_a_kernel_gets_the_tokens_of_all_rows_and_the_numbers_of_the_batch(
 def test_batches_bring_bounds_only_where_the_model_hands_them_on(lora):
     assert wants_bounds(tiny_model("llama", attention="varlen", lora=lora))
     assert not wants_bounds(tiny_model("llama", attention="sdpa", lora=lora))
+
+
+class WithoutKeywords(LlamaForCausalLM):
+    def forward(self, input_ids, position_ids=None):
+        return super().forward(input_ids, position_ids=position_ids)
+
+
+def test_a_model_that_takes_no_further_arguments_gets_no_bounds():
+    model = WithoutKeywords(AutoConfig.for_model("llama", **SHAPE, attn_implementation="sdpa"))
+    model.model.hands_over_documents = True
+    assert not wants_bounds(model)
+    assert not wants_bounds(torch.nn.Linear(3, 3)) and not wants_bounds(None)
+
+
+@pytest.mark.parametrize("attention", ["varlen", "sdpa", "eager", "broken"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_plain_attention_has_masks_and_then_all_is_as_before(attention, fails):
+    AttentionInterface.register("broken", pytest.fail)
+    AttentionMaskInterface.register("broken", sdpa_mask)
+    name = "sdpa" if attention == "broken" else attention
+    model = tiny_model("llama", attention=name).eval()
+    model.set_attn_implementation(attention)
+    ids, positions = torch.arange(3, 15)[None], torch.cat([torch.arange(5), torch.arange(7)])[None]
+    expected = tiny_model("llama", attention="eager").eval()(ids, position_ids=positions).logits
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext(), plain_attention(model):
+        assert model.config._attn_implementation == name
+        logits = model(ids, position_ids=positions).logits
+        torch.testing.assert_close(logits, expected)
+        assert not torch.backends.cuda.flash_sdp_enabled()
+        _ = 1 / (not fails)
+    assert model.config._attn_implementation == attention
+    assert vars(model.model).get("hands_over_documents") == (attention == "varlen" or None)
+
+
+def test_a_kernel_of_flash_attn_gets_padded_heads_of_one_row(monkeypatch):
+    given = []
+
+    def kernel(package, query, key, value, *others):
+        given.append((package, query.shape, key.shape, value.shape, others))
+        return query
+
+    monkeypatch.setattr("cpt.models.attention.flash_attention", kernel)
+    query, key, value = torch.randn(30, 4, 12), torch.randn(30, 2, 12), torch.randn(30, 2, 5)
+    output = package_kernel("flash_attention_2", query, key, value, "bounds", 7, 0.3, None)
+    assert torch.equal(output[..., :12], query) and output.shape == (30, 4, 16)
+    shapes = (1, 30, 4, 16), (1, 30, 2, 16), (1, 30, 2, 16)
+    assert given == [("flash_attention_2", *shapes, ("bounds", 7, 0.3, None))]
+
+
+def test_bounds_of_the_batch_or_of_its_positions_replace_the_mask_of_a_layer():
+    model = SimpleNamespace(hands_over_documents=True)
+    positions = torch.tensor([[0, 1, 2, 0, 1], [0, 1, 2, 3, 4]])
+    ids = torch.arange(10).view(2, 5)
+    batch = {"position_ids": positions, BOUNDS: document_bounds(positions), LONGEST: 128}
+    inputs, kwargs = hand_over_documents(model, (ids,), batch)
+    mask = kwargs.pop("attention_mask")
+    assert inputs == (ids,) and kwargs.keys() == {"position_ids"}
+    assert mask.shape == (1, 1, 128, 32) and torch.equal(mask[0, 0, 7], batch[BOUNDS])
+    for given in ({"input_ids": ids}, {"inputs_embeds": torch.zeros(2, 5, 3)}):
+        one_row = {**given, "position_ids": positions[:1]}  # of both rows
+        _, kwargs = hand_over_documents(model, (), one_row)
+        bounds = document_bounds(positions[:1].expand(2, -1))
+        assert torch.equal(kwargs["attention_mask"], bounds.expand(1, 1, 5, -1))
+    for other in ({"attention_mask": ids}, {"past_key_values": "cache"}, {"cache": "cache"}):
+        _, kwargs = hand_over_documents(model, (ids,), {**batch, **other})
+        assert kwargs == {"position_ids": positions, **other}
+    for unchanged in ({}, {"position_ids": positions[0]}):
+        assert hand_over_documents(model, (ids,), unchanged) == ((ids,), unchanged)
+    model.hands_over_documents = False
+    assert hand_over_documents(model, (ids,), batch)[1].keys() == {"position_ids"}
 
 
 class OneRow(torch.nn.Module):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from cpt.errors import RecipeError
+from cpt.models import fused_loss
 from cpt.models.config import config_from
 from cpt.models.fused_loss import (
     FusedLoss,
@@ -222,6 +223,20 @@ def test_the_loss_of_a_linear_head_and_each_of_its_gradients_are_those_in_fp64(
             assert values.grad is None
     with pytest.raises(RuntimeError, match="only one backward pass"):
         loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("has_kernel", "vocabulary", "stride"), [(True, 100, 128), (True, 128, 128), (False, 100, 100)]
+)
+def test_rows_of_logits_are_aligned_for_the_kernel_alone(
+    monkeypatch, has_kernel, vocabulary, stride
+):
+    monkeypatch.setattr(fused_loss, "has_kernel", lambda tensor: has_kernel)
+    inputs, head = torch.randn(13, 9, dtype=torch.float16), torch.randn(vocabulary, 9)
+    for chunk, rows in ((5, 5), (20, 13)):
+        buffer = fused_loss.logit_buffer(inputs, head, chunk)
+        assert (buffer.shape, buffer.stride()) == ((rows, vocabulary), (stride, 1))
+        assert buffer.dtype == torch.float16
 
 
 # --- sizes of chunks, and numbers of configs -------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpt.errors import RecipeError, ResourceError
+from cpt.models import layers
 from cpt.models.freezing import freeze_others
 from cpt.models.layers import (
     Compiling,
@@ -30,6 +31,7 @@ from cpt.models.layers import (
     uncompiled_layers,
     wanted_compiling,
 )
+from cpt.torch_internals import set_compiled_call
 
 LAYERS = 4
 
@@ -278,6 +280,37 @@ def test_layers_are_compiled_only_for_steps_of_training():
     model(ids())
     assert len(calls) == 2 * LAYERS
     dynamo.reset()
+
+
+def test_checkpoints_around_calls_move_into_the_graphs_of_compiled_layers(monkeypatch):
+    """As in older versions of transformers."""
+    monkeypatch.setattr(layers, "CHECKPOINTS_AROUND_CALLS", True)
+    model = built("llama", {"every_n_layers": 2})
+    plain, *others = model.model.layers
+    assert [layer.gradient_checkpointing for layer in model.model.layers].count(True) == 2
+    assert all(layers.RECOMPUTE not in vars(layer) for layer in (plain, *others))
+    calls = []
+
+    def recompute(function, *inputs):
+        calls.append(inputs)
+        return function(*inputs)
+
+    for layer in model.model.layers:
+        layer._gradient_checkpointing_func = recompute
+        if layer is not plain:
+            set_compiled_call(layer, layers.CompiledCall(layer, layers.call_in_graph))
+    layers.move_checkpoints_into_graphs(model)
+    for layer in model.model.layers:
+        is_moved = layer is not plain and layer.gradient_checkpointing
+        assert (vars(layer).get(layers.RECOMPUTE) is recompute) is is_moved
+        assert (layer._gradient_checkpointing_func is layers.call_directly) is is_moved
+    moved = next(layer for layer in others if layer.gradient_checkpointing)
+    hidden = torch.randn(1, 3, 32)
+    options = {"position_embeddings": model.model.rotary_emb(hidden, torch.arange(3)[None])}
+    calls.clear()
+    expected = moved.forward(hidden, **options)
+    assert torch.equal(layers.call_in_graph(moved, hidden, **options), expected)
+    assert len(calls) == 1 and calls[0][0] is hidden
 
 
 def test_a_model_without_decoder_layers_is_not_compiled():

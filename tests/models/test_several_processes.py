@@ -6,20 +6,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import TINY, tiny_config
 from tiny_models import tiny_model
-from transformers import AutoConfig
+from transformers import AttentionInterface, AutoConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from cpt.errors import RecipeError
 from cpt.models.attention import (
     BOUNDS,
     PROVEN_SHARED,
     PartOfRows,
+    attend_over_processes,
     check_shared_rows,
     document_bounds,
+    register_varlen,
 )
 
 PROGRAM = Path(__file__).with_name("in_two_processes.py")
@@ -96,6 +100,50 @@ def test_what_cannot_be_shared_is_named(model_type, changes, parts, named):
         return
     with pytest.raises(RecipeError, match=named):
         check_shared_rows(config, parts, "varlen")
+
+
+@pytest.mark.parametrize(("head_dim", "width"), [(None, 8), (10, 10)])
+def test_attention_exchanges_heads_in_training_and_one_position(monkeypatch, head_dim, width):
+    made = []
+
+    class Exchange:
+        def __init__(self, **options):
+            made.append(options)
+
+        def __call__(self, module, query, *others, **options):
+            return module.training, others, options
+
+    name = "deepspeed.runtime.sequence_parallel"
+    for parent in ("deepspeed", "deepspeed.runtime"):
+        monkeypatch.setitem(sys.modules, parent, SimpleNamespace())
+    of_deepspeed = SimpleNamespace(ulysses_sp=SimpleNamespace(UlyssesSPAttentionHF=Exchange))
+    monkeypatch.setitem(sys.modules, name, of_deepspeed)
+    register_varlen()
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "varlen", "accelerate's")
+    config = AutoConfig.for_model("llama", **TINY["llama"], head_dim=head_dim)
+    config._attn_implementation = "varlen"
+    attend_over_processes(config, 3, "a group")
+    (options,) = made
+    registered = options.pop("attn")
+    assert registered is AttentionInterface()["varlen"]
+    assert options == {
+        "batch_size": 3,
+        "attn_head_count": 4,
+        "attn_head_size": width,
+        "kv_head_count": 2,
+        "num_hidden_layers": 2,
+        "process_group": "a group",
+        "seq_length_is_variable": True,
+        "disable_in_eval": True,
+    }
+    attend = ALL_ATTENTION_FUNCTIONS["varlen"]
+    positions, query = torch.arange(6)[None], torch.zeros(1, 2, 6, 8)
+    given = {"position_ids": positions, "scaling": 0.3}
+    training, others, kept = attend(torch.nn.ReLU().eval(), query, "key", "value", **given)
+    assert (training, others, kept) == (False, ("key", "value"), given)
+    training, others, kept = attend(torch.nn.ReLU(), query, "key", "value", **given)
+    assert (training, others, kept["scaling"]) == (True, ("key", "value"), 0.3)
+    assert kept["position_ids"].tolist() == [[0]]
 
 
 @pytest.mark.long
