@@ -230,7 +230,7 @@ def test_a_batch_has_the_longest_documents_power_of_two_of_at_least_128(rows, lo
 def test_bounds_are_repeated_up_to_32_or_a_power_of_two_above_their_number():
     for number, size in ((2, 32), (31, 32), (32, 64), (63, 64), (64, 128)):
         bounds = document_bounds(positions_of([3] * number))
-        assert bounds.tolist() == [3 * min(place, number) for place in range(size)]
+        assert bounds.tolist() == [3 * min(index, number) for index in range(size)]
 
 
 def test_heads_are_padded_with_zeros_to_one_width_that_8_divides():
@@ -261,7 +261,8 @@ def test_a_kernel_gets_the_tokens_of_all_rows_and_the_numbers_of_the_batch(
         given.append((query.shape, key.shape, query.dtype, *others))
         return value.repeat(1, 2, 2)  # wider than it was
 
-    query, key = torch.randn(3, 4, 10, 12), torch.randn(3, 2, 10, 12, dtype=torch.bfloat16)
+    query = torch.randn(3, 4, 10, 12)
+    key = torch.randn(3, 2, 10, 12, dtype=torch.bfloat16)
     bounds = document_bounds(positions_of(*rows))
     value = torch.randn(3, 2, 10, 5).bfloat16()
     mask = bounds.expand(1, 1, 128, -1)
@@ -303,7 +304,8 @@ def test_plain_attention_has_masks_and_then_all_is_as_before(attention, fails):
     name = "sdpa" if attention == "broken" else attention
     model = tiny_model("llama", attention=name).eval()
     model.set_attn_implementation(attention)
-    ids, positions = torch.arange(3, 15)[None], torch.cat([torch.arange(5), torch.arange(7)])[None]
+    ids = torch.arange(3, 15)[None]
+    positions = positions_of([5, 7])
     expected = tiny_model("llama", attention="eager").eval()(ids, position_ids=positions).logits
     with pytest.raises(ZeroDivisionError) if fails else nullcontext(), plain_attention(model):
         assert model.config._attn_implementation == name
@@ -323,7 +325,9 @@ def test_a_kernel_of_flash_attn_gets_padded_heads_of_one_row(monkeypatch):
         return query
 
     monkeypatch.setattr("cpt.models.attention.flash_attention", kernel)
-    query, key, value = torch.randn(30, 4, 12), torch.randn(30, 2, 12), torch.randn(30, 2, 5)
+    query = torch.randn(30, 4, 12)
+    key = torch.randn(30, 2, 12)
+    value = torch.randn(30, 2, 5)
     output = package_kernel("flash_attention_2", query, key, value, "bounds", 7, 0.3, None)
     assert torch.equal(output[..., :12], query) and output.shape == (30, 4, 16)
     shapes = (1, 30, 4, 16), (1, 30, 2, 16), (1, 30, 2, 16)

@@ -180,13 +180,17 @@ def test_a_norm_without_a_gradient_is_found_however_small_it_is():
 def test_differences_are_relative_to_the_plain_result():
     plain = RowResult(-2.0, [torch.tensor([3.0, 4.0]), None, torch.tensor([[0.0, 12.0]])])
     fast = [torch.tensor([3.0, 4.5]), torch.tensor([9.0]), torch.tensor([[1.2, 12.0]])]
-    found = difference_from(plain, RowResult(-2.5, fast), LOSS)
-    assert (found.key, found.loss, found.gradient) == (LOSS, 0.25, pytest.approx(0.1))
+    difference = difference_from(plain, RowResult(-2.5, fast), LOSS)
+    assert (difference.key, difference.loss, difference.gradient) == (
+        LOSS,
+        0.25,
+        pytest.approx(0.1),
+    )
     without = difference_from(plain, RowResult(-2.0, [*fast[:2], None]), LOSS)
     assert without.gradient == pytest.approx((144.25 / 169) ** 0.5)
-    assert f"{found}".startswith("its loss differs by 0.25 and its gradient by 0.1 from")
+    assert f"{difference}".startswith("its loss differs by 0.25 and its gradient by 0.1 from")
     for loss, gradient, exceeds in ((0.25, 0.1001, False), (0.24, 1, True), (1, 0.09, True)):
-        assert found.exceeds(Tolerance(loss, gradient)) is exceeds
+        assert difference.exceeds(Tolerance(loss, gradient)) is exceeds
     broken = RowResult(math.inf, fast)
     assert difference_from(broken, plain, LOSS) == PartDifference(LOSS)
     assert difference_from(plain, broken, LOSS) == PartDifference(LOSS, math.inf, math.inf)

@@ -94,6 +94,7 @@ def test_loss_and_gradients_are_the_models_own(family, options):
     assert_fused_is_the_models_own(built(family), tokens=7, **options)
 
 
+@pytest.mark.filterwarnings("error:.*use_reentrant")
 @pytest.mark.parametrize(
     "lora",
     [
@@ -194,7 +195,8 @@ def test_the_loss_of_a_linear_head_and_each_of_its_gradients_are_those_in_fp64(
 ):
     draw = torch.Generator().manual_seed(0)
     shapes = {"hidden": (13, 9), "weight": (37, 9), "bias": (37,)}
-    given, exact = {}, {}
+    given = {}
+    exact = {}
     for name, shape in shapes.items():
         values = torch.randn(*shape, generator=draw).to(dtype)
         given[name] = values.clone().requires_grad_(name in trained)
@@ -202,7 +204,8 @@ def test_the_loss_of_a_linear_head_and_each_of_its_gradients_are_those_in_fp64(
     targets = torch.randint(37, (13,), generator=draw)
     targets[[0, 7]] = -100
     # fp16 would lose gradients of this scale
-    scale, factor = torch.tensor(2.0**-22), 2.0**22 / 11
+    scale = torch.tensor(2.0**-22)
+    factor = 2.0**22 / 11
     loss, losses = LinearCrossEntropy.apply(*given.values(), targets, scale, cap, chunk)
     (factor * loss).backward()
 
@@ -232,7 +235,8 @@ def test_rows_of_logits_are_aligned_for_the_kernel_alone(
     monkeypatch, has_kernel, vocabulary, stride
 ):
     monkeypatch.setattr(fused_loss, "has_kernel", lambda tensor: has_kernel)
-    inputs, head = torch.randn(13, 9, dtype=torch.float16), torch.randn(vocabulary, 9)
+    inputs = torch.randn(13, 9, dtype=torch.float16)
+    head = torch.randn(vocabulary, 9)
     for chunk, rows in ((5, 5), (20, 13)):
         buffer = fused_loss.logit_buffer(inputs, head, chunk)
         assert (buffer.shape, buffer.stride()) == ((rows, vocabulary), (stride, 1))
@@ -335,7 +339,9 @@ def test_a_loss_that_cannot_be_replaced_is_named_and_stays():
 
 
 def test_scores_need_a_head_and_no_penalty_of_all_logits():
-    headless, penalized, fused = built("llama").model, built("llama"), built("llama")
+    headless = built("llama").model
+    penalized = built("llama")
+    fused = built("llama")
     penalized.config.z_loss_coefficient = 0.1
     assert "LlamaModel does not define its head" in why_not_fused(headless)
     assert "the z-loss of LlamaForCausalLM needs all logits" in why_not_fused(penalized)
@@ -366,7 +372,8 @@ def test_liger_replaces_layers_on_a_gpu_and_never_the_loss(device, wanted, is_us
 @pytest.mark.parametrize("num_items", [None, 100])
 @pytest.mark.parametrize("family", ["llama", "cpt-gpt2"])
 def test_labels_are_smoothed_in_training_over_the_words_that_exist(family, num_items):
-    model, plain = built(family), built(family)
+    model = built(family)
+    plain = built(family)
     set_up_own_loss(model, settings(label_smoothing_factor=0.3))
     batch = row()
     targets = F.pad(batch["labels"], (0, 1), value=-100)[:, 1:].flatten()

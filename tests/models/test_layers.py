@@ -193,7 +193,8 @@ def test_a_layers_own_checkpoint_is_reentrant_only_if_its_inputs_are_hidden_from
 
 
 def test_activations_are_offloaded_from_a_gpu_only(monkeypatch, capsys):
-    model, given = tiny_model("llama"), arguments({"offload": True}, checkpoints=False)
+    model = tiny_model("llama")
+    given = arguments({"offload": True}, checkpoints=False)
     assert not isinstance(set_up_recomputing(model, given), OffloadedActivations)
     assert "`offload` has no effect without a GPU" in capsys.readouterr().out
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
@@ -201,6 +202,14 @@ def test_activations_are_offloaded_from_a_gpu_only(monkeypatch, capsys):
     assert isinstance(offloading, OffloadedActivations) and offloading.model is model
     assert not isinstance(set_up_recomputing(model, arguments({})), OffloadedActivations)
     assert capsys.readouterr().out == ""
+
+
+def test_checkpoints_need_no_options_of_the_trainer():
+    model = tiny_model("llama")
+    set_up_recomputing(model, arguments({}))
+    assert not model.is_gradient_checkpointing
+    model.gradient_checkpointing_enable()
+    assert model.is_gradient_checkpointing
 
 
 def test_experts_of_the_model_itself_are_not_compiled_with_selective_checkpoints():

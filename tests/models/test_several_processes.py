@@ -119,7 +119,7 @@ def test_attention_exchanges_heads_in_training_and_one_position(monkeypatch, hea
     of_deepspeed = SimpleNamespace(ulysses_sp=SimpleNamespace(UlyssesSPAttentionHF=Exchange))
     monkeypatch.setitem(sys.modules, name, of_deepspeed)
     register_varlen()
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "varlen", "accelerate's")
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "varlen", "accelerate's")
     config = AutoConfig.for_model("llama", **TINY["llama"], head_dim=head_dim)
     config._attn_implementation = "varlen"
     attend_over_processes(config, 3, "a group")
@@ -137,7 +137,8 @@ def test_attention_exchanges_heads_in_training_and_one_position(monkeypatch, hea
         "disable_in_eval": True,
     }
     attend = ALL_ATTENTION_FUNCTIONS["varlen"]
-    positions, query = torch.arange(6)[None], torch.zeros(1, 2, 6, 8)
+    positions = torch.arange(6)[None]
+    query = torch.zeros(1, 2, 6, 8)
     given = {"position_ids": positions, "scaling": 0.3}
     training, others, kept = attend(torch.nn.ReLU().eval(), query, "key", "value", **given)
     assert (training, others, kept) == (False, ("key", "value"), given)

@@ -63,9 +63,9 @@ def test_a_model_of_the_users_own_is_counted():
 
 def test_a_model_without_decoder_layers_keeps_all_to_its_backward_pass():
     shape = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 640, "dff": 96}
-    found = count({"model_type": "ctrl", **shape}, packed=False).one_row
-    assert found.kept == found.again == found.forward > 0
-    assert (found.layer_inputs, found.backward, found.layers) == (0, 0, 1)
+    counts = count({"model_type": "ctrl", **shape}, packed=False).one_row
+    assert counts.kept == counts.again == counts.forward > 0
+    assert (counts.layer_inputs, counts.backward, counts.layers) == (0, 0, 1)
 
 
 def test_long_rows_of_a_recurrent_model_are_counted_from_short_ones():
@@ -94,18 +94,18 @@ def test_an_expert_processes_its_share_of_tokens(config, share):
 
 
 def test_any_number_of_rows_is_extrapolated_from_one_and_two():
-    one = Activations(
+    one_row = Activations(
         kept=100, layer_inputs=10, backward=7, again=50, attention=3, layers=5, forward=20
     )
-    two = Activations(
+    two_rows = Activations(
         kept=180, layer_inputs=19, backward=9, again=90, attention=6, layers=5, forward=33
     )
-    of_rows = ActivationCounts(one, two).of_rows
-    assert (of_rows(1), of_rows(2)) == (one, two)
+    of_rows = ActivationCounts(one_row, two_rows).of_rows
+    assert (of_rows(1), of_rows(2)) == (one_row, two_rows)
     assert of_rows(4) == Activations(
         kept=340, layer_inputs=37, backward=13, again=170, attention=12, layers=5, forward=59
     )
-    assert one.times(2.5) == Activations(
+    assert one_row.times(2.5) == Activations(
         kept=250, layer_inputs=25, backward=17, again=125, attention=7, layers=5, forward=50
     )
 

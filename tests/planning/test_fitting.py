@@ -134,14 +134,14 @@ ROW = Activations(kept=3 * GIB, layer_inputs=GIB // 4, backward=GIB // 4, again=
 ROWS = ActivationCounts(ROW, ROW.times(2))
 
 
-def known(setup):
+def given_counts(setup):
     adapters = setup.lora is not None
     return replace(SIZES, trained=10_000_000) if adapters else SIZES, ROWS
 
 
 def search(gib=80.0, gpus=1, share=1.0, host=64.0, **changes):
     target = find_target("mine", gpus, host, memory=gib, peak_tflops=100)
-    return PlanSearch(setup_for(gpus=gpus, **changes), target, known, mfu=0.4, share=share)
+    return PlanSearch(setup_for(gpus=gpus, **changes), target, given_counts, mfu=0.4, share=share)
 
 
 def test_the_cost_of_a_plan_is_its_seconds_with_a_penalty_for_each_change():
@@ -208,7 +208,7 @@ def test_the_memory_of_a_host_counts_if_it_is_known():
 def proposal(gib, host=64.0, *, is_allowed=lambda _: True, **changes):
     searching = search(gib, host=host, **changes)
     return cheapest_that_fits(
-        searching.setup, searching.target, known, mfu=0.4, is_allowed=is_allowed
+        searching.setup, searching.target, given_counts, mfu=0.4, is_allowed=is_allowed
     )
 
 
@@ -237,10 +237,10 @@ def test_without_memory_on_the_host_adapters_and_smaller_states_are_proposed_the
     assert sorted("model.lora" in plan.changes for plan in plans) == [False, True]
     assert plans[0].cost <= plans[1].cost
     unknown = replace(search(12, host=None).target, host_memory_gib=6.0)
-    first = cheapest_that_fits(setup_for(), unknown, known, mfu=0.4)
+    first = cheapest_that_fits(setup_for(), unknown, given_counts, mfu=0.4)
     assert first.setup.zero.offload_optimizer and len(first.others) == 2
     enough = replace(unknown, host_memory_gib=64.0)
-    assert cheapest_that_fits(setup_for(), enough, known, mfu=0.4).others == ()
+    assert cheapest_that_fits(setup_for(), enough, given_counts, mfu=0.4).others == ()
 
 
 def test_sharded_weights_in_half_precision_become_fp32_parts():
@@ -279,14 +279,14 @@ def test_a_target_is_the_smallest_gpu_or_a_process_share_of_the_host(monkeypatch
         Gpu(name, gib, gib, "580", "9.0")
         for name, gib in (("Other", 20.0), ("NVIDIA H100 80GB HBM3", 79.6))
     )
-    found = this_machine(3, on_cpu=False, gpus=[large, small])
-    assert (found.name, found.gpus, found.memory_gib) == ("Other", 3, 20.0)
-    assert (found.peak_flops, found.host_memory_gib) == (150e12, 48.0)
+    target = this_machine(3, on_cpu=False, gpus=[large, small])
+    assert (target.name, target.gpus, target.memory_gib) == ("Other", 3, 20.0)
+    assert (target.peak_flops, target.host_memory_gib) == (150e12, 48.0)
     monkeypatch.setattr(fitting, "find_gpus", lambda: [large])
-    found = this_machine(2, on_cpu=False)
-    assert (found.memory_gib, found.peak_flops) == (79.6, pytest.approx(989.4e12))
-    for found in (this_machine(3, on_cpu=True), this_machine(3, on_cpu=False, gpus=[])):
-        assert (found.on_cpu, found.memory_gib, found.host_memory_gib) == (True, 16.0, 48.0)
+    target = this_machine(2, on_cpu=False)
+    assert (target.memory_gib, target.peak_flops) == (79.6, pytest.approx(989.4e12))
+    for target in (this_machine(3, on_cpu=True), this_machine(3, on_cpu=False, gpus=[])):
+        assert (target.on_cpu, target.memory_gib, target.host_memory_gib) == (True, 16.0, 48.0)
 
 
 @pytest.mark.parametrize(("processes", "nodes", "expected"), [(8, 2, 2), (7, 2, 1), (1, 1, 1)])
@@ -336,10 +336,10 @@ def test_micro_batches_divide_a_process_rows_and_have_at_most_32768_tokens(
     tokens = None if rows is None else 512 * rows
     budget = written.budget.model_copy(update={"global_batch_tokens": tokens})
     needs = StageNeeds("orpo", PAIRS, sequences=sequences)
-    found = divisors_of_batch(
+    sizes = divisors_of_batch(
         written.model_copy(update={"budget": budget}), replace(PLAIN, needs=needs), processes
     )
-    assert found == expected
+    assert sizes == expected
 
 
 def chosen_batch(monkeypatch, gib, rows=ROWS, **training):
@@ -351,7 +351,8 @@ def chosen_batch(monkeypatch, gib, rows=ROWS, **training):
 
 
 def test_the_fastest_rows_that_fit_are_chosen_and_otherwise_the_smallest(monkeypatch):
-    rows, layers = {"per_device_train_batch_size": "auto"}, {"gradient_checkpointing": "auto"}
+    rows = {"per_device_train_batch_size": "auto"}
+    layers = {"gradient_checkpointing": "auto"}
     assert chosen_batch(monkeypatch, 1000, **rows) == (48, False)
     assert chosen_batch(monkeypatch, 1000, **rows, **layers) == (48, False)
     sizes = [chosen_batch(monkeypatch, gib, **rows)[0] for gib in (30, 40, 60)]

@@ -267,7 +267,8 @@ def test_triton_is_tried_only_if_the_run_uses_the_gpu(load, monkeypatch, tmp_pat
     asked = []
     monkeypatch.setattr(gate, "ask_triton", lambda: asked.append(1))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with_cpu, without = load(training={**MICRO_BATCH, "use_cpu": True}), load()
+    with_cpu = load(training={**MICRO_BATCH, "use_cpu": True})
+    without = load()
     gate.print_report(tmp_path / "recipe.yaml", with_cpu)
     assert asked == []
     gate.print_report(tmp_path / "recipe.yaml", without)
@@ -298,8 +299,8 @@ def test_liger_has_to_be_installed_for_a_gpu(load, monkeypatch, training, is_ins
         return find_spec(name, *arguments)
 
     monkeypatch.setattr(gate.importlib.util, "find_spec", find)
-    found = [str(problem) for problem in gate.check_reality(load(training=training)).blockers]
-    assert [line.rpartition(": ")[2] for line in found if "liger" in line] == blockers
+    lines = [str(problem) for problem in gate.check_reality(load(training=training)).blockers]
+    assert [line.rpartition(": ")[2] for line in lines if "liger" in line] == blockers
 
 
 @pytest.mark.parametrize(
@@ -347,10 +348,10 @@ def test_an_archive_in_a_folder_has_to_be_writable(load, tmp_path):
 def test_values_that_only_a_run_can_choose_are_unchecked_or_refused(load, monkeypatch):
     automatic = {"per_device_train_batch_size": "auto", "gradient_checkpointing": "auto"}
     away = {"stage": "cpt", "model": {"path": "a/b"}, "tokenizer": {"path": "a/b"}}
-    found = gate.check_recipe(load(**away, training=automatic))
-    assert found.mistakes == []
+    report = gate.check_recipe(load(**away, training=automatic))
+    assert report.mistakes == []
     keys = "`training.per_device_train_batch_size: auto`, `training.gradient_checkpointing: auto`"
-    assert [line.startswith(f"{keys}: chosen at") for line in found.unchecked].count(True) == 1
+    assert [line.startswith(f"{keys}: chosen at") for line in report.unchecked].count(True) == 1
     assert not any("chosen at" in line for line in gate.check_recipe(load(**away)).unchecked)
 
     def fails(*_):
