@@ -363,6 +363,17 @@ def test_the_fastest_rows_that_fit_are_chosen_and_otherwise_the_smallest(monkeyp
     assert chosen_batch(monkeypatch, 1000, **layers, per_device_train_batch_size=6) == (6, False)
 
 
+def test_a_plan_that_knows_the_links_chooses_as_the_run_that_does_not(monkeypatch):
+    """Where slow links would favor recomputed layers of larger micro-batches."""
+    monkeypatch.setattr(fitting, "count_model", lambda *_: (SIZES, ROWS))
+    config = AutoConfig.for_model("llama", num_hidden_layers=1)
+    written = recipe(bf16=True, per_device_train_batch_size="auto", gradient_checkpointing="auto")
+    profile = {"zero_optimization": {"stage": 3}}
+    for target in (card(16, gpus=4), replace(card(16, gpus=4), gpu_link=0.0)):
+        setup, _ = choose_batch(written, profile, config, target, 4)
+        assert (setup.micro_batch, setup.checkpointing) == (1, False)
+
+
 def test_threads_of_the_loader_start_at_none_and_other_values_are_as_written(capsys):
     written = recipe(
         dataloader_num_workers="auto", dataloader_prefetch_factor="auto", logging_steps=3
