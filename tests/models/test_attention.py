@@ -298,9 +298,9 @@ def test_a_model_that_takes_no_further_arguments_gets_no_bounds():
 
 @pytest.mark.parametrize("attention", ["varlen", "sdpa", "eager", "broken"])
 @pytest.mark.parametrize("fails", [True, False])
-def test_plain_attention_has_masks_and_then_all_is_as_before(attention, fails):
-    AttentionInterface.register("broken", pytest.fail)
-    AttentionMaskInterface.register("broken", sdpa_mask)
+def test_plain_attention_has_masks_and_then_all_is_as_before(monkeypatch, attention, fails):
+    monkeypatch.setitem(AttentionInterface._global_mapping, "broken", pytest.fail)
+    monkeypatch.setitem(AttentionMaskInterface._global_mapping, "broken", sdpa_mask)
     name = "sdpa" if attention == "broken" else attention
     model = tiny_model("llama", attention=name).eval()
     model.set_attn_implementation(attention)
