@@ -6,11 +6,18 @@ import pytest
 import torch
 from one_process_group import alone_in_a_group
 from safetensors.torch import save_file
+from tiny_run import save_checkpoint
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import LambdaLR
 
-from cpt.checkpoints.load import is_universal, load_shards, separate_groups
+from cpt.checkpoints.load import (
+    is_universal,
+    load_shards,
+    refuse_other_engine,
+    separate_groups,
+    written_for,
+)
 from cpt.checkpoints.manifest import file_of_part
 from cpt.checkpoints.sharding import full_weights, part_here
 from cpt.errors import CheckpointError
@@ -136,3 +143,37 @@ def test_groups_of_a_converted_checkpoint_have_their_own_options_and_step_counte
     optimizer.param_groups.pop()
     with pytest.raises(ValueError, match="zip"):
         separate_groups(optimizer, tmp_path)
+
+
+def test_the_number_of_processes_that_wrote_is_known_from_the_manifest_alone(tmp_path):
+    assert written_for(save_checkpoint(tmp_path, 4, world_size=3)) == 3
+    assert written_for(save_checkpoint(tmp_path, 5, sealed=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "sharding", "fits"),
+    [
+        (None, "plain", True),
+        (None, "fsdp", False),
+        (None, "zero-2", False),
+        (2, "zero-2", True),
+        (2, "zero-3", False),
+        (2, "plain", False),
+    ],
+)
+def test_optimizer_states_of_another_engine_are_not_converted(tmp_path, stage, sharding, fits):
+    checkpoint = save_checkpoint(tmp_path, 4, zero_stage=stage)
+    if fits:
+        refuse_other_engine(checkpoint, sharding)
+        return
+    with pytest.raises(CheckpointError, match="was written with .* --new model.path=FOLDER"):
+        refuse_other_engine(checkpoint, sharding)
+
+
+def test_deepspeeds_parts_without_a_manifest_may_be_of_any_stage(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 4, sealed=False)
+    (checkpoint / "latest").write_text("global_step4")
+    for sharding in ("zero-1", "zero-3"):
+        refuse_other_engine(checkpoint, sharding)
+    with pytest.raises(CheckpointError, match="DeepSpeed ZeRO, and this run uses FSDP2"):
+        refuse_other_engine(checkpoint, "fsdp")

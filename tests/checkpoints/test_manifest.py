@@ -14,6 +14,7 @@ from cpt.checkpoints.manifest import (
     refuse_changed_weights,
     verify_path,
     write_manifest,
+    wrong_contents,
 )
 from cpt.errors import CheckpointError
 from cpt.export.trained import find_trained
@@ -176,3 +177,18 @@ def test_no_model_is_made_of_changed_weights_and_the_optimizer_is_not_read_for_i
     with pytest.raises(CheckpointError, match="model.safetensors: hash"):
         find_trained(checkpoint)
     refuse_changed_weights(save_checkpoint(tmp_path, 8, sealed=False))
+
+
+def test_a_file_that_cannot_be_read_is_a_damage_and_a_manifest_an_error(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 4)
+    files = read_manifest(checkpoint).files
+    (checkpoint / "folder").mkdir()
+    broken = {"gone": FileEntry(1, "0"), "folder": FileEntry(1, "0")}
+    assert [str(one) for one in wrong_contents(checkpoint, {**broken, **files})] == [
+        "gone: unreadable (No such file or directory)",
+        "folder: unreadable (Is a directory)",
+    ]
+    (checkpoint / "manifest.json").unlink()
+    (checkpoint / "manifest.json").mkdir()
+    with pytest.raises(CheckpointError, match="manifest.json cannot be read: "):
+        read_manifest(checkpoint)

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,12 +12,16 @@ import torch
 from safetensors import safe_open
 from tiny import Planted
 from tiny_checkpoints import save_llama
+from torch.serialization import default_restore_location
 from transformers import AutoModelForCausalLM
 
 from cpt.checkpoints.model_folder import (
+    HARMLESS,
     Tensors,
     config_json,
+    harmless_classes,
     kind_of,
+    know_indexed_cpu,
     load_data,
     only_data,
     weight_files,
@@ -187,3 +193,28 @@ def test_random_states_of_numpy_are_data(tmp_path):
     torch.save({"numpy": np.random.get_state(), "t": torch.ones(2)}, tmp_path / "rng.pth")
     read = load_data(tmp_path / "rng.pth")
     assert read["numpy"][0] == "MT19937" and read["numpy"][1].shape == (624,)
+
+
+def test_classes_of_deepspeed_are_data_only_in_a_process_that_uses_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "deepspeed", raising=False)
+    arrays = harmless_classes()
+    assert np.ndarray in arrays and np.dtype in arrays and len(arrays) == 4
+    monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
+    classes = []
+    for module, names in HARMLESS.items():
+        standing_in = ModuleType(module)
+        for name in names:
+            classes.append(type(name, (), {}))
+            setattr(standing_in, name, classes[-1])
+        monkeypatch.setitem(sys.modules, module, standing_in)
+    assert harmless_classes()[4:] == classes and len(classes) == 4
+
+
+def test_an_indexed_cpu_is_the_cpu_and_other_devices_are_left_to_torch(tmp_path):
+    know_indexed_cpu()
+    storage = torch.ones(3).untyped_storage()
+    assert default_restore_location(storage, "cpu:0") is storage
+    assert default_restore_location(storage, "meta").device == torch.device("meta")
+    torch.save({"a": torch.arange(3.0)}, tmp_path / "a.pt")
+    read = load_data(tmp_path / "a.pt", map_location="cpu:0")["a"]
+    assert read.tolist() == [0, 1, 2] and read.device == torch.device("cpu")

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from tiny_run import damage, save_checkpoint
+from tiny_run import damage, save_checkpoint, seal
 
 from cpt.checkpoints.manifest import read_manifest
 from cpt.checkpoints.resume import (
@@ -234,3 +234,24 @@ def test_resume_counts_for_the_first_start_only(tmp_path, monkeypatch):
             assert wanted_checkpoint("none") == wanted_checkpoint(str(tmp_path)) == "latest"
     with pytest.raises(CheckpointError, match="--resume nowhere: no such folder"):
         wanted_checkpoint("nowhere")
+
+
+def test_weight_decay_stays_as_it_was_at_the_begin_of_the_run(tmp_path):
+    checkpoint = save_checkpoint(tmp_path, 4, weight_decay="by role")
+    manifest = read_manifest(checkpoint)
+    assert ResumePoint().weight_decay == "by role"
+    assert ResumePoint(checkpoint).weight_decay == "by dimension"
+    assert ResumePoint(checkpoint, manifest).weight_decay == "by role"
+    (checkpoint / "manifest.json").unlink()
+    seal(checkpoint, 4)  # by an earlier version
+    old = ResumePoint(checkpoint, read_manifest(checkpoint))
+    assert old.weight_decay == "by dimension"
+
+
+def test_a_folder_with_the_name_of_a_state_is_no_state(tmp_path):
+    theirs = save_checkpoint(tmp_path / "theirs", 4, sealed=False)
+    (theirs / "scheduler.pt").unlink()
+    (theirs / "scheduler.pt").mkdir()
+    (theirs / "scheduler.pt" / "data.pkl").touch()
+    with pytest.raises(CheckpointError, match="missing: scheduler.pt\\."):
+        choose_checkpoint(tmp_path, resume=theirs)

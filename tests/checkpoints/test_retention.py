@@ -262,3 +262,31 @@ def test_after_a_kill_the_newest_missing_ones_are_copied(run, archive, tmp_path)
 
 def test_only_a_folder_is_a_local_archive(tmp_path):
     assert local_archive(str(tmp_path)) == tmp_path and local_archive("memory://archive") is None
+
+
+def test_an_archive_that_cannot_be_reached_fails_for_the_newest_checkpoints_only(run):
+    archive = Archive(run, "nowhere://archive")
+    archive.add_missing([run / f"checkpoint-{step}" for step in (1, 2, 3, 4)])
+    archive.finish()
+    assert [
+        (event["kind"], event["place"], event["message"].partition(" could")[0])
+        for event in read_events(run)
+    ] == [("archive_failed", "nowhere://archive", f"checkpoint-{step}") for step in (3, 4)]
+
+
+def test_a_file_of_the_record_that_was_removed_meanwhile_is_passed_over(run, archive, tmp_path):
+    (run / "gone.yaml").symlink_to(run / "nowhere")
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    archived(archive, 1)
+    place = tmp_path / "archive" / "run"
+    assert left(place) == ["checkpoint-1", "metrics.jsonl"] and read_events(run) == []
+
+
+def test_only_the_main_process_copies_the_record(run, tmp_path, monkeypatch):
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    monkeypatch.setenv("RANK", "1")
+    archive_record(run, str(tmp_path / "archive"))
+    assert not (tmp_path / "archive").exists()
+    monkeypatch.setenv("RANK", "0")
+    archive_record(run, str(tmp_path / "archive"))
+    assert left(tmp_path / "archive" / "run") == ["metrics.jsonl"]

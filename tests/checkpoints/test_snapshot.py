@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from cpt.checkpoints.snapshot import (
     NotFiniteError,
     bytes_in,
     changed_by_steps,
+    copy_beside_training,
     memory_of,
     refuse_non_finite,
     saved_parameters,
@@ -130,3 +132,53 @@ def test_large_weights_whose_sum_is_infinite_are_finite():
             "half": torch.full((4,), 6e4, dtype=torch.float16),
         }.items()
     )
+
+
+def test_what_overflows_is_checked_number_by_number_and_nothing_else(monkeypatch):
+    """A boolean for each number takes memory: only where the sum is not finite."""
+    checked = []
+    own = torch.Tensor.isfinite
+
+    def isfinite(values):
+        checked.append(values.numel())
+        return own(values)
+
+    monkeypatch.setattr(torch.Tensor, "isfinite", isfinite)
+    large = torch.full((3,), 3e38)
+    refuse_non_finite({"a": torch.ones(5), "large": large, "ids": torch.ones(7).int()}.items())
+    assert checked == [1, 1, 3]
+
+
+def test_deepspeeds_parts_of_a_parameter_change_with_it():
+    model = nn.Linear(3, 5)
+    model.weight.ds_tensor = torch.ones(4)
+    model.weight.ds_numel = 77
+    model.bias.ds_tensor = torch.ones(2)
+    model.bias.requires_grad_(False)
+    changing = changed_by_steps(model)
+    assert changing == {memory_of(model.weight), memory_of(model.weight.ds_tensor)}
+    assert [numbers for _, numbers in saved_parameters(model)] == [77, 5]
+
+
+def test_copies_wait_on_a_stream_of_their_own_for_what_was_computed(monkeypatch):
+    done, gpu = [], SimpleNamespace(index=3)
+
+    class Stream:
+        def __init__(self, device):
+            done.append(("stream", device))
+
+        def wait_event(self, event):
+            done.append(("waits for", event))
+
+    monkeypatch.setattr(torch, "Stream", Stream)
+    for name in ("set_device_index", "set_stream"):
+        monkeypatch.setattr(
+            torch.accelerator, name, lambda value, name=name: done.append((name, value))
+        )
+    copy_beside_training(None)
+    assert done == []
+    moment = SimpleNamespace(device=gpu)
+    copy_beside_training(moment)
+    (_, stream) = done.pop()
+    assert isinstance(stream, Stream)
+    assert done == [("set_device_index", 3), ("stream", gpu), ("waits for", moment)]

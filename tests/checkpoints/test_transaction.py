@@ -3,20 +3,25 @@
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from full_disk import files_end_at
 from publishing import contents, save
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from threads_as_ranks import on_ranks
 from tiny import TINY_LLAMA
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from cpt.checkpoints import transaction
 from cpt.checkpoints.manifest import damages, hash_file, read_manifest, write_manifest
 from cpt.checkpoints.snapshot import NotFiniteError, saved_parameters
 from cpt.checkpoints.transaction import (
@@ -26,6 +31,7 @@ from cpt.checkpoints.transaction import (
     SaveFailed,
     clear_leftovers,
     count_stored,
+    finish,
     hash_durably,
     publish,
     read_back,
@@ -246,3 +252,164 @@ def test_what_fails_on_one_process_fails_on_all_while_training_continues(tmp_pat
         words, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2]
     )
     assert done.returncode == 0 and done.stdout.count("agreed") == 2, done.stderr
+
+
+# --- ranks as threads ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Three ranks as threads, each of which knows its number: `ranks(work)` returns their results."""
+    monkeypatch.setattr(transaction, "rank", lambda: dist.get_rank())
+    monkeypatch.setattr(transaction, "world_size", lambda: dist.get_world_size())
+    monkeypatch.setattr(transaction, "is_main_process", lambda: dist.get_rank() == 0)
+    monkeypatch.setattr(transaction, "count_collectives", lambda: [7, 3])
+    return partial(on_ranks, 3)
+
+
+def test_what_fails_on_one_rank_fails_on_all_and_they_go_on_together(ranks):
+    def work(rank):
+        agreement = Agreement(timedelta(seconds=30))
+
+        def fail_in_the_middle():
+            if rank == 1:
+                raise OSError(28, "No space left", "/x")
+            return rank
+
+        heard = [agreement.gather(10 * rank), agreement.on_main(lambda: dist.get_rank() + 5)]
+        with pytest.raises(SaveFailed) as failed:
+            agreement.together(fail_in_the_middle)
+        heard += [failed.value.reason, str(failed.value), agreement.together(lambda: rank)]
+        return heard
+
+    expected = [[0, 10, 20], 5, "storage", "process 1: No space left (/x)", [0, 1, 2]]
+    assert ranks(work) == [expected] * 3
+
+
+def part_of_rank(rank, step=4):
+    """The first rank writes the model, and each its random states."""
+    whole = contents(step, 7)
+    states = {f"rng_state_{rank}.pth": {"rank": torch.full((3,), float(rank))}}
+    if rank == 0:
+        return replace(whole, states=whole.states | states)
+    return Contents(whole.manifest, whole.model, states=states)
+
+
+def test_ranks_write_one_checkpoint_whose_manifest_lists_the_files_of_all(ranks, tmp_path):
+    def work(rank):
+        return publish(
+            tmp_path, "checkpoint-4", part_of_rank(rank), Agreement(timedelta(seconds=30))
+        )
+
+    manifests = ranks(work)
+    checkpoint = tmp_path / "checkpoint-4"
+    assert manifests == [read_manifest(checkpoint)] * 3 and damages(checkpoint) == []
+    states = [name for name in manifests[0].files if name.startswith("rng_state_")]
+    assert states == [f"rng_state_{rank}.pth" for rank in range(3)]
+    assert [
+        torch.load(checkpoint / name, weights_only=True)["rank"].tolist() for name in states
+    ] == [[rank] * 3 for rank in (0.0, 1.0, 2.0)]
+
+
+@pytest.mark.parametrize(("more", "fits"), [(0, True), (-1, False)])
+def test_the_disk_needs_room_for_the_parts_of_all_ranks(ranks, tmp_path, monkeypatch, more, fits):
+    free = sum(part_of_rank(rank).num_bytes() for rank in range(3)) + 16 * 2**20 + more
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, free)
+    )
+
+    def work(rank):
+        with nullcontext() if fits else pytest.raises(SaveFailed, match="^process 0: .*MiB free"):
+            publish(tmp_path, "checkpoint-4", part_of_rank(rank), Agreement(timedelta(seconds=30)))
+
+    ranks(work)
+    assert names(tmp_path) == (["checkpoint-4"] if fits else [])
+
+
+@pytest.mark.parametrize(
+    ("steps", "collectives", "fail", "answer"),
+    [
+        ((4, 4, 4), (7, 7, 7), (0, 1, 2), ""),
+        ((4, 4, 5), (7, 7, 7), (0, 1, 2), "the processes failed at different points of a step"),
+        ((4, 4, 4), (7, 8, 7), (0, 1, 2), "the processes failed at different points of a step"),
+        (
+            (4, 4, 4),
+            (7, 7, 7),
+            (0,),
+            "process 1, 2 did not fail within 0 s, and may wait for it",
+        ),
+        ((4, 4, 4), (7, 7, 7), (0, 2), "process 1 did not fail within 0 s, and may wait for it"),
+    ],
+)
+def test_ranks_save_together_only_after_an_error_at_the_same_point(
+    ranks, monkeypatch, steps, collectives, fail, answer
+):
+    store = dist.HashStore()
+    monkeypatch.setattr(transaction, "default_store", lambda: store)
+    monkeypatch.setattr(transaction, "count_collectives", lambda: [collectives[dist.get_rank()], 3])
+    monkeypatch.setattr(transaction, "SECONDS_FOR_THE_SAME_ERROR", 0.3 if len(fail) < 3 else 20)
+
+    def work(rank):
+        agreement = Agreement(timedelta(seconds=30))
+        return agreement.after_error((steps[rank], 9)) if rank in fail else answer
+
+    assert ranks(work) == [answer] * 3
+
+
+def test_a_lost_store_is_that_of_process_0(ranks, monkeypatch):
+    class Lost(dist.HashStore):
+        def wait(self, keys, timeout):
+            raise dist.DistNetworkError("connection reset")
+
+    store = Lost()
+    monkeypatch.setattr(transaction, "default_store", lambda: store)
+    answers = ranks(lambda rank: Agreement(timedelta(seconds=30)).after_error((4, 5)))
+    assert answers == ["process 0 is gone"] * 3
+
+
+def test_files_of_other_processes_may_appear_later_but_not_never(tmp_path, monkeypatch):
+    staging = tmp_path / STAGING / "checkpoint-3"
+    staging.mkdir(parents=True)
+    (staging / "late.pt").write_text("here")
+    files = {"late.pt": hash_file(staging / "late.pt")}
+    (staging / "late.pt").unlink()
+    manifest = replace(contents(3).manifest, files=files)
+    waited = []
+
+    def appear(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            (staging / "late.pt").write_text("here")
+
+    monkeypatch.setattr(transaction.time, "sleep", appear)
+    assert finish(staging, tmp_path / "checkpoint-3", manifest, None) == manifest
+    assert len(waited) == 3 and names(tmp_path) == ["checkpoint-3"]
+    staging.mkdir(parents=True)
+    monkeypatch.setattr(transaction, "SECONDS_FOR_FILES_TO_APPEAR", -1.0)
+    with pytest.raises(CheckpointError, match="late.pt, written by another process, is not in"):
+        finish(staging, tmp_path / "checkpoint-3", manifest, None)
+    assert (tmp_path / "checkpoint-3" / "late.pt").exists()
+
+
+def test_after_a_failed_task_no_further_one_starts():
+    begun = []
+
+    def task(number):
+        begun.append(number)
+        if number == 0:
+            raise OSError("full")
+        time.sleep(0.05)
+        return {}
+
+    with pytest.raises(OSError, match="full"):
+        transaction.all_at_once([partial(task, number) for number in range(50)])
+    assert len(begun) < 20
+
+
+def test_an_error_of_torch_alone_is_not_one_of_the_disk(tmp_path, monkeypatch):
+    def fail(content, file):
+        raise RuntimeError("not picklable")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="not picklable"):
+        write_state(tmp_path / "optimizer.pt", {})
