@@ -4,11 +4,14 @@ import json
 import shutil
 import threading
 import time
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import fsspec
 import pytest
 import torch
+from publishing import contents
 from resuming import differences
 from tiny import TINY_LLAMA, write_recipe
 from tiny_trainers import events, published, saved_run, trainer_of
@@ -17,10 +20,12 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from cpt.checkpoints import save, transaction
 from cpt.checkpoints.manifest import damages, read_manifest
+from cpt.checkpoints.snapshot import NotFiniteError
 from cpt.checkpoints.transaction import SaveFailed
-from cpt.errors import CheckpointError
+from cpt.errors import CheckpointError, TrainingError
 from cpt.evaluation.verdict import verdict_of_run
 from cpt.recipe.load import load_recipe
+from cpt.recipe.schema import Checkpoints
 from cpt.runs.events import read_events
 from cpt.runs.folder import read_objects
 from cpt.train import train
@@ -358,3 +363,226 @@ def test_every_file_of_an_export_but_its_page_is_in_its_manifest(tiny_recipe, tm
     manifest = read_manifest(final)
     assert manifest.kind == "weights" and damages(final) == []
     assert manifest.files.keys() == {"model.safetensors", "adapter/adapter_model.safetensors"}
+
+
+# --- without a trainer -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    """Saves into a folder `run` with settings of a recipe, as `publishing.contents` describes checkpoints."""
+
+    def made(**settings):
+        return save.Checkpointer(
+            tmp_path / "run",
+            Checkpoints.model_validate(settings),
+            device=torch.device("cpu"),
+            timeout=timedelta(seconds=30),
+            on_published=lambda folder, step: heard.append((folder.name, step)),
+        )
+
+    heard = []
+    made.heard = heard
+    (tmp_path / "run").mkdir()
+    return made
+
+
+def small(step):
+    """Contents whose model has as many numbers as a first save counts."""
+    return contents(step, 2)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """`disk(3)`: the disk is full for the next three saves. The waits between tries are recorded instead."""
+    own, full, waited = shutil.disk_usage, [0], []
+
+    def usage(path):
+        if full[0] > 0:
+            full[0] -= 1
+            return shutil._ntuple_diskusage(1, 1, 0)
+        return own(path)
+
+    def fill(times):
+        full[0] = times
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(save.time, "sleep", waited.append)
+    fill.waited = waited
+    return fill
+
+
+def record_of(folder):
+    """(kind, step, reason) of each event."""
+    return [(one["kind"], one["step"], one.get("reason")) for one in read_events(folder)]
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_the_last_save_is_tried_again_while_the_storage_fails(checkpointer, disk, times):
+    ours = checkpointer()
+    disk(times)
+    ours.save_or_raise(small(5))
+    assert disk.waited == [2.0, 8.0][:times]
+    assert record_of(ours.folder) == [("save_failed", 5, "storage")] * times + [
+        ("saved_again", 5, "storage")
+    ] * (times > 0)
+    assert (ours.failed_saves, ours.save_failure) == (0, None)
+    assert checkpointer.heard == [("checkpoint-5", 5)] and ours.newest_step == 5
+
+
+def test_a_last_save_that_never_succeeds_names_the_newest_checkpoint(checkpointer, disk):
+    ours = checkpointer()
+    disk(3)
+    with pytest.raises(CheckpointError, match=r"step 5 .*free\). No checkpoint exists. Fix"):
+        ours.save_or_raise(small(5))
+    assert ours.failed_saves == 3 and disk.waited == [2.0, 8.0]
+    ours.save(small(6), "full")
+    disk(3)
+    with pytest.raises(CheckpointError, match="The newest checkpoint is .*checkpoint-6. Fix"):
+        ours.save_or_raise(small(7))
+
+
+def test_weights_that_are_not_finite_are_not_tried_again(checkpointer, disk):
+    def refuse(weights):
+        raise NotFiniteError("NaN: w")
+
+    ours = checkpointer()
+    with pytest.raises(TrainingError, match=r"step 5 could not be saved \(NaN: w\). No checkp"):
+        ours.save_or_raise(replace(small(5), check=refuse))
+    assert disk.waited == [] and record_of(ours.folder) == [("save_failed", 5, "not finite")]
+
+
+def test_an_archive_that_fails_too_is_an_event_and_the_newest_checkpoint_is_named(
+    checkpointer, disk, tmp_path
+):
+    (tmp_path / "archive").write_text("a file")
+    ours = checkpointer(archive=str(tmp_path / "archive"))
+    disk(3)
+    with pytest.raises(CheckpointError, match="No checkpoint exists"):
+        ours.save_or_raise(small(5))
+    assert record_of(ours.folder)[3:] == [("archive_failed", 5, None)]
+    assert (
+        f"checkpoint-5 was not saved in {tmp_path}/archive: "
+        in (read_events(ours.folder)[3]["message"])
+    )
+
+
+def test_only_full_saves_count_as_failed_and_one_that_succeeds_begins_anew(checkpointer, disk):
+    ours = checkpointer(max_failed_saves=3)
+    seen = []
+    for step, kind, fails in (
+        (1, "full", True),
+        (2, "weights", True),
+        (3, "full", True),
+        (4, "weights", False),
+        (5, "tasks", False),
+        (6, "full", False),
+        (7, "full", True),
+    ):
+        disk(int(fails))
+        ours.save(small(step), kind)
+        seen.append((ours.failed_saves, ours.must_succeed))
+    assert seen == [
+        (1, False),
+        (1, False),
+        (2, True),
+        (2, True),
+        (2, True),
+        (0, False),
+        (1, False),
+    ]
+    assert checkpointer.heard == [("weights-4", 4), ("checkpoint-6", 6)], "tasks are nobody's"
+    assert not checkpointer(max_failed_saves=None).must_succeed
+    assert checkpointer(max_failed_saves=1).must_succeed
+
+
+def test_only_the_first_of_each_kind_is_read_back(checkpointer, monkeypatch):
+    read = []
+    monkeypatch.setattr(save, "read_back", lambda folder, model: read.append(folder.name))
+    ours = checkpointer()
+    for step, kind in ((1, "full"), (2, "weights"), (3, "full"), (4, "weights"), (5, "tasks")):
+        ours.save(small(step), kind)
+    assert read == ["checkpoint-1", "weights-2", "tasks-5"]
+
+
+def test_the_error_of_the_training_comes_before_that_of_the_save_in_flight(checkpointer, caplog):
+    ours = checkpointer(in_background=True)
+
+    def fail(weights):
+        raise ValueError("lost")
+
+    with pytest.raises(ZeroDivisionError), ours.saving():
+        ours.save(replace(small(3), check=fail), "full")
+        raise ZeroDivisionError
+    assert "The save in flight failed too: ValueError: lost" in caplog.messages
+    with pytest.raises(SaveFailed, match="ValueError: lost"), ours.saving():
+        ours.save(replace(small(3), check=fail), "full")
+
+
+def test_the_optimizer_waits_for_copies_only_while_a_run_saves(checkpointer):
+    ours = checkpointer()
+    waits = []
+    ours.wait_for_copies = lambda *_: waits.append(len(waits))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3))])
+    with ours.saving():
+        optimizer.step()
+        optimizer.step()
+    optimizer.step()
+    assert waits == [0, 1]
+
+
+def test_what_an_engine_changes_at_any_time_is_not_saved_in_the_background(checkpointer):
+    ours = checkpointer(in_background=True)
+    ours.save(replace(small(3), changes_at_any_time=True), "full")
+    assert ours.in_flight is None and not ours.is_writing
+    ours.save(small(4), "full")
+    assert ours.in_flight is not None
+    ours.wait()
+    assert published_in_order(ours) == [3, 4] and ours.in_flight is None
+
+
+def published_in_order(checkpointer):
+    return [one.step for one in save.published_in(checkpointer.folder)]
+
+
+@pytest.mark.parametrize(
+    ("processes", "free", "fits"),
+    [(1, 250, True), (1, 249, False), (3, 750, True), (3, 749, False)],
+)
+def test_copies_take_four_fifths_of_the_free_memory_of_all_processes_of_a_machine(
+    checkpointer, monkeypatch, processes, free, fits
+):
+    ours = checkpointer(in_background=True)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    memory = type("Memory", (), {"available": free})
+    monkeypatch.setattr(save.psutil, "virtual_memory", lambda: memory)
+    state = {"m": torch.ones(25), "v": torch.ones(25)}  # 200 bytes
+    taken = replace(small(3), states={"optimizer.pt": state}, write_model=None)
+    for _ in range(2):
+        assert ours.detach(taken) is fits
+        assert ours.copied.is_set() is not fits
+    if fits:
+        assert not (ours.folder / "events.jsonl").exists()
+    else:
+        (event,) = read_events(ours.folder)
+        assert (event["kind"], event["step"]) == ("saves_block", 3)
+        assert f" need {200 * processes} " in event["message"]
+
+
+def test_only_the_main_process_seals_an_export_and_clears_what_was_left(
+    checkpointer, tmp_path, monkeypatch
+):
+    ours, final = checkpointer(), tmp_path / "final"
+    final.mkdir()
+    (final / "model.safetensors").touch()
+    (ours.folder / ".saving" / "checkpoint-9").mkdir(parents=True)
+    monkeypatch.setenv("RANK", "1")
+    save.seal_export(final, small(3).manifest)
+    with ours.saving():
+        assert (ours.folder / ".saving" / "checkpoint-9").exists()
+    assert not (final / "manifest.json").exists()
+    monkeypatch.setenv("RANK", "0")
+    save.seal_export(final, small(3).manifest)
+    with ours.saving():
+        assert not (ours.folder / ".saving").exists()
+    assert (final / "manifest.json").exists()
