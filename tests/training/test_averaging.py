@@ -1,5 +1,6 @@
 """Gradients averaged over processes while the backward pass runs."""
 
+import copy
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from one_process_group import alone_in_a_group
+from threads_as_ranks import on_ranks
 from torch import nn
 
 from cpt.training import averaging
@@ -99,3 +101,94 @@ def test_a_large_gradient_is_sent_without_a_copy():
     with average.during_backward():
         (table * torch.ones(400)).sum().backward()
     assert seen == [table.grad.data_ptr()]
+
+
+class Expert(nn.Module):
+    """Only vectors: ranks as threads compare shapes, and a missing gradient is a flat one."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(5))
+        self.shift = nn.Parameter(torch.randn(5))
+
+    def forward(self, hidden):
+        return hidden * self.scale + self.shift
+
+
+class Experts(nn.Module):
+    """Layers of odd sizes between a tied embedding and head, and three experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 5)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.experts = nn.ModuleList(Expert() for _ in range(3))
+
+    def forward(self, ids, experts):
+        hidden = self.embedding(ids)
+        for layer in self.layers:
+            hidden = layer(hidden).tanh()
+        for expert in experts:
+            hidden = hidden + self.experts[expert](hidden)
+        return (hidden @ self.embedding.weight.T).logsumexp(-1).mean()
+
+
+def averaged_one_by_one(weights):
+    """None where no rank has a gradient."""
+    means = []
+    for weight in weights:
+        has = torch.tensor(int(weight.grad is not None))
+        dist.all_reduce(has)
+        gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+        dist.all_reduce(gradient)
+        means.append(gradient / dist.get_world_size() if has else None)
+    return means
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 4 * 40, 4 * 10_000])
+@pytest.mark.parametrize(
+    ("experts", "may_lack"),
+    [
+        (lambda rank, number: (0, 1, 2), False),
+        (lambda rank, number: (rank,) if rank < 2 else (), True),
+        (lambda rank, number: (0, 1, 2) if number == 0 else (0, 2), True),
+        (lambda rank, number: (0, 1) if (rank, number) == (1, 2) else (0,), True),
+    ],
+    ids=["all", "one of two ranks", "of earlier micro-batches", "of one rank at the end"],
+)
+def test_three_ranks_have_the_mean_of_their_gradients(monkeypatch, bucket_bytes, experts, may_lack):
+    monkeypatch.setattr(averaging, "BUCKET_BYTES", bucket_bytes)
+    torch.manual_seed(3)
+    models = [Experts()]
+    models += [copy.deepcopy(models[0]) for _ in range(5)]
+    ids = torch.randint(11, (2, 3, 3, 2, 4))  # step, rank, micro-batch, rows, tokens
+
+    def train(rank):
+        model, other = models[2 * rank], models[2 * rank + 1]
+        average = AverageInBackward(list(model.parameters()), may_lack=may_lack)
+        found = []
+        for of_step in ids:
+            for number, batch in enumerate(of_step[rank]):
+                used = experts(rank, number)
+                other(batch, used).backward()
+                if number < 2:
+                    model(batch, used).backward()
+                    continue
+                with average.during_backward():
+                    model(batch, used).backward()
+            expected = averaged_one_by_one(list(other.parameters()))
+            found += [
+                (weight.grad, mean)
+                for weight, mean in zip(model.parameters(), expected, strict=True)
+            ]
+            model.zero_grad()
+            other.zero_grad()
+        return found
+
+    for found in on_ranks(3, train):
+        assert len(found) == 26
+        for gradient, mean in found:
+            if mean is None:
+                assert gradient is None
+            else:
+                torch.testing.assert_close(gradient, mean)

@@ -248,3 +248,116 @@ def test_the_parameters_of_a_step_are_those_after_fsdp_has_sharded_them_again():
     step.engine = SimpleNamespace(reshard=lambda: setattr(trainer, "model", sharded))
     step.on_train_begin(trainer.args, trainer.state, None)
     assert step.trained == list(sharded.parameters())
+
+
+# --- without an engine -----------------------------------------------------------------------------------------------
+
+
+def plain_step(rank, processes, *, norm=8.0, scaler=None, max_norm=1.0):
+    """The check of a run of several processes, each with gradients whose norm is the same, in its seventh step."""
+    weights = torch.nn.Linear(4, 1, bias=False)
+    weights.weight.grad = torch.full((1, 4), norm / 2)
+    accelerator = SimpleNamespace(
+        clip_grad_norm_=torch.nn.utils.clip_grad_norm_, scaler=scaler, sync_gradients=True
+    )
+    trainer = SimpleNamespace(
+        accelerator=accelerator,
+        model=weights,
+        model_wrapped=weights,
+        optimizer=SimpleNamespace(optimizer=torch.optim.SGD(weights.parameters())),
+        is_deepspeed_enabled=False,
+        is_fsdp_enabled=False,
+        state=TrainerState(global_step=6),
+        args=SimpleNamespace(
+            fp16=scaler is not None,
+            world_size=processes,
+            max_grad_norm=max_norm,
+            device=torch.device("cpu"),
+        ),
+        _tr_loss=torch.tensor(0.5),
+    )
+    detector = Detector()
+    guard = SimpleNamespace(detector=detector, skipped_since_log=[], begin_step=lambda step: None)
+    step = CheckedStep(
+        trainer,
+        guard,
+        SimpleNamespace(reshard=lambda: None),
+        metrics_to_check=lambda metrics: metrics,
+        finish=None,
+        releases_gradients=False,
+    )
+    step.on_train_begin(trainer.args, trainer.state, None)
+    step.last_logged_step = 5
+    step.begin()
+    return step, trainer
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean", "is_skipped"),
+    [
+        ((3.0, 4.0, 8.0), 5.0, False),
+        ((3.0, 4.0, 2000.0), 669.0, True),
+        ((3.0, INF, 1.0), INF, True),
+    ],
+)
+def test_all_processes_check_the_mean_of_their_losses_and_skip_alike(losses, mean, is_skipped):
+    def check(rank):
+        step, trainer = plain_step(rank, 3)
+        trainer._tr_loss += losses[rank]
+        norm = trainer.accelerator.clip_grad_norm_(None, 1.0)
+        step.on_pre_optimizer_step(trainer.args, trainer.state, None)
+        is_updated = trainer.accelerator.sync_gradients
+        clipped = trainer.model.weight.grad.norm()
+        return step.guard.detector.checked, is_updated, step.loss.item(), float(norm), clipped
+
+    for rank, (checked, is_updated, counted, norm, clipped) in enumerate(on_ranks(3, check)):
+        assert checked == [(7, [mean, 8.0])] and is_updated is not is_skipped
+        assert counted == (0.5 if is_skipped else 0.5 + losses[rank])
+        assert norm == 8.0 and clipped == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "has_scaler", "is_updated"),
+    [
+        (3.0, INF, True, True),  # the scaler skips it, and lowers its scale
+        (INF, INF, True, False),
+        (3.0, INF, False, False),
+        (3.0, 8.0, True, True),
+        (600.0, 8.0, True, False),
+    ],
+)
+def test_a_loss_scale_that_is_too_large_is_left_to_the_scaler(loss, norm, has_scaler, is_updated):
+    step, trainer = plain_step(0, 1, norm=norm, scaler=object() if has_scaler else None)
+    trainer._tr_loss += loss
+    step.norm_of_step()
+    step.on_pre_optimizer_step(trainer.args, trainer.state, None)
+    assert trainer.accelerator.sync_gradients is is_updated
+    (found,) = step.guard.detector.checked
+    assert found == (7, [loss, norm])
+
+
+@pytest.mark.parametrize(("max_norm", "clipped"), [(2.0, 2.0), (0.0, 8.0), (100.0, 8.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_clipped_to_a_positive_norm_and_else_only_measured(max_norm, clipped, dtype):
+    step, trainer = plain_step(0, 1, max_norm=max_norm)
+    trainer.model.to(dtype)
+    trainer.model.weight.grad = torch.full((1, 4), 4.0, dtype=dtype)
+    assert float(step.measure_norm()) == 8.0
+    assert float(trainer.model.weight.grad.float().norm()) == pytest.approx(clipped, rel=1e-2)
+
+
+def test_the_logged_mean_is_that_of_accepted_steps():
+    step, trainer = plain_step(0, 1)
+    skipped = [SimpleNamespace(loss=7.0), SimpleNamespace(loss=9.0)]
+    for now, spikes, logged, expected in (
+        (8, 1, {"loss": 2.0}, {"loss": 3.0, "skipped_steps": 1}),
+        (10, 2, {"loss": 0.0}, {"loss": 9.0, "skipped_steps": 2}),
+        (12, 0, {"loss": 2.0}, {"loss": 2.0}),
+        (15, 2, {"loss": 2.0}, {"loss": 6.0, "skipped_steps": 2}),
+        (15, 2, {"eval_loss": 2.0}, {"eval_loss": 2.0}),
+    ):
+        trainer.state.global_step = now
+        step.guard.skipped_since_log = skipped[:spikes]
+        step.correct_loss(logged)
+        assert logged == expected
+    assert step.last_logged_step == 15
