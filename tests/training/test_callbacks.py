@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+import tiny_watchers
 import torch
 from rich.console import Console
 from rich.text import Text
@@ -22,14 +23,18 @@ from cpt.recipe.schema import Monitoring
 from cpt.runs.events import read_events
 from cpt.runs.folder import read_metrics
 from cpt.runs.record import Run
+from cpt.training import callbacks as module
 from cpt.training.callbacks import (
     SECONDS_BETWEEN_WRITES,
     Alert,
     ConsoleProgress,
+    Cost,
     MetricsFile,
     StatusFile,
     StepProfile,
     Tracker,
+    Watch,
+    build_callbacks,
     check_callbacks,
     check_profiled_steps,
     describe_logs,
@@ -469,3 +474,155 @@ def test_a_console_that_cannot_be_written_ends_nothing():
     callback.on_log(None, state, TrainerControl(), logs={"loss": 2.0, "learning_rate": 0.1})
     with pytest.raises(OSError, match="No space left"):
         callback.console.file.flush()
+
+
+# --- without a trainer -----------------------------------------------------------------------------------------------
+
+
+def components(*callbacks):
+    return Monitoring.model_validate({"callbacks": list(callbacks)}).callbacks
+
+
+@pytest.mark.parametrize(
+    ("is_main", "seen", "kinds"),
+    [
+        (True, {"a": 1, "loss": 2.0}, ["alert_without_metric"]),
+        (True, {"grad_norm": 2.0, "loss": 2.0}, []),
+        (True, {}, []),
+        (False, {"a": 1, "loss": 2.0}, []),
+    ],
+)
+def test_an_alert_on_what_was_never_logged_is_reported_at_the_end(is_main, seen, kinds, tmp_path):
+    alert = Alert(tmp_path, metric="grad_norm", above=5.0)
+    state = TrainerState(global_step=7, is_world_process_zero=is_main)
+    if seen:
+        alert.on_log(None, state, TrainerControl(), logs=seen)
+    alert.on_train_end(None, state, TrainerControl())
+    found = read_events(tmp_path)
+    assert [event["kind"] for event in found] == kinds
+    for event in found:
+        assert (event["step"], event["metric"]) == (7, "grad_norm")
+        assert event["message"].endswith("grad_norm was never logged. Logged: a, loss.")
+
+
+def test_an_alert_has_the_step_the_value_and_the_bound(tmp_path):
+    alert = Alert(tmp_path, metric="loss", above=5.0, below=1.0)
+    for step, value in ((3, 7.5), (4, 0.25), (5, 2.0), (6, 0.5)):
+        state = TrainerState(global_step=step, is_world_process_zero=True)
+        alert.on_log(None, state, TrainerControl(), logs={"loss": value})
+    assert [
+        (event["step"], event["metric"], event["value"], event["message"])
+        for event in read_events(tmp_path)
+    ] == [
+        (3, "loss", "7.5", "Step 3: loss is 7.5, above 5."),
+        (6, "loss", "0.5", "Step 6: loss is 0.5, below 1."),
+    ]
+
+
+def test_a_watching_function_is_checked_as_the_callbacks_after_it_are():
+    good = {"name": "tiny_watchers:note", "above": 1.0}
+    check_callbacks(components(good, "tiny_watchers:Counts"))
+    with pytest.raises(RecipeError, match=r"monitoring.callbacks\[1\]"):
+        check_callbacks(components(good, "tiny_watchers:NoCallback"))
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_function_gets_numbers_with_step_and_tokens_and_its_sentence_is_an_event(
+    is_main, tmp_path
+):
+    calls = []
+
+    def watch(figures, *, limit):
+        calls.append((figures, limit))
+        return "too slow" if figures["tokens"] > limit else ""
+
+    watching = Watch(watch, {"limit": 500}, tmp_path, tokens_per_step=100)
+    for step in (5, 7):
+        state = TrainerState(global_step=step, is_world_process_zero=is_main)
+        logs = {"loss": 2, "name": "text", "rate": 0.5}
+        watching.on_log(None, state, TrainerControl(), logs=logs)
+    assert calls == [
+        ({"loss": 2.0, "rate": 0.5, "step": step, "tokens": 100 * step}, 500) for step in (5, 7)
+    ] * bool(is_main)
+    assert [
+        (event["kind"], event["step"], event["message"]) for event in read_events(tmp_path)
+    ] == [("alert", 7, "too slow")] * bool(is_main)
+    if is_main:
+        watching.watch = lambda figures, limit: 3
+        with pytest.raises(TypeError, match="expected a message .* or None, got int"):
+            watching.on_log(None, state, TrainerControl(), logs={})
+
+
+def test_callbacks_are_built_in_the_order_of_the_recipe_under_their_names(tmp_path):
+    adds = {"name": "tiny_watchers:Adds", "metric": "mine"}
+    built = build_callbacks(
+        components(
+            {"name": "cost", "dollars_per_gpu_hour": 2.5},
+            adds,
+            "tiny_watchers:note",
+            {**adds, "stop_at": 3},
+            {"name": "alert", "metric": "loss", "above": 3},
+            adds,
+            "tiny_watchers:Counts",
+        ),
+        tmp_path,
+        256,
+    )
+    name = "tiny_watchers:Adds"
+    assert [type(one).__name__ for one in built] == [
+        *("Cost", name, "tiny_watchers:note", f"{name} 2", "Alert", f"{name} 3"),
+        "tiny_watchers:Counts",
+    ]
+    assert isinstance(built[0], Cost) and (built[0].run, built[0].price) == (tmp_path, 2.5)
+    assert (built[4].run, built[4].metric, built[4].above) == (tmp_path, "loss", 3)
+    assert [one.callback.stop_at for one in (built[1], built[3], built[5])] == [99, 3, 99]
+    assert (built[2].callback.tokens_per_step, built[2].callback.run) == (256, tmp_path)
+    assert built[6].state()["attributes"] == {"steps": 0} and not hasattr(built[1], "state")
+
+
+def test_a_callback_that_cannot_be_constructed_is_a_mistake_of_the_recipe(tmp_path, monkeypatch):
+    class Fails(tiny_watchers.Adds):
+        def __init__(self, problem: str) -> None:
+            raise {"value": ValueError("odd"), "data": DataError("no such set")}[problem]
+
+    monkeypatch.setattr(tiny_watchers, "Fails", Fails, raising=False)
+    with pytest.raises(RecipeError, match="Fails cannot be constructed: ValueError: odd"):
+        build_callbacks(
+            components({"name": "tiny_watchers:Fails", "problem": "value"}), tmp_path, 1
+        )
+    with pytest.raises(DataError, match="^no such set$"):
+        build_callbacks(components({"name": "tiny_watchers:Fails", "problem": "data"}), tmp_path, 1)
+
+
+def test_what_a_full_disk_refuses_costs_a_warning(tmp_path, monkeypatch, caplog):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    file = MetricsFile(tmp_path / "metrics.jsonl", 50)
+    monkeypatch.setattr(module, "keep_lines_until", full)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    state = TrainerState(global_step=2, max_steps=9, is_world_process_zero=True)
+    file.on_train_begin(arguments, state, TrainerControl())
+    profiled = StepProfile(tmp_path, 1)
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full)
+    arguments = SimpleNamespace(device=torch.device("cpu"))
+    for step in range(3):
+        state.global_step = step
+        profiled.on_step_begin(arguments, state, TrainerControl())
+        state.global_step += 1
+        profiled.on_step_end(arguments, state, TrainerControl())
+    assert caplog.messages == [
+        f"{tmp_path}/metrics.jsonl cannot be changed: No space left on device. It may contain some"
+        " steps twice.",
+        "The profile cannot be written: [Errno 28] No space left on device.",
+    ]
+    assert read_events(tmp_path) == [] and profiled.profiler is None
+
+
+def test_lines_that_wait_for_the_disk_are_cut_too(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl", 50)
+    file.lines.waiting = [json.dumps({"step": step}) + "\n" for step in (2, 3, 4)]
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    state = TrainerState(global_step=3, max_steps=9, is_world_process_zero=True)
+    file.on_train_begin(arguments, state, TrainerControl())
+    assert [json.loads(line)["step"] for line in file.lines.waiting] == [2, 3]

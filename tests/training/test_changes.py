@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from run_folders import write_lines
-from tiny_run import save_checkpoint, seal
+from tiny_run import damage, save_checkpoint, seal
 from transformers import TrainerControl, TrainerState
 
 from cpt.checkpoints.manifest import read_manifest
@@ -327,3 +327,135 @@ def test_a_run_whose_recipe_is_lost_takes_another_only_if_it_is_accepted(
         ):
             changes.check(folder)
     assert len(asked) == asks and all("lost or damaged" in text for text in asked)
+
+
+def free_change(folder, first):
+    """The recipe of the run with another number of checkpoints to keep, which changes no step."""
+    return first.model_copy(
+        update={"checkpoints": first.checkpoints.model_copy(update={"keep": 7})}
+    )
+
+
+def test_a_free_change_is_recorded_without_being_asked_for(folder, first):
+    changes = RecipeChanges(free_change(folder, first), accept=False)
+    assert changes.check(folder) is False
+    part = changes.part(Run(folder), point_of(folder, 7))
+    assert part.recipe.checkpoints.keep == 7
+    changes.record(Run(folder))
+    (line,) = read_history(folder)
+    assert [(one["key"], one["kind"]) for one in line["changes"]] == [("checkpoints.keep", "free")]
+    assert line["new_stretch"] is False
+
+
+def test_a_free_change_leaves_a_later_change_where_it_was(folder, first, tmp_path):
+    second = recipe_in(tmp_path, optimizer={"learning_rate": 5e-4})
+    start(second, folder, 5)
+    third = free_change(folder, second)
+    proposal = propose(third, folder, folder / "checkpoint-3")
+    assert [change.key for change in proposal.changes] == ["checkpoints.keep"]
+    assert proposal.after.optimizer.learning_rate == 1e-3 and not proposal.drops_later
+    for step in (5, 7):
+        shutil.rmtree(folder / f"checkpoint-{step}")
+    changes = RecipeChanges(third, accept=False)
+    assert changes.check(folder) is False
+    part = changes.part(Run(folder), point_of(folder, 3))
+    assert (part.end, part.recipe.optimizer.learning_rate) == (5, 1e-3)
+    changes.record(Run(folder))
+    assert [line["step"] for line in read_history(folder)] == [3, 5]
+
+
+def test_a_run_without_a_record_or_a_difference_has_nothing_to_propose(folder, first, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert propose(first, tmp_path / "empty", None) is None
+    assert propose(first, folder, folder / "checkpoint-7") is None
+    assert propose(first, folder, folder / "checkpoint-7", goes_back=True) is None
+    assert propose(first, folder, folder / "checkpoint-7", is_branch=True).changes == []
+    beginning = propose(recipe_in(tmp_path, seed=5), folder, None)
+    assert (beginning.step, beginning.trained_tokens, beginning.manifest) == (0, 0, None)
+
+
+def test_a_checkpoint_of_another_program_has_no_manifest_to_compare_with(folder, tmp_path):
+    (folder / "checkpoint-7" / "manifest.json").unlink()
+    batch = {"tokens": 2560, "global_batch_tokens": 512}
+    proposal = propose(recipe_in(tmp_path, budget=batch), folder, folder / "checkpoint-7")
+    assert (proposal.manifest, proposal.step) == (None, 7)
+    assert list(proposal.problems_of_batch()) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "processes", "tokens", "said"),
+    [
+        ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, 1, 300, None),
+        ({"per_device_train_batch_size": 2}, 1, 300, "128 tokens instead of 300"),
+        ({"per_device_train_batch_size": 5}, 1, 320, None),
+        ({"per_device_train_batch_size": 5}, 3, 960, None),
+        ({"per_device_train_batch_size": 5}, 3, 320, None),  # as the one process that wrote it
+        ({"per_device_train_batch_size": 5}, 3, 640, "tokens instead of 640"),
+        ({"gradient_accumulation_steps": 3}, 1, 256 * 6, None),  # of 8 rows, which is the default
+    ],
+)
+def test_without_a_stated_batch_the_rows_of_a_step_are_compared(
+    after, processes, tokens, said, folder, tmp_path, monkeypatch
+):
+    before = recipe_in(tmp_path, **UNSTATED, training={"per_device_train_batch_size": 4})
+    write_record(folder, RecipeRecord(before, []))
+    (folder / "checkpoint-7" / "manifest.json").unlink()
+    seal(folder / "checkpoint-7", 7, tokens=7 * tokens)
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    found = propose(
+        recipe_in(tmp_path, **UNSTATED, training=after), folder, folder / "checkpoint-7"
+    )
+    problems = list(found.problems_of_batch())
+    assert problems == [] if said is None else said in problems[0]
+
+
+def test_a_branch_that_has_begun_is_compared_with_itself(folder, tmp_path, capsys):
+    branch, checkpoint = tmp_path / "branch", folder / "checkpoint-5"
+    recipe = recipe_in(tmp_path, "branch", optimizer={"learning_rate": 5e-4})
+    branch.mkdir()
+    changes = RecipeChanges(recipe, accept=True, branch_of=checkpoint)
+    changes.check(branch)
+    assert (
+        f"{branch} continues {folder} from step 5, with these changes:" in capsys.readouterr().out
+    )
+    changes.part(Run(branch), point_of(folder, 5))
+    changes.record(Run(branch))
+    (branch / "began_from.json").write_text(json.dumps({"checkpoint": str(checkpoint.resolve())}))
+    later = RecipeChanges(recipe, accept=False, branch_of=checkpoint)
+    assert later.check(branch) is False and later.branch_of is None
+    other = recipe_in(tmp_path, "branch", optimizer={"learning_rate": 2e-4})
+    with pytest.raises(RecipeError, match="changes from step 6 on"):
+        RecipeChanges(other, branch_of=checkpoint).check(branch)
+    with pytest.raises(RecipeError, match="did not begin from"):
+        RecipeChanges(recipe, branch_of=folder / "checkpoint-3").check(branch)
+
+
+def test_the_newest_intact_checkpoint_is_that_of_a_change_and_none_is_renamed(folder, tmp_path):
+    second = recipe_in(tmp_path, optimizer={"learning_rate": 5e-4})
+    damage(folder / "checkpoint-7" / "optimizer.pt", "bit flip")
+    assert RecipeChanges(second).of_run(folder).step == 5
+    assert (folder / "checkpoint-7").exists()
+    assert RecipeChanges(second, resume=folder / "checkpoint-3").of_run(folder).step == 3
+    with pytest.raises(CheckpointError, match=r"--resume .*checkpoint-7: damaged"):
+        RecipeChanges(second, resume=folder / "checkpoint-7").of_run(folder)
+
+
+def test_the_plot_marks_the_last_column_at_the_end_of_the_run(folder, tmp_path):
+    (folder / "checkpoint-7" / "manifest.json").unlink()
+    seal(folder / "checkpoint-7", 7, tokens=4000)
+    budget = {"tokens": 3840, "global_batch_tokens": 256}
+    found = propose(recipe_in(tmp_path, budget=budget), folder, folder / "checkpoint-7")
+    assert list(found.plot())[-1] == f"         {' ' * 59}^ step 7"
+    seed = propose(recipe_in(tmp_path, description="other"), folder, folder / "checkpoint-7")
+    assert list(seed.plot()) == []
+
+
+def test_changes_that_are_dropped_are_named_with_their_steps(folder, tmp_path):
+    start(recipe_in(tmp_path, optimizer={"learning_rate": 5e-4}), folder, 5)
+    start(recipe_in(tmp_path, optimizer={"learning_rate": 4e-4}), folder, 7)
+    third = recipe_in(tmp_path, optimizer={"learning_rate": 3e-4})
+    found = propose(third, folder, folder / "checkpoint-3", goes_back=True)
+    assert str(found).endswith("The changes that were made after step 5, 7 are dropped.")
+    at_5 = propose(third, folder, folder / "checkpoint-5", goes_back=True)
+    assert str(at_5).endswith("The changes that were made after step 7 are dropped.")
+    assert "are dropped" not in str(propose(third, folder, folder / "checkpoint-7"))

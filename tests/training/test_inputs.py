@@ -16,10 +16,22 @@ from transformers import AutoTokenizer
 from cpt.data.readers.account import TextBytes
 from cpt.data.rows.build import SourceReport
 from cpt.errors import CheckpointError, RecipeError
+from cpt.files import sealed
 from cpt.models.config import hash_weights
 from cpt.recipe.schema import Recipe
 from cpt.runs.events import read_events
-from cpt.training.inputs import RunInputs, describe_inputs, described_teacher
+from cpt.runs.history import RecipeRecord, write_record
+from cpt.training import inputs as module
+from cpt.training.inputs import (
+    NamedModel,
+    RunInputs,
+    describe_inputs,
+    described_teacher,
+    file_of_module,
+    read_inputs_again,
+    texts_in,
+    with_commit,
+)
 
 COMMITS = ("1" * 40, "2" * 40)
 
@@ -270,7 +282,10 @@ def test_the_record_holds_the_hashes_of_model_tokenizer_and_data(tokenizer_folde
         fingerprint="abc",
         num_tokens=10,
         sources=[source],
-        held_out={"exam": SimpleNamespace(left_out="`exam`: one is too long.")},
+        held_out={
+            "exam": SimpleNamespace(left_out="`exam`: one is too long."),
+            "whole": SimpleNamespace(left_out=""),
+        },
         held_out_files=held_out,
     )
     profile = {"zero_optimization": {"stage": 2}}
@@ -307,3 +322,122 @@ def test_a_teacher_is_recorded_with_its_hashes_where_it_is_on_the_disk(
         "teacher": {"path": path, "revision": None, "sha256": hashes}
     }
     assert bool(hashes) is is_local
+
+
+def test_the_first_three_changes_are_named_with_what_they_are(begun, folders):
+    flip(folders / "base/config.json")
+    (folders / "base/generation_config.json").unlink()
+    shutil.copy(folders / "base/model.safetensors", folders / "base/extra.safetensors")
+    flip(folders / "base/modeling_own.py")
+    flip(folders / "base/model.safetensors")
+    with pytest.raises(CheckpointError) as problem:
+        again(begun).refuse_changed(step=4, accept=True)
+    listed = (
+        "config.json differs, extra.safetensors is new, generation_config.json is missing. Rest"
+    )
+    assert f"(`model.path`): {listed}" in str(problem.value)
+
+
+def test_all_files_are_read_again_even_where_nothing_seems_to_have_changed(begun, folders):
+    run = folders / "run"
+    with pytest.raises(CheckpointError, match="has no record of its inputs"):
+        read_inputs_again(run)
+    write_record(run, RecipeRecord(begun.recipe, []))
+    with pytest.raises(CheckpointError, match="has no record of its inputs"):
+        read_inputs_again(run)
+    (run / "inputs.json").write_text(sealed(begun.recorded))
+    number = sum(len(entry["sha256"]) for entry in begun.recorded["files"].values())
+    assert number > 8 and read_inputs_again(run) == number
+    flip(folders / "teacher/model.safetensors")
+    with pytest.raises(CheckpointError, match="teacher.*: model.safetensors differs"):
+        read_inputs_again(run)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "is_refused"),
+    [
+        ({"exam": {"b.txt": "1e", "c.txt": "2f"}}, False),
+        ({"exam": {"moved/c.txt": "2f", "moved/b.txt": "1e"}}, False),
+        ({"a new one": {"b.txt": "00"}}, False),
+        ({}, False),
+        ({"general": {"a.txt": "0d"}, "exam": {"b.txt": "1e", "c.txt": "00"}}, True),
+        ({"exam": {"b.txt": "1e"}}, True),
+    ],
+)
+def test_held_out_sets_keep_their_documents(held_out, is_refused, tmp_path):
+    recorded = {"general": {"a.txt": "0d"}, "exam": {"b.txt": "1e", "c.txt": "2f"}}
+    inputs = RunInputs(tmp_path, recipe_of(), {"data": {"held_out": recorded}})
+    if not is_refused:
+        inputs.refuse_changed_sets(held_out)
+        return
+    with pytest.raises(CheckpointError, match="other documents in the held-out set `exam`"):
+        inputs.refuse_changed_sets(held_out)
+
+
+def test_datasets_of_the_hub_stay_at_the_commits_that_were_recorded(tmp_path, monkeypatch):
+    pinned = {"of another run": "0"}
+    monkeypatch.setattr(module, "PINNED", pinned)
+    asked = []
+
+    def hub_files(source, path):
+        asked.append(path)
+        return SimpleNamespace(commit=COMMITS[len(asked) - 1])
+
+    monkeypatch.setattr(module, "hub_files", hub_files)
+    sources = [{"path": "a.txt"}, {"path": "lab/web", "revision": "v1"}]
+    recipe = recipe_of(
+        data={"sequence_length": 64, "sources": sources},
+        evaluation={"perplexity": [{"path": "lab/exam"}]},
+    )
+    described = RunInputs(tmp_path, recipe, {}).describe(recipe)
+    assert asked == ["lab/web", "lab/exam"] and len(described["datasets"]) == 2
+    assert list(described["datasets"].values()) == list(COMMITS)
+    RunInputs(tmp_path, recipe, described).pinned(recipe)
+    assert pinned == described["datasets"]
+    RunInputs(tmp_path, recipe, {}).pinned(recipe)
+    assert pinned == {}
+
+
+def test_a_commit_is_set_where_its_key_says_and_nowhere_else():
+    rewards = [{"name": "reward_model", "path": f"lab/{name}"} for name in "abc"]
+    recipe = recipe_of(
+        stage="grpo",
+        model={"path": "lab/base", "revision": "v0"},
+        tokenizer={"path": "lab/words"},
+        training={"teacher_model_name_or_path": "lab/large"},
+        rewards=rewards,
+    )
+
+    def revisions(changed):
+        of_rewards = [reward.options.get("revision") for reward in changed.rewards]
+        teacher = changed.training.get("teacher_model_revision")
+        return [changed.model.revision, changed.tokenizer.revision, teacher, *of_rewards]
+
+    keys = ("model.path", "tokenizer.path", module.TEACHER, *(f"rewards[{n}].path" for n in "012"))
+    before = ["v0", None, None, None, None, None]
+    assert revisions(recipe) == before
+    for number, key in enumerate(keys[:3]):
+        expected = [*before[:number], "c0", *before[number + 1 :]]
+        assert revisions(with_commit(recipe, key, "c0")) == expected
+    reward = with_commit(recipe, "rewards[1].path", "c0").rewards[1]
+    assert reward.model_dump()["revision"] == "c0"
+    others = with_commit(recipe, "rewards[1].path", "c0").rewards
+    assert [others[0], others[2]] == [recipe.rewards[0], recipe.rewards[2]]
+
+
+def test_a_tokenizer_that_is_one_file_is_this_file(tmp_path):
+    (tmp_path / "tokenizer.model").write_text("pieces")
+    (tmp_path / "other.safetensors").touch()
+    path = tmp_path / "tokenizer.model"
+    assert NamedModel("tokenizer.path", str(path), None).files() == {"tokenizer.model": path}
+
+
+def test_only_files_of_the_user_are_code(own_code):
+    assert file_of_module("own_lab.steps") == own_code / "own_lab" / "steps.py"
+    for name in ("cpt", "cpt.train", "own_lab.missing", "nowhere_lab.steps", "sys", ".relative"):
+        assert file_of_module(name) is None
+
+
+def test_each_text_has_its_key():
+    content = {"a": "x", "b": [{"c": "y"}, 3, "z"], "d": {"e": {"f": "w"}}}
+    assert list(texts_in(content)) == [("a", "x"), ("b.0.c", "y"), ("b.2", "z"), ("d.e.f", "w")]

@@ -10,19 +10,30 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from tiny_models import tiny_model
 from tiny_trainers import metrics, trainer_of
 from torch.nn import functional as F
 from transformers import TrainerControl, TrainerState
 
 from cpt.data.rows.loader import CPTDataLoader
-from cpt.hardware import GIB
+from cpt.data.rows.mixture import RowsOfSteps
+from cpt.hardware import GIB, known_gpu
 from cpt.hf_internals import IGNORED
 from cpt.models.fused_loss import FusedLoss
 from cpt.models.inventory import build_on_meta, flops_per_token
+from cpt.recipe.schema import Model
 from cpt.runs.events import LastHeartbeat, write_heartbeat
 from cpt.runs.folder import read_metrics
 from cpt.training import metrics as module
-from cpt.training.metrics import Cost, MachineUse, SmoothedLoss, TrainingClock
+from cpt.training.metrics import (
+    Cost,
+    MachineUse,
+    ModelFlopsUtilization,
+    RealisedShares,
+    SmoothedLoss,
+    TrainingClock,
+    peak_flops,
+)
 from cpt.training.source_losses import SourceLosses
 
 TWO_GPUS = SimpleNamespace(world_size=2, n_gpu=1)
@@ -349,3 +360,154 @@ def test_processes_that_share_rows_measure_the_same_ones():
         )
         seen.append(looks.rows_under_way())
     assert seen == [range(106, 109)] * 2 + [range(109, 112)] * 2
+
+
+# --- the utilization of GPUs, without one ----------------------------------------------------------------------------
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def test_the_peak_of_a_gpu_is_that_of_its_data_sheet():
+    half = peak_flops(H100, "half")
+    assert half == 1e12 * known_gpu(H100).tflops("half") > 1e14
+    assert peak_flops(H100, "tf32") == 1e12 * known_gpu(H100).tflops("tf32") < half
+    assert peak_flops(None, "half") is None and peak_flops("a GPU", "half") is None
+
+
+class Rows:
+    """Rows of 8 tokens, of which the first six are documents of 1, 2 and 3."""
+
+    def __init__(self):
+        self.asked = []
+
+    def documents_in(self, row):
+        self.asked.append(row)
+        return np.array([1, 2, 3])
+
+
+def utilization(model, **arguments):
+    """The callback of a run that resumes after step 5, with a stand-in for the data."""
+    rows, filled = Rows(), []
+
+    def share(end, *, first):
+        filled.append((first, end))
+        return 0.75
+
+    data = SimpleNamespace(rows=rows, filled=share)
+    callback = ModelFlopsUtilization(data, RowsOfSteps(3), H100, Model(path="some/model"))
+    flags = {"bf16": False, "fp16": False, "tf32": None, "world_size": 1, "n_gpu": 1}
+    state = TrainerState(global_step=5, is_world_process_zero=arguments.pop("is_main", True))
+    callback.on_train_begin(
+        SimpleNamespace(**flags | arguments), state, TrainerControl(), model=model
+    )
+    return callback, state, filled
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype", "precision"),
+    [
+        ({}, torch.float32, "fp32"),
+        ({"tf32": True}, torch.float32, "tf32"),
+        ({"bf16": True, "tf32": True}, torch.float32, "half"),
+        ({"fp16": True}, torch.float32, "half"),
+        ({}, torch.bfloat16, "half"),
+        ({}, torch.float16, "half"),
+    ],
+)
+def test_the_peak_is_that_of_the_precision_in_which_the_model_computes(
+    flags, dtype, precision, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(module, "peak_flops", lambda gpu, kind: asked.append((gpu, kind)))
+    layer = torch.nn.Linear(3, 5).to(dtype)
+    layer.codes = torch.nn.Parameter(torch.ones(2).byte(), requires_grad=False)
+    callback, *_ = utilization(torch.nn.Sequential(torch.nn.Identity(), layer), **flags)
+    assert asked == [(H100, precision)] and callback.peak is None
+    utilization(layer, is_main=False)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("processes", "gpus", "count"), [(1, 0, 1), (3, 1, 3), (1, 2, 2)])
+def test_the_utilization_of_all_gpus_since_the_last_log(processes, gpus, count, monkeypatch):
+    monkeypatch.setattr(module, "peak_flops", lambda gpu, kind: 1e6)
+    model = tiny_model("llama")
+    callback, state, filled = utilization(model, world_size=processes, n_gpu=gpus)
+    assert callback.data.rows.asked == [*range(15, 15 + 32)]
+    of_token = flops_per_token(build_on_meta(model.config), (1 + 4 + 9) / 6)
+    for step in (7, 8):
+        state.global_step = step
+        found = {"tokens_per_second": 100.0}
+        callback.on_log(None, state, TrainerControl(), logs=found)
+        expected = 100 * 0.75 * of_token / (1e6 * count)
+        assert found["mfu"] == pytest.approx(expected, abs=1e-4) and found["mfu"] > 0.01
+    assert filled == [(15, 21), (21, 24)]
+    callback.on_log(None, state, TrainerControl(), logs=(other := {"eval_loss": 1.0}))
+    assert other == {"eval_loss": 1.0}
+
+
+def test_a_model_whose_operations_cannot_be_counted_has_no_utilization(monkeypatch, caplog):
+    monkeypatch.setattr(module, "peak_flops", lambda gpu, kind: 1e6)
+    caplog.set_level("INFO", logger="cpt")
+    callback, state, _ = utilization(torch.nn.Linear(3, 5))
+    callback.on_log(None, state, TrainerControl(), logs=(found := {"tokens_per_second": 100.0}))
+    assert found == {"tokens_per_second": 100.0} and callback.peak is None
+    assert "mfu is not logged: cannot count the operations" in caplog.text
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_figures_of_the_driver_are_read_until_it_does_not_answer(machine, monkeypatch, has_driver):
+    machine.has_nvml = has_driver
+    calls = []
+
+    def utilization():
+        calls.append("asked")
+        if len(calls) == 3:
+            raise RuntimeError("no answer")
+        return 97
+
+    for name, value in {"temperature": 61, "power_draw": 423_500}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    figures = {
+        "gpu_temperature_celsius": 61,
+        "gpu_power_watts": 423.5,
+        "gpu_utilization_percent": 97,
+    }
+    expected = [figures, figures, {}, {}] if has_driver else [{}] * 4
+    assert [machine.gpu_state() for _ in range(4)] == expected
+    assert len(calls) == (3 if has_driver else 0)
+
+
+def test_the_machine_is_looked_at_every_thirty_seconds(machine, monkeypatch):
+    seconds = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: seconds[0])
+    seen = []
+    for now in (1000.0, 1029.5, 1030.0, 1059.0, 1060.5):
+        seconds[0] = now
+        seen.append("host_memory_gib" in logged(machine, CPU))
+    assert seen == [True, False, True, False, True]
+
+
+def test_shares_are_those_of_the_tokens_of_each_source_so_far():
+    sources = [SimpleNamespace(name=name) for name in ("a", "b", "c")]
+    counted = {21: {"a": 60, "b": 30, "c": 10}}
+
+    def shares(data, step):
+        state = TrainerState(global_step=step)
+        callback = RealisedShares(data, RowsOfSteps(3))
+        callback.on_log(None, state, TrainerControl(), logs=(logs := {"loss": 1.0}))
+        return logs
+
+    one = SimpleNamespace(sources=sources[:1], tokens=None)
+    assert shares(one, 7) == {"loss": 1.0} == shares(SimpleNamespace(sources=sources), 0)
+    layout = SimpleNamespace(is_one_a_row=False)
+    data = SimpleNamespace(
+        sources=sources,
+        tokens=lambda rows: counted[rows],
+        chunked=[SimpleNamespace(layout=layout)],
+    )
+    found = shares(data, 7)
+    assert {name: found[f"share_{name}"] for name in "abc"} == {"a": 0.6, "b": 0.3, "c": 0.1}
+    assert {name: found[f"tokens_{name}"] for name in "abc"} == counted[21]
+    layout.is_one_a_row = True
+    assert shares(data, 7).keys() == {"loss", "share_a", "share_b", "share_c"}

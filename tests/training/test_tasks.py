@@ -4,16 +4,20 @@ not change."""
 import json
 import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from launching import launch_to_its_end
+from run_folders import write_lines
 from tiny import WORDS, write_recipe
+from tiny_run import save_checkpoint, seal
 from tiny_trainers import events, metrics, published, trainer_of
+from transformers import TrainerControl, TrainerState
 
 from cpt.checkpoints.resume import latest_checkpoint
-from cpt.errors import Interrupted
+from cpt.errors import Interrupted, RecipeError
 from cpt.recipe.schema import Evaluation
 from cpt.runs.events import read_events
 from cpt.training import tasks
@@ -204,3 +208,198 @@ def test_scores_of_two_processes_are_those_of_cpt_evaluate(cpt, tiny_recipe, tmp
     )
     (score,) = json.loads(printed[printed.index("{\n") : printed.rindex("}") + 1])["tasks"]
     assert code == 0 and score["value"] == found[4]
+
+
+# --- without a trainer -----------------------------------------------------------------------------------------------
+
+
+def evaluations(folder, *, every=2, device="cpu", on="auto", check_signals=lambda: None):
+    """The tasks of a run of eight steps of 256 tokens, whose saves are written at once."""
+    folder.mkdir(exist_ok=True)
+    checkpointer = SimpleNamespace(wait=lambda: None, is_writing=False)
+    ours = tasks.TaskEvaluations(
+        folder,
+        Evaluation(tasks=["mine"], tasks_every_tokens=256 * every, tasks_device=on),
+        RunLength(8, 4, 1, tokens_per_step=256, micro_batch=4),
+        device=torch.device(device),
+        checkpointer=checkpointer,
+        check_signals=check_signals,
+        report=None,
+    )
+    ours.begin = lambda step=0, **about: ours.on_train_begin(
+        None, TrainerState(global_step=step, **about), TrainerControl()
+    )
+    return ours
+
+
+def save_weights(folder, *steps):
+    for step in steps:
+        weights = save_checkpoint(folder, step, sealed=False).rename(folder / f"tasks-{step}")
+        (weights / "trainer_state.json").unlink()
+        seal(weights, step, kind="weights")
+
+
+@pytest.mark.parametrize(("on", "gpus", "fits"), [("cuda:3", 3, False), ("cuda:3", 4, True)])
+def test_a_gpu_that_the_machine_lacks_is_refused_by_each_process(
+    on, gpus, fits, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    ours = evaluations(tmp_path, on=on)
+    if fits:
+        ours.begin(is_world_process_zero=False)
+    else:
+        with pytest.raises(RecipeError, match="tasks_device`: this machine has 3 GPUs"):
+            ours.begin(is_world_process_zero=False)
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_start_evaluates_the_weights_up_to_its_step_that_have_no_scores(is_main, tmp_path):
+    save_weights(tmp_path, 2, 4, 6, 8)
+    (tmp_path / "tasks-5").mkdir()  # half written
+    lines = [
+        {"step": 2, "loss": 1.0},
+        {"step": 4, "loss": 1.0},
+        {"step": 4, "task_mine_acc": 0.5},
+        {"step": 6, "loss": 1.0},
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    ours = evaluations(tmp_path)
+    ours.begin(6, is_world_process_zero=is_main)
+    assert ours.first_step == 6
+    names = sorted(path.name for path in tmp_path.glob("tasks-*"))
+    if is_main:
+        assert [path.name for path in ours.waiting] == names == ["tasks-2", "tasks-6"]
+    else:
+        assert ours.waiting == [] and len(names) == 5
+
+
+@pytest.mark.parametrize(("free", "most", "left"), [(5000, 8, 3), (4999, 8, 1), (5000, 2, 2)])
+def test_weights_are_skipped_where_many_wait_or_the_disk_gets_full(
+    free, most, left, tmp_path, monkeypatch
+):
+    """The disk has room for ten times the largest weights that wait, of 500 bytes."""
+    monkeypatch.setattr(tasks, "MOST_WAITING", most)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 0, free))
+    ours = evaluations(tmp_path, every=2)
+    for step, size in ((2, 300), (4, 500)):
+        (tmp_path / f"tasks-{step}").mkdir()
+        (tmp_path / f"tasks-{step}" / "weights").write_bytes(bytes(size))
+        ours.waiting.append(tmp_path / f"tasks-{step}")
+    ours.first_step = 8
+    for step in (6, 7, 8):
+        ours.add(step)
+    waiting = [tmp_path / f"tasks-{step}" for step in (2, 4, 6)]
+    assert ours.waiting == waiting[-left:]
+    skipped = [2, 4][: 3 - left]
+    found = [(one["kind"], one["step"], one["message"]) for one in read_events(tmp_path)]
+    assert found == [
+        (
+            "tasks_skipped",
+            step,
+            f"The tasks of step {step} are skipped, because those of step 6 are due.",
+        )
+        for step in skipped
+    ]
+    assert [path.name for path in sorted(tmp_path.glob("tasks-*"))] == [
+        path.name for path in waiting[-left:-1]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "on", "waits"),
+    [("cuda", "auto", [0, 2, 4]), ("cuda", "cpu", []), ("cpu", "auto", [])],
+)
+def test_training_waits_only_for_evaluations_on_its_own_gpu(device, on, waits, tmp_path):
+    ours = evaluations(tmp_path, device=device, on=on)
+    heard = {"wait": [], "advance": []}
+    ours.wait = lambda control: heard["wait"].append(state.global_step)
+    ours.advance = lambda: heard["advance"].append(state.global_step)
+    for step in range(5):
+        state = TrainerState(global_step=step)
+        ours.on_step_begin(None, state, TrainerControl())
+    others = [step for step in range(5) if step not in waits]
+    assert heard == {"wait": waits, "advance": others}
+    assert [path.name for path in ours.waiting] == ["tasks-2", "tasks-4"]
+    for is_main in (False, True):
+        state = TrainerState(global_step=6, is_world_process_zero=is_main)
+        ours.on_train_end(None, state, TrainerControl())
+        assert (ours.folder / "tasks-6" in ours.waiting) is is_main
+    assert heard["wait"] == [*waits, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("on", "device", "visible", "gpu"),
+    [
+        ("cpu", "cuda", "4,5,7", ""),
+        ("auto", "cpu", "4,5,7", ""),
+        ("cuda:2", "cuda", "4,5,7", "7"),
+        ("cuda:2", "cpu", None, "2"),
+        ("auto", "cuda", "4,5,7", "5"),
+        ("auto", "cuda", None, "1"),
+    ],
+)
+def test_an_evaluation_sees_one_gpu_by_the_machines_number(
+    on, device, visible, gpu, tmp_path, monkeypatch
+):
+    freed = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append("cache"))
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert evaluations(tmp_path, device=device, on=on).visible_gpu() == gpu
+    assert freed == ["cache"] * ((device, on) == ("cuda", "auto"))
+
+
+class Child:
+    def __init__(self):
+        self.ended = 0
+
+    def kill_family(self):
+        self.ended += 1
+
+
+def test_a_signal_while_training_waits_saves_stops_and_ends_the_evaluation(tmp_path):
+    ours = evaluations(tmp_path, check_signals=interrupted)
+    child = ours.child = Child()
+    ours.waiting = [tmp_path / "tasks-2"]
+    control = TrainerControl()
+    ours.wait(control)
+    assert control.should_save and control.should_training_stop
+    assert (child.ended, ours.child, ours.waiting) == (1, None, [])
+
+
+def test_an_evaluation_that_cannot_be_started_is_an_event(tmp_path):
+    ours = evaluations(tmp_path)
+    save_weights(tmp_path, 2, 4)
+
+    def start():
+        raise OSError("no more processes")
+
+    ours.start = start
+    ours.waiting = [tmp_path / "tasks-2", tmp_path / "tasks-4"]
+    ours.checkpointer.is_writing = True
+    assert ours.advance() is True and len(ours.waiting) == 2
+    ours.checkpointer.is_writing = False
+    assert [ours.advance(), ours.advance(), ours.advance()] == [True, False, False]
+    assert [
+        (one["kind"], one["step"], one["message"].partition(": ")[2])
+        for one in read_events(tmp_path)
+    ] == [
+        ("tasks_failed", step, "OSError: no more processes. See tasks.log of the run.")
+        for step in (2, 4)
+    ]
+    assert not list(tmp_path.glob("tasks-*"))
+
+
+def test_an_evaluation_is_killed_after_its_time_and_not_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks.time, "monotonic", lambda: 100.0)
+    ours = evaluations(tmp_path)
+    ours.child = SimpleNamespace(poll=lambda: None)
+    read = []
+    ours.read_result = lambda: read.append(ours.ends)
+    for ends in (100.5, 100.0, 99.5):
+        ours.ends = ends
+        assert ours.advance() is True
+    assert read == [99.5]
