@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from tiny import TINY_LLAMA, write_recipe
 
@@ -417,3 +418,20 @@ def test_a_plan_is_refused_only_for_what_no_machine_trains():
     assert len(fsdp_complaints({"version": 2}, training=without_fsdp)) == 1
     assert fsdp_complaints({"version": 2}, training=without_fsdp, on_this_machine=False) == []
     assert len(fsdp_complaints(on_this_machine=False, training={"fsdp": "shard"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "on_this_machine", "use_cpu", "is_refused"),
+    [
+        (True, True, True, True),
+        (False, True, True, False),
+        (True, False, True, False),
+        (True, True, False, False),
+    ],
+)
+def test_a_run_on_the_cpu_of_a_machine_with_gpus_is_not_sharded(
+    has_gpu, on_this_machine, use_cpu, is_refused, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    complaints = fsdp_complaints(on_this_machine=on_this_machine, training={"use_cpu": use_cpu})
+    assert [text.partition(" ")[0] for text in complaints] == ["`training.use_cpu`"] * is_refused

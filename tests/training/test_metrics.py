@@ -10,6 +10,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from threads_as_ranks import on_ranks
 from tiny_models import tiny_model
 from tiny_trainers import metrics, trainer_of
 from torch.nn import functional as F
@@ -511,3 +512,22 @@ def test_shares_are_those_of_the_tokens_of_each_source_so_far():
     assert {name: found[f"tokens_{name}"] for name in "abc"} == counted[21]
     layout.is_one_a_row = True
     assert shares(data, 7).keys() == {"loss", "share_a", "share_b", "share_c"}
+
+
+def test_the_loss_of_a_source_is_the_mean_over_the_tokens_of_all_processes():
+    sources = [SimpleNamespace(name=name) for name in ("a", "b", "c", "d")]
+
+    def log(rank):
+        looks = SourceLosses(SimpleNamespace(sources=sources), SimpleNamespace())
+        looks.take(0, torch.tensor(6.0 * rank), torch.tensor(rank))  # the first has no tokens of it
+        looks.take(1, torch.tensor(float("inf") if rank == 1 else 1.0), torch.tensor(2))
+        looks.take(3, torch.tensor(3.0 + rank), torch.tensor(5))
+        logs = {"loss": 1.0}
+        arguments = SimpleNamespace(world_size=3)
+        looks.on_log(arguments, TrainerState(), TrainerControl(), logs={"eval_loss": 1.0})
+        looks.on_log(arguments, TrainerState(), TrainerControl(), logs=logs)
+        assert looks.totals.abs().sum() == 0
+        return logs
+
+    for logs in on_ranks(3, log):
+        assert logs == pytest.approx({"loss": 1.0, "loss_a": 6.0, "loss_d": 12 / 15})

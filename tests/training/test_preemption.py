@@ -5,6 +5,8 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
+from threads_as_ranks import on_ranks
 from transformers import TrainerControl, TrainerState
 
 from cpt.errors import Interrupted
@@ -153,3 +155,54 @@ def test_processes_agree_every_tenth_of_a_second_in_calls(seconds, between, monk
 def test_a_launcher_that_is_gone_counts_as_a_signal(training):
     training.launcher = 1  # this process has another parent
     wait_until(lambda: training.received == signal.SIGHUP)
+
+
+def test_the_descriptor_that_signals_woke_before_is_restored():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing)
+    try:
+        with Preemption():
+            pass
+        assert signal.set_wakeup_fd(-1) == writing
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+
+
+def test_a_command_ends_at_once_until_its_training_begins(monkeypatch):
+    ended, recorded = [], []
+    monkeypatch.setattr(EndAtOnce, "__call__", lambda self, number, frame: ended.append(number))
+    signal.signal(signal.SIGTERM, EndAtOnce(os.getpid()))
+    with Preemption(recorded.append) as preemption:
+        for begins in (False, True):
+            if begins:
+                preemption.on_train_begin(None, TrainerState(), TrainerControl())
+                preemption.on_train_end(None, TrainerState(), TrainerControl())
+            with pytest.raises(Interrupted, match="SIGTERM arrived outside of training"):
+                preemption.at_signal(signal.SIGTERM, None)
+        assert ended == [signal.SIGTERM] and len(recorded) == 1
+        preemption.is_training = True
+        preemption.at_signal(signal.SIGTERM, None)
+        preemption.is_training, preemption.stopped_by = False, "SIGTERM"
+        preemption.at_signal(signal.SIGTERM, None)
+
+
+@pytest.mark.parametrize("received", [0, signal.SIGUSR1])
+def test_a_signal_to_one_of_three_processes_stops_all(received, monkeypatch):
+    monkeypatch.setattr(module, "world_size", lambda: dist.get_world_size())
+
+    def work(rank):
+        preemption = Preemption()
+        preemption.on_train_begin(None, TrainerState(), TrainerControl())
+        preemption.received = received if rank == 1 else 0
+        control = TrainerControl(should_evaluate=True)
+        preemption.on_step_end(None, TrainerState(), control)
+        flags = (control.should_save, control.should_training_stop, control.should_evaluate)
+        return preemption.stopped_by, flags, preemption.steps.calls_between
+
+    answers = on_ranks(3, work)
+    stopped = ("SIGUSR1", (True, True, False)) if received else (None, (False, False, True))
+    assert [answer[:2] for answer in answers] == [stopped] * 3
+    assert len({answer[2] for answer in answers}) == 1, "they agree when they agree next"
