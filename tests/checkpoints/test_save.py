@@ -538,6 +538,8 @@ def test_what_an_engine_changes_at_any_time_is_not_saved_in_the_background(check
     ours.save(small(4), "full")
     assert ours.in_flight is not None
     ours.wait()
+    copies = ours.host_copies
+    assert copies.in_use == {} and copies.missing(small(4).states) == 0, "for the next save"
     assert published_in_order(ours) == [3, 4] and ours.in_flight is None
 
 
@@ -570,7 +572,7 @@ def test_copies_take_four_fifths_of_the_free_memory_of_all_processes_of_a_machin
 
 
 def test_only_the_main_process_seals_an_export_and_clears_what_was_left(
-    checkpointer, tmp_path, monkeypatch
+    checkpointer, tmp_path, monkeypatch, caplog
 ):
     ours, final = checkpointer(), tmp_path / "final"
     final.mkdir()
@@ -583,6 +585,10 @@ def test_only_the_main_process_seals_an_export_and_clears_what_was_left(
     assert not (final / "manifest.json").exists()
     monkeypatch.setenv("RANK", "0")
     save.seal_export(final, small(3).manifest)
-    with ours.saving():
-        assert not (ours.folder / ".saving").exists()
+    caplog.set_level("INFO", logger="cpt")
+    for _ in range(2):
+        with ours.saving():
+            assert not (ours.folder / ".saving").exists()
+    (message,) = caplog.messages
+    assert message == f"{ours.folder}: removed what a stopped run left unfinished: checkpoint-9."
     assert (final / "manifest.json").exists()

@@ -403,3 +403,44 @@ def test_a_global_batch_without_whole_groups_is_refused_with_one_that_has_them()
 def test_other_sizes_of_groups_that_trl_would_stop_at_are_refused(training, named):
     with pytest.raises(RecipeError, match=re.escape(named)):
         check_generations(rewarded(evaluation={"held_out_share": 0.1}, **training), 1)
+
+
+def test_a_key_that_cpt_does_not_pass_on_is_refused_before_the_others_are_read(tmp_path):
+    with pytest.raises(RecipeError, match="training.save_total_limit"):
+        arguments(recipe(training={"use_cpu": True, "save_total_limit": 3}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "most", "steps"), [(1.5, None, 19), (1.5, 1.5, 18), (2.0, 1.5, 25), (0.01, None, 1)]
+)
+def test_epochs_are_whole_steps_rounded_up_unless_a_source_may_not_be_read_further(
+    epochs, most, steps
+):
+    source = {"path": "a.txt"} | ({} if most is None else {"max_epochs": most})
+    of_epochs = recipe(
+        data={"sequence_length": 64, "sources": [source]},
+        budget={"epochs": epochs, "global_batch_tokens": 512},
+    )
+    length = run_length(of_epochs, 100)
+    assert (length.steps, length.rows_per_step, length.tokens_per_step) == (steps, 8, 512)
+    assert (length.rows, length.tokens) == (8 * steps, 512 * steps)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_profile_of_deepspeed_measures_no_throughput_and_its_changes_are_reported(
+    rank, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("RANK", str(rank))
+    profile = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "wandb": {}}
+    made = training_arguments(
+        recipe(training={"per_device_train_batch_size": 2, "use_cpu": True, "bf16": True}),
+        tmp_path,
+        SimpleNamespace(form="document", num_rows=100, held_out=()),
+        deepspeed=profile,
+    )
+    config = made.hf_deepspeed_config.config
+    assert config["timers"] == {"throughput": {"enabled": False}}
+    assert config["zero_optimization"]["stage"] == 2
+    changes = [text for text in caplog.messages if text.startswith("`training.deepspeed` is used")]
+    assert len(changes) == (1 if rank == 0 else 0)

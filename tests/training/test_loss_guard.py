@@ -5,8 +5,9 @@ import torch
 
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.errors import RecipeError
-from cpt.recipe.schema import Component
+from cpt.recipe.schema import Component, Recipe
 from cpt.recipe.schema import LossGuard as Section
+from cpt.training.guards import StepGuard
 from cpt.training.loss_guard import (
     FEWEST,
     SIGMA_OF_MAD,
@@ -273,3 +274,123 @@ def test_a_roll_back_names_the_skipped_steps_with_their_rows(budget):
         and not budget.recent
     )
     assert [skipped.rows for skipped in bad] == [(4, 8), (8, 12), (16, 20)]
+
+
+# --- what follows a step ---------------------------------------------------------------------------------------------
+
+
+def step_guard(folder, *, fp16=False, phases=(), **safety):
+    """The guard of a run with steps of 256 tokens in four rows; its loss guard forgives one skipped step of eight."""
+    until = [{"until": tokens, "weights": {"a": 1.0}} for tokens in phases]
+    recipe = Recipe.model_validate(
+        {
+            "name": "run",
+            "model": {"path": "some/model"},
+            "data": {
+                "sequence_length": 64,
+                "sources": [{"path": "a.txt", "name": "a"}],
+                "phases": [*until, {"weights": {"a": 1.0}}] if until else [],
+            },
+            "budget": {"tokens": 2560, "global_batch_tokens": 256},
+            "safety": {"loss_guard": {"window": 8, "skips": 1, "rollbacks": 1}, **safety},
+        }
+    )
+    return StepGuard(
+        recipe,
+        RowsOfSteps(4),
+        folder,
+        device=CPU,
+        tokens_per_step=256,
+        highest_loss=math.inf,
+        fp16=fp16,
+    )
+
+
+def verdict(step, loss=math.nan, norm=1.0, *, has_loss_spike=False):
+    return StepVerdict(step, loss, norm, has_loss_spike, False)
+
+
+def test_the_scaler_of_fp16_decides_about_infinite_gradients_of_a_finite_loss(tmp_path):
+    for fp16, loss, action in (
+        (True, 2.0, "continue"),
+        (True, math.nan, "skip"),
+        (False, 2.0, "skip"),
+    ):
+        guard = step_guard(tmp_path, fp16=fp16)
+        assert guard.decide(verdict(5, loss, math.inf)).action == action
+        assert len(guard.skipped_since_log) == guard.budget.total == (action == "skip")
+
+
+def test_bad_steps_are_skipped_then_roll_back_and_then_end_the_run(tmp_path):
+    guard = step_guard(tmp_path)
+    assert guard.decide(verdict(2, 3.0)).events == ()
+    first = guard.decide(verdict(3))
+    assert (first.action, first.step, first.reason) == ("skip", 3, "")
+    (event,) = first.events
+    assert event.kind == "nan_skipped" and event.details == {
+        "step": 3,
+        "rows": [8, 12],
+        "loss": "nan",
+        "gradient_norm": "1.0",
+    }
+    assert event.message == "Step 3 was skipped: its loss was nan. Its rows are 8 to 11."
+    back = guard.decide(verdict(5, 9.0, has_loss_spike=True))
+    assert [event.kind for event in back.events] == ["spike_skipped"]
+    assert (back.action, back.step, back.first_step) == ("roll_back", 5, 3)
+    assert back.left_out == ((8, 12), (16, 20))
+    assert back.reason == "2 of the last 8 steps were skipped (3, 5), roll-back 1 of 1"
+    assert guard.decide(verdict(8)).action == "skip"
+    end = guard.decide(verdict(9))
+    assert (end.action, end.step, len(end.events)) == ("abort", 9, 1)
+    assert end.reason.startswith(
+        "the training diverged: steps 8, 9 were skipped, after 1 roll-back(s) (4 skipped steps"
+    )
+
+
+def test_a_handler_sees_the_spike_and_may_end_the_run(tmp_path):
+    guard = step_guard(tmp_path, on_spike="abort")
+    seen = []
+    own = guard.handler
+
+    def handler(spike):
+        seen.append(spike)
+        return own(spike) if len(seen) > 1 else None
+
+    guard.handler = handler
+    assert guard.decide(verdict(3, norm=2.0)).action == "skip"
+    end = guard.decide(verdict(4))
+    assert (end.action, end.step) == ("abort", 4)
+    assert end.reason == (
+        "step 4 was skipped: its loss was nan. `safety.on_spike: abort` ends the run."
+    )
+    assert [(one.step, one.recent, one.rollbacks, one.run_folder) for one in seen] == [
+        (3, 1, 0, tmp_path),
+        (4, 2, 0, tmp_path),
+    ]
+    assert (seen[0].gradient_norm, math.isnan(seen[0].loss)) == (2.0, True)
+
+
+def test_the_level_of_the_loss_is_forgotten_in_the_first_step_of_a_phase(tmp_path):
+    guard = step_guard(tmp_path, phases=(640, 1536))
+    forgotten = []
+    for step in range(1, 11):
+        guard.detector.forget = lambda step=step: forgotten.append(step)
+        guard.begin_step(step)
+    assert forgotten == [3, 7]  # 640 tokens end in step 3, 1536 with step 6
+    without = step_guard(tmp_path, phases=(640,), loss_guard=None)
+    without.begin_step(3)
+    assert list(without.decisions()) == []
+
+
+def test_a_guard_resumes_with_its_skips_and_rows(tmp_path):
+    guard = step_guard(tmp_path)
+    guard.decide(verdict(3))
+    guard.rows.leave_out([(8, 12), (40, 44)])
+    state = guard.state_dict()
+    again = step_guard(tmp_path)
+    again.load_state_dict(state)
+    assert again.rows.left_out == [(8, 12), (40, 44)] and again.state_dict() == state
+    assert again.decide(verdict(5)).action == "roll_back"
+    older = step_guard(tmp_path)
+    older.load_state_dict({})
+    assert older.state_dict() == step_guard(tmp_path).state_dict()

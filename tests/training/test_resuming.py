@@ -58,6 +58,10 @@ def test_another_number_of_processes_keeps_the_rows_of_a_step(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert keep_global_batch(unstated, point).budget.global_batch_tokens == 256
     assert keep_global_batch(stated, point) == stated
+    del tiny_recipe["training"]["gradient_accumulation_steps"]
+    of_two = load_recipe(write_recipe(tiny_recipe, tmp_path / "of two.yaml"))
+    assert keep_global_batch(of_two, point) == of_two, "one micro-batch, if no number is given"
+    tiny_recipe["training"]["gradient_accumulation_steps"] = 2
     tiny_recipe["training"]["parallelism_config"] = {"sp_size": 2}
     shared = load_recipe(write_recipe(tiny_recipe, tmp_path / "shared.yaml"))
     assert keep_global_batch(shared, point) == shared, "two processes that share rows read as one"

@@ -361,3 +361,28 @@ def test_the_logged_mean_is_that_of_accepted_steps():
         step.correct_loss(logged)
         assert logged == expected
     assert step.last_logged_step == 15
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_released_gradients_are_checked_by_the_loss_of_the_step_before_they_exist(is_guarded):
+    step, trainer = plain_step(0, 1)
+    begun, released, passed = [], [], []
+    step.guard.begin_step = begun.append
+    step.released = SimpleNamespace(begin=released.append)
+    step.backward_pass = lambda loss, **options: passed.append((loss, options))
+
+    class Decides:
+        def decide(self, metrics):
+            decided.append(metrics.tolist())
+            return metrics[0] > 500, metrics > 500
+
+    decided = []
+    step.guard.detector = Decides() if is_guarded else None
+    loss = torch.tensor(600.0, dtype=torch.bfloat16)
+    step.update_in_backward(loss, scale=2)
+    assert step.is_updating and passed == [(loss, {"scale": 2})]
+    if is_guarded:
+        assert (begun, decided, released) == ([7], [[600.0, 0.0]], [torch.tensor(True)])
+        assert step.loss_of_step.dtype == torch.float32
+    else:
+        assert (begun, released) == ([], [None])
