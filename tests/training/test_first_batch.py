@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from threads_as_ranks import on_ranks
 from tiny import write_recipe
 from tiny_trainers import losses, trainer_of
 from torch import nn
@@ -9,14 +10,17 @@ from torch import nn
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.models import attention, fused_loss
 from cpt.models.attention import BOUNDS
+from cpt.models.fast_parts import PartDifference
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
 from cpt.train import train
+from cpt.training import first_batch as module
 from cpt.training.first_batch import (
     MOST_OF_UPDATE,
     describe_machine,
     difference_of_updates,
+    largest_of_processes,
     start_of_row,
     with_fallbacks,
 )
@@ -243,3 +247,29 @@ def test_an_optimizer_whose_kernel_is_wrong_ends_the_run_with_another(
         RecipeError, match="optimizer.name: .* Write `optimizer.name: .*model.dtype: float32`"
     ):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("found", "largest"),
+    [
+        ([(0.1, 0.2), (0.3, 0.1), (0.2, 0.1)], 1),
+        ([(0.1, 0.2), (0.1, 0.1), (0.1, 0.9)], 2),
+        ([(0.5, 0.0), (0.1, 0.1), (0.2, 0.1)], 0),
+    ],
+)
+def test_the_largest_difference_of_all_processes_counts(found, largest, monkeypatch):
+    monkeypatch.setattr(module, "world_size", lambda: 3)
+    monkeypatch.setattr(module, "HALF", PartDifference("", 0.01, 0.02))
+    parts = [PartDifference("a part", loss, gradient) for loss, gradient in found]
+    answers = on_ranks(3, lambda rank: largest_of_processes(parts[rank]))
+    assert answers == [parts[largest]] * 3
+    monkeypatch.setattr(module, "world_size", lambda: 1)
+    assert largest_of_processes(parts[1]) is parts[1]
+
+
+def test_an_update_that_is_not_finite_differs_without_end():
+    class Fails(OneKernelAdamW):
+        def update(self, parameter, state, group):
+            parameter.fill_(torch.nan)
+
+    assert difference_of(Fails) == float("inf")

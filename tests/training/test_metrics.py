@@ -20,12 +20,13 @@ from cpt.data.rows.loader import CPTDataLoader
 from cpt.data.rows.mixture import RowsOfSteps
 from cpt.hardware import GIB, known_gpu
 from cpt.hf_internals import IGNORED
-from cpt.models.fused_loss import FusedLoss
+from cpt.models.fused_loss import FusedLoss, OwnLoss
 from cpt.models.inventory import build_on_meta, flops_per_token
 from cpt.recipe.schema import Model
 from cpt.runs.events import LastHeartbeat, write_heartbeat
 from cpt.runs.folder import read_metrics
 from cpt.training import metrics as module
+from cpt.training import source_losses as losses_module
 from cpt.training.metrics import (
     Cost,
     MachineUse,
@@ -531,3 +532,36 @@ def test_the_loss_of_a_source_is_the_mean_over_the_tokens_of_all_processes():
 
     for logs in on_ranks(3, log):
         assert logs == pytest.approx({"loss": 1.0, "loss_a": 6.0, "loss_d": 12 / 15})
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 2, 100])
+def test_the_loss_of_a_row_is_known_only_from_its_logits(tokens_at_once, monkeypatch):
+    monkeypatch.setattr(losses_module, "BYTES_AT_ONCE", 12 * 7 * tokens_at_once)
+    model = torch.nn.Module()
+    model.loss_function = F.cross_entropy
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randn(3, 5, 7, generator=draw)
+    targets = torch.randint(7, (3, 5), generator=draw)
+    targets[1, 2:] = IGNORED
+    found = losses_module.loss_of_rows(model, logits, targets)
+    for row in range(3):
+        expected = F.cross_entropy(logits[row], targets[row], ignore_index=IGNORED, reduction="sum")
+        assert found(row) == pytest.approx(expected)
+    assert losses_module.loss_of_rows(model, None, targets) is None
+    assert losses_module.loss_of_rows(model, logits[:2], targets) is None
+    assert losses_module.loss_of_rows(model, logits[:, :4], targets) is None
+
+
+def test_the_mean_loss_has_neither_smoothed_labels_nor_penalties():
+    model = tiny_model("llama")
+    loss = torch.tensor(3.0)
+    mean = losses_module.mean_cross_entropy
+    assert mean(model, {"loss": loss}) is loss and mean(model, {}) is None
+    assert mean(model, {"loss": loss, "aux_loss": torch.tensor(1.0)}) is None
+    own = OwnLoss(model)
+    own.memory.last = torch.tensor(2.0)
+    assert float(mean(model, {"loss": loss, "aux_loss": torch.tensor(1.0)})) == 2.0
+    own.memory.last = None
+    assert mean(model, {"loss": loss}) is loss
+    own.smoothing = 0.1
+    assert mean(model, {"loss": loss}) is None

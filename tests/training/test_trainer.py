@@ -1,3 +1,4 @@
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -525,3 +526,106 @@ def test_a_fused_loss_is_refused_where_a_stage_has_another_loss(tmp_path):
     with pytest.raises(RecipeError, match="model.fused_loss: stage `mine` uses another loss"):
         OfLogits(recipe, torch.nn.Linear(2, 2), arguments, rows=[], length=None)
     assert arguments.ddp_find_unused_parameters is arguments.ddp_broadcast_buffers is False
+
+
+class Preparing:
+    """The part of a trainer that resuming prepares; `done` has what it did, in order."""
+
+    def __init__(self, monkeypatch, **fields):
+        self.done = []
+        for name in (
+            *("load_shards", "convert_adamw", "replay_step_counter", "load_data"),
+            "return_to_training_point",
+        ):
+            answer = True if name == "convert_adamw" else f"of {name}"
+            monkeypatch.setattr(module, name, self.note(name, answer))
+        monkeypatch.setattr(module, "only_data", self.only_data)
+        engine = SimpleNamespace(
+            optimizer="optimizer",
+            reshard=self.note("reshard"),
+            load_universal=self.note("load_universal"),
+        )
+        self.trainer = part_of(
+            engine=engine,
+            point=ResumePoint(trusted=True),
+            model="model",
+            lr_scheduler="schedule",
+            is_fsdp_enabled=False,
+            is_deepspeed_enabled=False,
+            has_moved_optimizer=False,
+            set_rates=self.note("set_rates"),
+            finish_universal=self.note("finish_universal"),
+            **fields,
+        )
+
+    def note(self, name, answer=None):
+        def call(*given, **options):
+            self.done.append((name, *given, *options.items()))
+            return answer
+
+        return call
+
+    @contextmanager
+    def only_data(self, checkpoint, *, trust):
+        self.done.append(("only data", trust))
+        yield
+        self.done.append(("any pickle",))
+
+    def prepare(self, checkpoint):
+        self.done.append(("prepare", checkpoint))
+        return "prepared"
+
+
+def test_a_sharded_model_is_loaded_after_it_was_prepared(tmp_path, monkeypatch):
+    preparing = Preparing(monkeypatch)
+    preparing.trainer.is_fsdp_enabled = True
+    found = CPTTrainer.prepare_from(preparing.trainer, tmp_path, preparing.prepare)
+    assert found == "prepared" and preparing.done == [
+        ("prepare", None),
+        ("reshard",),
+        ("load_shards", tmp_path, "model", "optimizer", "schedule", ("trust", True)),
+        ("set_rates",),
+    ]
+
+
+@pytest.mark.parametrize("has_point", [True, False])
+def test_pickles_of_a_plain_checkpoint_are_data_while_it_is_loaded(
+    has_point, tmp_path, monkeypatch
+):
+    preparing = Preparing(monkeypatch)
+    point = tmp_path / "training_point.pt"
+    if has_point:
+        point.touch()
+    found = CPTTrainer.prepare_from(preparing.trainer, tmp_path, preparing.prepare)
+    moved = [
+        ("load_data", point, ("trust", True)),
+        ("return_to_training_point", "model", "of load_data"),
+    ]
+    assert found == "prepared" and preparing.done == [
+        ("only data", True),
+        ("prepare", str(tmp_path)),
+        ("any pickle",),
+        *(moved if has_point else []),
+        ("set_rates",),
+    ]
+    assert preparing.trainer.has_moved_optimizer is False
+
+
+@pytest.mark.parametrize("is_universal", [True, False])
+def test_deepspeed_loads_parts_or_a_converted_checkpoint(is_universal, tmp_path, monkeypatch):
+    preparing = Preparing(monkeypatch)
+    preparing.trainer.is_deepspeed_enabled = True
+    if is_universal:
+        (tmp_path / "latest_universal").touch()
+    CPTTrainer.prepare_from(preparing.trainer, tmp_path, preparing.prepare)
+    assert preparing.done == [
+        *([("load_universal",)] if is_universal else []),
+        ("only data", True),
+        ("prepare", str(tmp_path)),
+        ("any pickle",),
+        *([("finish_universal", tmp_path)] if is_universal else []),
+        ("convert_adamw", "optimizer"),
+        ("replay_step_counter", "optimizer"),
+        ("set_rates",),
+    ]
+    assert preparing.trainer.has_moved_optimizer is True
