@@ -592,3 +592,13 @@ def test_only_the_main_process_seals_an_export_and_clears_what_was_left(
     (message,) = caplog.messages
     assert message == f"{ours.folder}: removed what a stopped run left unfinished: checkpoint-9."
     assert (final / "manifest.json").exists()
+
+
+def test_a_start_archives_what_the_last_one_did_not(checkpointer, tmp_path):
+    checkpointer().save(small(3), "full")
+    ours = checkpointer(archive=str(tmp_path / "archive"))
+    with ours.saving():
+        ours.save(small(4), "weights")
+        ours.save(small(5), "full")
+    archived = sorted(path.name for path in (tmp_path / "archive" / "run").glob("*-*"))
+    assert archived == ["checkpoint-3", "checkpoint-5"]

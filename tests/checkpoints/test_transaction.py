@@ -357,14 +357,17 @@ def test_ranks_save_together_only_after_an_error_at_the_same_point(
 
 
 def test_a_lost_store_is_that_of_process_0(ranks, monkeypatch):
+    waits = []
+
     class Lost(dist.HashStore):
         def wait(self, keys, timeout):
+            waits.append(timeout)
             raise dist.DistNetworkError("connection reset")
 
     store = Lost()
     monkeypatch.setattr(transaction, "default_store", lambda: store)
     answers = ranks(lambda rank: Agreement(timedelta(seconds=30)).after_error((4, 5)))
-    assert answers == ["process 0 is gone"] * 3
+    assert answers == ["process 0 is gone"] * 3 and waits == [timedelta(seconds=30)] * 3
 
 
 def test_files_of_other_processes_may_appear_later_but_not_never(tmp_path, monkeypatch):

@@ -38,6 +38,8 @@ from cpt.training.callbacks import (
     check_callbacks,
     check_profiled_steps,
     describe_logs,
+    guard_trackers,
+    order_of,
     usable_trackers,
 )
 
@@ -626,3 +628,22 @@ def test_lines_that_wait_for_the_disk_are_cut_too(tmp_path):
     state = TrainerState(global_step=3, max_steps=9, is_world_process_zero=True)
     file.on_train_begin(arguments, state, TrainerControl())
     assert [json.loads(line)["step"] for line in file.lines.waiting] == [2, 3]
+
+
+def test_trackers_are_guarded_and_other_callbacks_stay(tmp_path):
+    recorder, status = Recorder(), StatusFile(Run(tmp_path))
+
+    class Trainer:
+        callback_handler = SimpleNamespace(callbacks=[status, recorder])
+
+        def remove_callback(self, callback):
+            self.callback_handler.callbacks.remove(callback)
+
+        def add_callback(self, callback):
+            self.callback_handler.callbacks.append(callback)
+
+    guard_trackers(Trainer(), tmp_path)
+    first, tracker = Trainer.callback_handler.callbacks
+    assert first is status and isinstance(tracker, Tracker)
+    assert (tracker.callback, tracker.name, tracker.run) == (recorder, "Recorder", tmp_path)
+    assert (order_of(status), order_of(tracker)) == (0, 1)

@@ -394,8 +394,9 @@ def test_datasets_of_the_hub_stay_at_the_commits_that_were_recorded(tmp_path, mo
     assert list(described["datasets"].values()) == list(COMMITS)
     RunInputs(tmp_path, recipe, described).pinned(recipe)
     assert pinned == described["datasets"]
-    RunInputs(tmp_path, recipe, {}).pinned(recipe)
-    assert pinned == {}
+    first = RunInputs(tmp_path, recipe, {})
+    first.pinned(recipe)
+    assert pinned == {} and not first.is_renewed
 
 
 def test_a_commit_is_set_where_its_key_says_and_nowhere_else():
@@ -434,7 +435,16 @@ def test_a_tokenizer_that_is_one_file_is_this_file(tmp_path):
 
 def test_only_files_of_the_user_are_code(own_code):
     assert file_of_module("own_lab.steps") == own_code / "own_lab" / "steps.py"
-    for name in ("cpt", "cpt.train", "own_lab.missing", "nowhere_lab.steps", "sys", ".relative"):
+    (own_code / "without_init").mkdir()
+    for name in (
+        "without_init",
+        "cpt",
+        "cpt.train",
+        "own_lab.missing",
+        "nowhere_lab.steps",
+        "sys",
+        ".relative",
+    ):
         assert file_of_module(name) is None
 
 

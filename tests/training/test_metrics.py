@@ -522,7 +522,8 @@ def test_the_loss_of_a_source_is_the_mean_over_the_tokens_of_all_processes():
         looks = SourceLosses(SimpleNamespace(sources=sources), SimpleNamespace())
         looks.take(0, torch.tensor(6.0 * rank), torch.tensor(rank))  # the first has no tokens of it
         looks.take(1, torch.tensor(float("inf") if rank == 1 else 1.0), torch.tensor(2))
-        looks.take(3, torch.tensor(3.0 + rank), torch.tensor(5))
+        looks.take(3, torch.tensor(1.0), torch.tensor(2))
+        looks.take(3, torch.tensor(2.0 + rank), torch.tensor(3))
         logs = {"loss": 1.0}
         arguments = SimpleNamespace(world_size=3)
         looks.on_log(arguments, TrainerState(), TrainerControl(), logs={"eval_loss": 1.0})
@@ -565,3 +566,27 @@ def test_the_mean_loss_has_neither_smoothed_labels_nor_penalties():
     assert mean(model, {"loss": loss}) is loss
     own.smoothing = 0.1
     assert mean(model, {"loss": loss}) is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "training", "measuring", "expected"),
+    [
+        ({"labels": [[9, 1, 2, 3]]}, True, True, [1, 2, 3, IGNORED]),
+        ({"labels": [[9, 1, 2, 3]], "shift_labels": [[5, 6, 7, 8]]}, True, True, [5, 6, 7, 8]),
+        ({"input_ids": [[9, 1, 2, 3]]}, True, True, None),
+        ({"labels": [[9, 1, 2, 3]]}, False, True, None),
+        ({"labels": [[9, 1, 2, 3]]}, True, False, None),
+    ],
+)
+def test_the_next_tokens_of_a_training_step_are_measured(inputs, training, measuring, expected):
+    looks = SourceLosses(SimpleNamespace(sources=["a"]), SimpleNamespace())
+    looks.is_measuring = measuring
+    seen = []
+    looks.add = lambda model, targets, number, output: seen.append((targets.tolist(), number))
+    model = torch.nn.Module().train(training)
+    tensors = {name: torch.tensor(rows) for name, rows in inputs.items()}
+    looks.look(model, None, tensors | {"num_items_in_batch": 7}, {"loss": 1.0})
+    with torch.no_grad():
+        looks.look(model, None, tensors, {"loss": 1.0})
+    assert seen == ([] if expected is None else [([expected], 7)])
+    assert looks.micro_batch == int(training)

@@ -70,12 +70,15 @@ def test_a_second_interrupt_ends_the_process_on_the_spot(monkeypatch):
 
 def test_handlers_are_restored():
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    with Preemption():
+    with Preemption() as preemption:
         heard = {number for number in SIGNALS if signal.getsignal(number) != before[number]}
         is_under_nohup = before[signal.SIGHUP] == signal.SIG_IGN
         assert heard == set(SIGNALS) - ({signal.SIGHUP} if is_under_nohup else set())
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
     assert not [thread for thread in threading.enumerate() if thread.name == "cpt-signals"]
+    for descriptor in (preemption.reading, preemption.writing):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
 
 
 def test_in_another_thread_than_the_main_one_signals_are_left_alone():

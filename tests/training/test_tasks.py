@@ -403,3 +403,24 @@ def test_an_evaluation_is_killed_after_its_time_and_not_before(tmp_path, monkeyp
         ours.ends = ends
         assert ours.advance() is True
     assert read == [99.5]
+
+
+def test_an_evaluation_may_take_two_hours_and_sees_no_launcher(tmp_path, monkeypatch):
+    started = []
+
+    def child(command, **how):
+        started.append((command, how))
+        return Child()
+
+    monkeypatch.setattr(tasks.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(tasks, "Child", child)
+    ours = evaluations(tmp_path, on="cpu")
+    ours.waiting = [tmp_path / "tasks-2", tmp_path / "tasks-4"]
+    assert ours.advance() is True and ours.ends == 100 + 7200
+    ((command, how),) = started
+    assert command[1:] == [str(tasks.PROGRAM), str(tmp_path / "tasks-2")]
+    assert how["environment"] == {"CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
+    assert how["output"].name == str(tmp_path / "tasks.log")
+    assert not {"RANK", "WORLD_SIZE"} & how["inherits"].keys()
+    ours.child.poll = lambda: None
+    assert ours.advance() is True and len(started) == 1, "one after the other"

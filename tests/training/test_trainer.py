@@ -358,7 +358,7 @@ def after_error(*, newest=5, disagreement="", failure=None, problem=None, drawn_
     checkpointer = SimpleNamespace(
         newest_step=newest,
         agreement=agreement,
-        wait=lambda: None,
+        wait=lambda: done.append("waits"),
         save=save,
         save_failure=failure,
     )
@@ -379,7 +379,8 @@ def after_error(*, newest=5, disagreement="", failure=None, problem=None, drawn_
 def test_after_an_error_the_step_is_saved_with_its_random_numbers(monkeypatch):
     restored = []
     monkeypatch.setattr(module, "set_random_states", lambda args, states: restored.append(states))
-    saved = [(6, 7), "a decision", ("contents of full", "full", {"best"})]
+    save = ("contents of full", "full", {"best"})
+    saved = [(6, 7), "a decision", "waits", save, "waits"]
     assert after_error() == ("", saved) and restored == ["states"]
     assert after_error(drawn_after=5) == ("", saved) and len(restored) == 1
     assert after_error(newest=6) == ("", [])
