@@ -16,6 +16,7 @@ from cpt.training.engine_profiles import (
     changes_in_memory,
     check_fsdp,
     check_profile,
+    located,
     offloads,
     profile_warnings,
     read_profile,
@@ -435,3 +436,20 @@ def test_a_run_on_the_cpu_of_a_machine_with_gpus_is_not_sharded(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     complaints = fsdp_complaints(on_this_machine=on_this_machine, training={"use_cpu": use_cpu})
     assert [text.partition(" ")[0] for text in complaints] == ["`training.use_cpu`"] * is_refused
+
+
+def test_a_whole_profile_is_used_as_it_is(tmp_path):
+    assert changes_in_memory(read_profile(SOUND)) == []
+    path = tmp_path / "zero.json"
+    path.write_text(json.dumps(read_profile(SOUND)))
+    assert changes_in_memory(path) == []
+
+
+def test_a_complaint_has_the_first_line_of_its_key_or_else_the_file(tmp_path):
+    path = tmp_path / "zero.json"
+    path.write_text('{\n "a": 1,\n "b": {"c": 2},\n "c": 3\n}\n')
+    complaints = [("b.c", "one"), ("a", "two")], [("d.missing", "three")]
+    assert located(path, *complaints) == [f"{path}:3: one", f"{path}:2: two", f"{path}: three"]
+    assert located({}, *complaints) == [
+        f"`training.deepspeed`: {text}" for text in ("one", "two", "three")
+    ]

@@ -1,16 +1,18 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from threads_as_ranks import on_ranks
 from tiny import write_recipe
+from tiny_models import tiny_model
 from tiny_trainers import losses, trainer_of
 from torch import nn
 
 from cpt.errors import RecipeError, RestartNeeded
 from cpt.models import attention, fused_loss
 from cpt.models.attention import BOUNDS
-from cpt.models.fast_parts import PartDifference
+from cpt.models.fast_parts import HALF, HALF_WITH_EXPERTS, SINGLE, PartDifference
 from cpt.optim.adamw import OneKernelAdamW
 from cpt.recipe.load import load_recipe
 from cpt.runs.events import read_events
@@ -18,8 +20,10 @@ from cpt.train import train
 from cpt.training import first_batch as module
 from cpt.training.first_batch import (
     MOST_OF_UPDATE,
+    compare_first_row,
     describe_machine,
     difference_of_updates,
+    fall_back,
     largest_of_processes,
     start_of_row,
     with_fallbacks,
@@ -273,3 +277,73 @@ def test_an_update_that_is_not_finite_differs_without_end():
             parameter.fill_(torch.nan)
 
     assert difference_of(Fails) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("how", "tolerance", "gradients"),
+    [
+        ({}, SINGLE, "returned"),
+        ({"bf16": True}, HALF, "returned"),
+        ({"fp16": True}, HALF, "returned"),
+        ({"dtype": torch.bfloat16}, HALF, "returned"),
+        ({"family": "qwen3_moe", "bf16": True}, HALF_WITH_EXPERTS, "returned"),
+        ({"sharding": "fsdp"}, SINGLE, "accumulated"),
+        ({"sharding": "zero-3"}, SINGLE, "none"),
+        ({"sharding": "zero-2"}, SINGLE, "returned"),
+        ({"reentrant": True}, SINGLE, "none"),
+        ({"reentrant": False}, SINGLE, "returned"),
+    ],
+)
+def test_the_first_half_micro_batch_is_compared_as_exactly_as_its_precision_allows(
+    how, tolerance, gradients, monkeypatch
+):
+    model = tiny_model(how.get("family", "llama")).to(how.get("dtype", torch.float32))
+    arguments = SimpleNamespace(
+        per_device_train_batch_size=3,
+        bf16=how.get("bf16", False),
+        fp16=how.get("fp16", False),
+        device=torch.device("cpu"),
+        gradient_checkpointing="reentrant" in how,
+        gradient_checkpointing_kwargs=(
+            {"use_reentrant": how["reentrant"]} if "reentrant" in how else None
+        ),
+    )
+    compared = []
+
+    def compare(model, batch, tolerance, *, gradients, everywhere):
+        compared.append((batch["input_ids"].shape, tolerance, gradients, everywhere))
+        return ["a difference"]
+
+    monkeypatch.setattr(module, "compare_fast_parts", compare)
+    row = {"input_ids": torch.arange(3, 33), "position_ids": torch.arange(30)}
+    options = {"longest_row": 10, "sharding": how.get("sharding", "plain")}
+    found = compare_first_row(model, arguments, first_row=lambda: row, **options)
+    assert found == ["a difference"]
+    assert compared == [((1, 15), tolerance, gradients, largest_of_processes)]
+    assert compare_first_row(model, arguments, first_row=None, **options) == []
+    headless = model.model
+    assert compare_first_row(headless, arguments, first_row=lambda: row, **options) == []
+    assert len(compared) == 1
+
+
+@pytest.mark.parametrize(("attention", "plain"), [("varlen", "sdpa"), ("sdpa", "eager")])
+def test_a_part_that_is_required_ends_the_run_before_others_fall_back(
+    attention, plain, tiny_recipe, tmp_path
+):
+    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation=attention))
+    differing = [PartDifference("model.attention", 0.5), PartDifference("model.fused_loss", 0.5)]
+    write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+    with pytest.raises(RestartNeeded, match="operations for model.attention, model.fused_loss"):
+        fall_back(tmp_path, differing, model)
+    values = {"model.attention": plain, "model.fused_loss": False}
+    found = json.loads((tmp_path / "learned.json").read_text())["fallbacks"]
+    assert {key: fallback["value"] for key, fallback in found.items()} == values
+    assert [(event["key"], event["value"]) for event in read_events(tmp_path)] == [*values.items()]
+    (tmp_path / "events.jsonl").unlink()
+    tiny_recipe["model"]["fused_loss"] = True
+    write_recipe(tiny_recipe, tmp_path / "recipe.yaml")
+    with pytest.raises(
+        RecipeError, match=r"model.fused_loss: on this .* `model.fused_loss: false`"
+    ):
+        fall_back(tmp_path, differing, model)
+    assert read_events(tmp_path) == []
