@@ -602,3 +602,18 @@ def test_a_start_archives_what_the_last_one_did_not(checkpointer, tmp_path):
         ours.save(small(5), "full")
     archived = sorted(path.name for path in (tmp_path / "archive" / "run").glob("*-*"))
     assert archived == ["checkpoint-3", "checkpoint-5"]
+
+
+@pytest.mark.parametrize(("place", "is_used"), [("memory://machines", False), ("folder", True)])
+def test_several_machines_save_in_an_archive_only_if_it_is_a_folder(
+    place, is_used, checkpointer, disk, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(save, "num_nodes", lambda: 2)
+    archive = str(tmp_path / "archive") if place == "folder" else place
+    ours = checkpointer(archive=archive)
+    disk(3)
+    with pytest.raises(CheckpointError) as problem:
+        ours.save_or_raise(small(5))
+    saved = f"It is saved in the archive: copy {archive}/run/checkpoint-5 to {ours.folder}. Fix"
+    assert (saved in str(problem.value)) is is_used
+    assert [kind for kind, *_ in record_of(ours.folder)] == ["save_failed"] * 3
