@@ -395,7 +395,9 @@ def small(step):
 @pytest.fixture
 def disk(monkeypatch):
     """`disk(3)`: the disk is full for the next three saves. The waits between tries are recorded instead."""
-    own, full, waited = shutil.disk_usage, [0], []
+    own = shutil.disk_usage
+    full = [0]
+    waited = []
 
     def usage(path):
         if full[0] > 0:
@@ -423,9 +425,10 @@ def test_the_last_save_is_tried_again_while_the_storage_fails(checkpointer, disk
     disk(times)
     ours.save_or_raise(small(5))
     assert disk.waited == [2.0, 8.0][:times]
-    assert record_of(ours.folder) == [("save_failed", 5, "storage")] * times + [
-        ("saved_again", 5, "storage")
-    ] * (times > 0)
+    expected = [("save_failed", 5, "storage")] * times
+    if times:
+        expected.append(("saved_again", 5, "storage"))
+    assert record_of(ours.folder) == expected
     assert (ours.failed_saves, ours.save_failure) == (0, None)
     assert checkpointer.heard == [("checkpoint-5", 5)] and ours.newest_step == 5
 
@@ -574,7 +577,8 @@ def test_copies_take_four_fifths_of_the_free_memory_of_all_processes_of_a_machin
 def test_only_the_main_process_seals_an_export_and_clears_what_was_left(
     checkpointer, tmp_path, monkeypatch, caplog
 ):
-    ours, final = checkpointer(), tmp_path / "final"
+    ours = checkpointer()
+    final = tmp_path / "final"
     final.mkdir()
     (final / "model.safetensors").touch()
     (ours.folder / ".saving" / "checkpoint-9").mkdir(parents=True)

@@ -161,7 +161,8 @@ def test_deepspeeds_parts_of_a_parameter_change_with_it():
 
 
 def test_copies_wait_on_a_stream_of_their_own_for_what_was_computed(monkeypatch):
-    done, gpu = [], SimpleNamespace(index=3)
+    done = []
+    gpu = SimpleNamespace(index=3)
 
     class Stream:
         def __init__(self, device):

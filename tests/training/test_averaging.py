@@ -171,9 +171,10 @@ def test_three_ranks_have_the_mean_of_their_gradients(monkeypatch, bucket_bytes,
     ids = torch.randint(11, (2, 3, 3, 2, 4))  # step, rank, micro-batch, rows, tokens
 
     def train(rank):
-        model, other = models[2 * rank], models[2 * rank + 1]
+        model = models[2 * rank]
+        other = models[2 * rank + 1]
         average = AverageInBackward(list(model.parameters()), may_lack=may_lack)
-        found = []
+        pairs = []
         for of_step in ids:
             for number, batch in enumerate(of_step[rank]):
                 used = experts(rank, number)
@@ -184,17 +185,17 @@ def test_three_ranks_have_the_mean_of_their_gradients(monkeypatch, bucket_bytes,
                 with average.during_backward():
                     model(batch, used).backward()
             expected = averaged_one_by_one(list(other.parameters()))
-            found += [
+            pairs += [
                 (weight.grad, mean)
                 for weight, mean in zip(model.parameters(), expected, strict=True)
             ]
             model.zero_grad()
             other.zero_grad()
-        return found
+        return pairs
 
-    for found in on_ranks(3, train):
-        assert len(found) == 26
-        for gradient, mean in found:
+    for pairs in on_ranks(3, train):
+        assert len(pairs) == 26
+        for gradient, mean in pairs:
             if mean is None:
                 assert gradient is None
             else:

@@ -402,15 +402,16 @@ def test_without_a_stated_batch_the_rows_of_a_step_are_compared(
     (folder / "checkpoint-7" / "manifest.json").unlink()
     seal(folder / "checkpoint-7", 7, tokens=7 * tokens)
     monkeypatch.setenv("WORLD_SIZE", str(processes))
-    found = propose(
+    proposal = propose(
         recipe_in(tmp_path, **UNSTATED, training=after), folder, folder / "checkpoint-7"
     )
-    problems = list(found.problems_of_batch())
+    problems = list(proposal.problems_of_batch())
     assert problems == [] if said is None else said in problems[0]
 
 
 def test_a_branch_that_has_begun_is_compared_with_itself(folder, tmp_path, capsys):
-    branch, checkpoint = tmp_path / "branch", folder / "checkpoint-5"
+    branch = tmp_path / "branch"
+    checkpoint = folder / "checkpoint-5"
     recipe = recipe_in(tmp_path, "branch", optimizer={"learning_rate": 5e-4})
     branch.mkdir()
     changes = RecipeChanges(recipe, accept=True, branch_of=checkpoint)
@@ -444,8 +445,8 @@ def test_the_plot_marks_the_last_column_at_the_end_of_the_run(folder, tmp_path):
     (folder / "checkpoint-7" / "manifest.json").unlink()
     seal(folder / "checkpoint-7", 7, tokens=4000)
     budget = {"tokens": 3840, "global_batch_tokens": 256}
-    found = propose(recipe_in(tmp_path, budget=budget), folder, folder / "checkpoint-7")
-    assert list(found.plot())[-1] == f"         {' ' * 59}^ step 7"
+    proposal = propose(recipe_in(tmp_path, budget=budget), folder, folder / "checkpoint-7")
+    assert list(proposal.plot())[-1] == f"         {' ' * 59}^ step 7"
     seed = propose(recipe_in(tmp_path, description="other"), folder, folder / "checkpoint-7")
     assert list(seed.plot()) == []
 
@@ -454,8 +455,8 @@ def test_changes_that_are_dropped_are_named_with_their_steps(folder, tmp_path):
     start(recipe_in(tmp_path, optimizer={"learning_rate": 5e-4}), folder, 5)
     start(recipe_in(tmp_path, optimizer={"learning_rate": 4e-4}), folder, 7)
     third = recipe_in(tmp_path, optimizer={"learning_rate": 3e-4})
-    found = propose(third, folder, folder / "checkpoint-3", goes_back=True)
-    assert str(found).endswith("The changes that were made after step 5, 7 are dropped.")
+    proposal = propose(third, folder, folder / "checkpoint-3", goes_back=True)
+    assert str(proposal).endswith("The changes that were made after step 5, 7 are dropped.")
     at_5 = propose(third, folder, folder / "checkpoint-5", goes_back=True)
     assert str(at_5).endswith("The changes that were made after step 7 are dropped.")
     assert "are dropped" not in str(propose(third, folder, folder / "checkpoint-7"))

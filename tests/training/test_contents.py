@@ -78,8 +78,8 @@ def exactness(folder, *, device="cpu", rows=4, requested=4, changed=(), before="
     ],
 )
 def test_a_run_is_bit_exact_unless_sums_are_in_another_order(how, begin, tmp_path):
-    found = exactness(tmp_path, **how)
-    assert found.startswith(begin) and (":" in begin or found == begin)
+    written = exactness(tmp_path, **how)
+    assert written.startswith(begin) and (":" in begin or written == begin)
 
 
 def test_a_gpu_with_deterministic_kernels_repeats_a_run(tmp_path):
@@ -95,7 +95,8 @@ def test_a_gpu_with_deterministic_kernels_repeats_a_run(tmp_path):
 
 def test_only_trained_weights_must_be_finite():
     model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Linear(3, 5, bias=False))
-    frozen, trained = model[0].weight, model[1].weight
+    frozen = model[0].weight
+    trained = model[1].weight
     frozen.requires_grad_(False)
     frozen.data[0] = torch.nan
     refuse_broken_weights(model, None)
@@ -120,9 +121,9 @@ def test_weights_are_gathered_where_no_process_has_them_all(stage, has_fsdp, gat
     )
     trainer = SimpleNamespace(model="whole", model_wrapped="wrapped", is_fsdp_enabled=has_fsdp)
     section = None if stage is None else {"stage": stage}
-    found = engine_weights(trainer, SimpleNamespace(zero_section=section))
+    written = engine_weights(trainer, SimpleNamespace(zero_section=section))
     expected = {"zero": ("zero", "wrapped", False), "fsdp": ("fsdp", "whole", False), None: None}
-    assert found == expected[gathered]
+    assert written == expected[gathered]
 
 
 # --- the states ---
@@ -203,7 +204,8 @@ def test_each_process_has_its_files_of_a_checkpoint(kind, main, tmp_path):
         trainer, ENGINE, manifest, parts=PARTS, stage_states={"completions.pt": [main]}
     )
     assert taken.manifest is manifest and taken.model is trainer.model
-    states, texts = set(), {}
+    states = set()
+    texts = {}
     if kind == "full":
         states = {"completions.pt", f"rng_state_{0 if main else 2}.pth"}
     if kind == "full" and main:
@@ -291,10 +293,10 @@ def test_the_states_of_callbacks_are_by_class_and_several_of_one_are_a_list(tmp_
     callbacks = [Counts(3), object(), Counts(5)]
     handler = SimpleNamespace(callbacks=callbacks)
     trainer = trainer_of(tmp_path, callback_handler=handler, control=Control(1))
-    found = json.loads(trainer_state(trainer))
-    assert found["global_step"] == 7
+    written = json.loads(trainer_state(trainer))
+    assert written["global_step"] == 7
     of_counts = [{"args": {}, "attributes": {"steps": steps}} for steps in (3, 5)]
-    assert found["stateful_callbacks"] == {
+    assert written["stateful_callbacks"] == {
         "Counts": of_counts,
         "Control": {"args": {}, "attributes": {"steps": 1}},
     }

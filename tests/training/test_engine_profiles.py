@@ -435,7 +435,8 @@ def test_a_run_on_the_cpu_of_a_machine_with_gpus_is_not_sharded(
 ):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
     complaints = fsdp_complaints(on_this_machine=on_this_machine, training={"use_cpu": use_cpu})
-    assert [text.partition(" ")[0] for text in complaints] == ["`training.use_cpu`"] * is_refused
+    keys = [text.partition(" ")[0] for text in complaints]
+    assert keys == (["`training.use_cpu`"] if is_refused else [])
 
 
 def test_a_whole_profile_is_used_as_it_is(tmp_path):

@@ -254,17 +254,17 @@ def test_an_optimizer_whose_kernel_is_wrong_ends_the_run_with_another(
 
 
 @pytest.mark.parametrize(
-    ("found", "largest"),
+    ("differing", "largest"),
     [
         ([(0.1, 0.2), (0.3, 0.1), (0.2, 0.1)], 1),
         ([(0.1, 0.2), (0.1, 0.1), (0.1, 0.9)], 2),
         ([(0.5, 0.0), (0.1, 0.1), (0.2, 0.1)], 0),
     ],
 )
-def test_the_largest_difference_of_all_processes_counts(found, largest, monkeypatch):
+def test_the_largest_difference_of_all_processes_counts(differing, largest, monkeypatch):
     monkeypatch.setattr(module, "world_size", lambda: 3)
     monkeypatch.setattr(module, "HALF", PartDifference("", 0.01, 0.02))
-    parts = [PartDifference("a part", loss, gradient) for loss, gradient in found]
+    parts = [PartDifference("a part", loss, gradient) for loss, gradient in differing]
     answers = on_ranks(3, lambda rank: largest_of_processes(parts[rank]))
     assert answers == [parts[largest]] * 3
     monkeypatch.setattr(module, "world_size", lambda: 1)
@@ -317,8 +317,8 @@ def test_the_first_half_micro_batch_is_compared_as_exactly_as_its_precision_allo
     monkeypatch.setattr(module, "compare_fast_parts", compare)
     row = {"input_ids": torch.arange(3, 33), "position_ids": torch.arange(30)}
     options = {"longest_row": 10, "sharding": how.get("sharding", "plain")}
-    found = compare_first_row(model, arguments, first_row=lambda: row, **options)
-    assert found == ["a difference"]
+    differing = compare_first_row(model, arguments, first_row=lambda: row, **options)
+    assert differing == ["a difference"]
     assert compared == [((1, 15), tolerance, gradients, largest_of_processes)]
     assert compare_first_row(model, arguments, first_row=None, **options) == []
     headless = model.model
@@ -336,8 +336,8 @@ def test_a_part_that_is_required_ends_the_run_before_others_fall_back(
     with pytest.raises(RestartNeeded, match="operations for model.attention, model.fused_loss"):
         fall_back(tmp_path, differing, model)
     values = {"model.attention": plain, "model.fused_loss": False}
-    found = json.loads((tmp_path / "learned.json").read_text())["fallbacks"]
-    assert {key: fallback["value"] for key, fallback in found.items()} == values
+    fallbacks = json.loads((tmp_path / "learned.json").read_text())["fallbacks"]
+    assert {key: fallback["value"] for key, fallback in fallbacks.items()} == values
     assert [(event["key"], event["value"]) for event in read_events(tmp_path)] == [*values.items()]
     (tmp_path / "events.jsonl").unlink()
     tiny_recipe["model"]["fused_loss"] = True

@@ -389,7 +389,8 @@ class Rows:
 
 def utilization(model, **arguments):
     """The callback of a run that resumes after step 5, with a stand-in for the data."""
-    rows, filled = Rows(), []
+    rows = Rows()
+    filled = []
 
     def share(end, *, first):
         filled.append((first, end))
@@ -438,10 +439,10 @@ def test_the_utilization_of_all_gpus_since_the_last_log(processes, gpus, count, 
     of_token = flops_per_token(build_on_meta(model.config), (1 + 4 + 9) / 6)
     for step in (7, 8):
         state.global_step = step
-        found = {"tokens_per_second": 100.0}
-        callback.on_log(None, state, TrainerControl(), logs=found)
+        logs = {"tokens_per_second": 100.0}
+        callback.on_log(None, state, TrainerControl(), logs=logs)
         expected = 100 * 0.75 * of_token / (1e6 * count)
-        assert found["mfu"] == pytest.approx(expected, abs=1e-4) and found["mfu"] > 0.01
+        assert logs["mfu"] == pytest.approx(expected, abs=1e-4) and logs["mfu"] > 0.01
     assert filled == [(15, 21), (21, 24)]
     callback.on_log(None, state, TrainerControl(), logs=(other := {"eval_loss": 1.0}))
     assert other == {"eval_loss": 1.0}
@@ -451,8 +452,8 @@ def test_a_model_whose_operations_cannot_be_counted_has_no_utilization(monkeypat
     monkeypatch.setattr(module, "peak_flops", lambda gpu, kind: 1e6)
     caplog.set_level("INFO", logger="cpt")
     callback, state, _ = utilization(torch.nn.Linear(3, 5))
-    callback.on_log(None, state, TrainerControl(), logs=(found := {"tokens_per_second": 100.0}))
-    assert found == {"tokens_per_second": 100.0} and callback.peak is None
+    callback.on_log(None, state, TrainerControl(), logs=(logs := {"tokens_per_second": 100.0}))
+    assert logs == {"tokens_per_second": 100.0} and callback.peak is None
     assert "mfu is not logged: cannot count the operations" in caplog.text
 
 
@@ -508,9 +509,9 @@ def test_shares_are_those_of_the_tokens_of_each_source_so_far():
         tokens=lambda rows: counted[rows],
         chunked=[SimpleNamespace(layout=layout)],
     )
-    found = shares(data, 7)
-    assert {name: found[f"share_{name}"] for name in "abc"} == {"a": 0.6, "b": 0.3, "c": 0.1}
-    assert {name: found[f"tokens_{name}"] for name in "abc"} == counted[21]
+    logs = shares(data, 7)
+    assert {name: logs[f"share_{name}"] for name in "abc"} == {"a": 0.6, "b": 0.3, "c": 0.1}
+    assert {name: logs[f"tokens_{name}"] for name in "abc"} == counted[21]
     layout.is_one_a_row = True
     assert shares(data, 7).keys() == {"loss", "share_a", "share_b", "share_c"}
 
@@ -544,10 +545,10 @@ def test_the_loss_of_a_row_is_known_only_from_its_logits(tokens_at_once, monkeyp
     logits = torch.randn(3, 5, 7, generator=draw)
     targets = torch.randint(7, (3, 5), generator=draw)
     targets[1, 2:] = IGNORED
-    found = losses_module.loss_of_rows(model, logits, targets)
+    loss_of_row = losses_module.loss_of_rows(model, logits, targets)
     for row in range(3):
         expected = F.cross_entropy(logits[row], targets[row], ignore_index=IGNORED, reduction="sum")
-        assert found(row) == pytest.approx(expected)
+        assert loss_of_row(row) == pytest.approx(expected)
     assert losses_module.loss_of_rows(model, None, targets) is None
     assert losses_module.loss_of_rows(model, logits[:2], targets) is None
     assert losses_module.loss_of_rows(model, logits[:, :4], targets) is None

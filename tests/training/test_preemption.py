@@ -175,7 +175,8 @@ def test_the_descriptor_that_signals_woke_before_is_restored():
 
 
 def test_a_command_ends_at_once_until_its_training_begins(monkeypatch):
-    ended, recorded = [], []
+    ended = []
+    recorded = []
     monkeypatch.setattr(EndAtOnce, "__call__", lambda self, number, frame: ended.append(number))
     signal.signal(signal.SIGTERM, EndAtOnce(os.getpid()))
     with Preemption(recorded.append) as preemption:

@@ -265,7 +265,7 @@ def test_an_error_saves_the_step_and_names_what_the_run_resumes_from(
     if message is None:
         assert events == []
         warning = f"Step 5 could not be saved: {unsaved}. Nothing was saved yet."
-        assert caplog.messages == [warning] * bool(unsaved)
+        assert caplog.messages == ([warning] if unsaved else [])
     else:
         (event,) = events
         assert (event["kind"], event["step"]) == ("failed", 5) and message in event["message"]

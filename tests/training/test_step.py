@@ -332,8 +332,8 @@ def test_a_loss_scale_that_is_too_large_is_left_to_the_scaler(loss, norm, has_sc
     step.norm_of_step()
     step.on_pre_optimizer_step(trainer.args, trainer.state, None)
     assert trainer.accelerator.sync_gradients is is_updated
-    (found,) = step.guard.detector.checked
-    assert found == (7, [loss, norm])
+    (checked,) = step.guard.detector.checked
+    assert checked == (7, [loss, norm])
 
 
 @pytest.mark.parametrize(("max_norm", "clipped"), [(2.0, 2.0), (0.0, 8.0), (100.0, 8.0)])
@@ -366,7 +366,9 @@ def test_the_logged_mean_is_that_of_accepted_steps():
 @pytest.mark.parametrize("is_guarded", [True, False])
 def test_released_gradients_are_checked_by_the_loss_of_the_step_before_they_exist(is_guarded):
     step, trainer = plain_step(0, 1)
-    begun, released, passed = [], [], []
+    begun = []
+    released = []
+    passed = []
     step.guard.begin_step = begun.append
     step.released = SimpleNamespace(begin=released.append)
     step.backward_pass = lambda loss, **options: passed.append((loss, options))

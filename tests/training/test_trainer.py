@@ -234,13 +234,14 @@ def test_the_first_row_of_a_process_is_that_of_its_first_micro_batch(first_step,
 @pytest.mark.parametrize("flag", ["save", "log", "evaluate", "training_stop", "kind", None])
 @pytest.mark.parametrize("kind", ["weights", "tasks"])
 def test_the_host_reads_all_verdicts_before_they_are_logged_measured_or_saved(flag, kind):
-    unread, followed, saved = [], [], []
+    asked = []
+    followed = []
+    saved = []
 
     def decisions(*, unread: int):
         asked.append(unread)
         return iter(["a", "b"])
 
-    asked = unread
     checkpointer = SimpleNamespace(
         wait=lambda: saved.append("waits"),
         save=lambda contents, kind, spared: saved.append((contents, kind, spared)),
@@ -257,7 +258,7 @@ def test_the_host_reads_all_verdicts_before_they_are_logged_measured_or_saved(fl
     if flag not in ("kind", None):
         setattr(control, f"should_{flag}", True)
     CPTTrainer.finish_step(trainer, control)
-    assert unread == [STEPS_BEHIND if flag is None else 0] and followed == ["a", "b"]
+    assert asked == [STEPS_BEHIND if flag is None else 0] and followed == ["a", "b"]
     expected = ["waits", (f"contents of {kind}", kind, {"the best"})] if flag == "kind" else []
     assert saved == expected
 
@@ -299,7 +300,8 @@ def test_scores_go_to_trackers_and_alerts_only(tmp_path):
     [("continue", 6, None), ("roll_back", 6, True), ("roll_back", 9, False), ("abort", 6, None)],
 )
 def test_a_decision_is_recorded_before_it_is_followed(action, step, is_stopping, monkeypatch):
-    recorded, rolled_back = [], []
+    recorded = []
+    rolled_back = []
     monkeypatch.setattr(
         module,
         "roll_back",
@@ -320,7 +322,7 @@ def test_a_decision_is_recorded_before_it_is_followed(action, step, is_stopping,
             CPTTrainer.follow(trainer, decision)
     else:
         CPTTrainer.follow(trainer, decision)
-    waits = ["waits"] * (action == "roll_back")
+    waits = ["waits"] if action == "roll_back" else []
     assert recorded == [("a", "b", {"step": 6}), *waits]
     assert rolled_back == ([] if is_stopping is None else [is_stopping])
 
@@ -580,8 +582,8 @@ class Preparing:
 def test_a_sharded_model_is_loaded_after_it_was_prepared(tmp_path, monkeypatch):
     preparing = Preparing(monkeypatch)
     preparing.trainer.is_fsdp_enabled = True
-    found = CPTTrainer.prepare_from(preparing.trainer, tmp_path, preparing.prepare)
-    assert found == "prepared" and preparing.done == [
+    prepared = CPTTrainer.prepare_from(preparing.trainer, tmp_path, preparing.prepare)
+    assert prepared == "prepared" and preparing.done == [
         ("prepare", None),
         ("reshard",),
         ("load_shards", tmp_path, "model", "optimizer", "schedule", ("trust", True)),
@@ -597,12 +599,12 @@ def test_pickles_of_a_plain_checkpoint_are_data_while_it_is_loaded(
     point = tmp_path / "training_point.pt"
     if has_point:
         point.touch()
-    found = CPTTrainer.prepare_from(preparing.trainer, tmp_path, preparing.prepare)
+    prepared = CPTTrainer.prepare_from(preparing.trainer, tmp_path, preparing.prepare)
     moved = [
         ("load_data", point, ("trust", True)),
         ("return_to_training_point", "model", "of load_data"),
     ]
-    assert found == "prepared" and preparing.done == [
+    assert prepared == "prepared" and preparing.done == [
         ("only data", True),
         ("prepare", str(tmp_path)),
         ("any pickle",),
