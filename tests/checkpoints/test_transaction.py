@@ -416,3 +416,8 @@ def test_an_error_of_torch_alone_is_not_one_of_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(RuntimeError, match="not picklable"):
         write_state(tmp_path / "optimizer.pt", {})
+
+
+def test_a_process_alone_in_its_group_agrees_with_itself_without_another_one():
+    (group,) = on_ranks(1, lambda rank: Agreement(timedelta(seconds=9)).group)
+    assert group is None
