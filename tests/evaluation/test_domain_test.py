@@ -14,8 +14,11 @@ from cpt.evaluation.domain_test import (
     Question,
     answer_questions,
     candidate,
+    cloze,
     domain_test,
     form,
+    nats_per_byte,
+    split_sentences,
 )
 from cpt.evaluation.sets import HeldOutText
 
@@ -141,6 +144,43 @@ def test_questions_of_various_documents_are_those_that_a_person_has_approved():
     check_approved("".join(lines), Path(__file__).with_name("approved_questions.txt"))
 
 
+def test_twice_as_many_documents_as_questions_are_all_read_and_one_more_is_not(monkeypatch):
+    read = []
+
+    def note(documents, sentences):
+        read.append([one.where for one in documents])
+        return cloze(documents, sentences)
+
+    monkeypatch.setattr("cpt.evaluation.domain_test.cloze", note)
+    for count in (48, 47):
+        domain_test(DOCUMENTS[:count], most=24 if count == 48 else 23)
+    assert read[0] == [one.where for one in DOCUMENTS] and len(set(read[1])) == 46
+
+
+@pytest.mark.parametrize(
+    ("term", "other", "is_alike"),
+    [
+        ("reactor", "furnace", True),
+        ("Geneva", "geneva", False),
+        ("NATO", "Nato", False),
+        ("iPhone", "iphone", False),
+        ("log_rate", "log-rate", False),
+        ("B52", "BAD", False),
+        ("abc", "abcdef", False),  # thirds of the length
+        ("abc", "abcde", True),
+        ("a" * 15, "a" * 40, True),  # all long terms are alike
+        ("a" * 14, "a" * 15, False),
+    ],
+)
+def test_terms_are_alike_by_case_marks_digits_and_length(term, other, is_alike):
+    assert (form(term) == form(other)) is is_alike
+
+
+def test_sentences_without_a_long_word_are_no_gaps():
+    text = "It is so as we do. " * 9
+    assert cloze([HeldOutText(text, "a:1")], [split_sentences(text)]) == []
+
+
 # Answering
 
 QUESTIONS = [
@@ -158,7 +198,7 @@ QUESTIONS = [
 ]
 
 
-def likeliest_by_hand(model, tokenizer, question):
+def scores_by_hand(model, tokenizer, question):
     scores = []
     for choice in question.choices:
         one = candidate(tokenizer, question.context, choice, 999)
@@ -169,17 +209,26 @@ def likeliest_by_hand(model, tokenizer, question):
             F.cross_entropy(logits[one.first - 1 : -1], wanted, reduction="sum").item()
             / one.num_bytes
         )
-    return scores.index(min(scores))
+    return scores
 
 
 def test_the_answer_is_the_likeliest_choice_by_byte_at_any_batch_size(tokenizer):
     model = random_llama()
+    by_question = [scores_by_hand(model, tokenizer, question) for question in QUESTIONS]
     expected = [
-        likeliest_by_hand(model, tokenizer, question) == question.answer for question in QUESTIONS
+        scores.index(min(scores)) == question.answer
+        for scores, question in zip(by_question, QUESTIONS, strict=True)
+    ]
+    candidates = [
+        candidate(tokenizer, question.context, choice, 128)
+        for question in QUESTIONS
+        for choice in question.choices
     ]
     for batch_size in (1, 5, 100):
         found = answer_questions(model, tokenizer, QUESTIONS, batch_size=batch_size, longest=128)
         assert found.tolist() == expected
+        scores = nats_per_byte(model, candidates, batch_size)
+        assert scores == pytest.approx(sum(by_question, []), rel=1e-5)
 
 
 def test_several_processes_have_the_answers_of_one(tokenizer):
@@ -197,8 +246,13 @@ def test_space_before_a_choice_belongs_to_the_choice(tokenizer):
 
 
 def test_of_a_long_context_the_end_is_read(tokenizer):
+    whole = candidate(tokenizer, "word " * 50, "learns", 999)
     one = candidate(tokenizer, "word " * 50, "learns", 12)
-    assert len(one.ids) == 12 and tokenizer.decode(one.ids).endswith("learns")
+    assert one.ids == whole.ids[-12:] and tokenizer.decode(one.ids).endswith("learns")
+    assert tokenizer.decode(one.ids[one.first :]) == " learns"
+    choice = len(whole.ids) - whole.first
+    cut = candidate(tokenizer, "word " * 50, "learns", choice)
+    assert (len(cut.ids), cut.first) == (choice, 1), "the first token of a text is not predicted"
 
 
 @pytest.mark.parametrize("context", ["the mode", "the model", "the model "])

@@ -15,6 +15,8 @@ from cpt.data.rows.contamination import Contamination, Hit
 from cpt.evaluation.paired import (
     Difference,
     DocumentLosses,
+    LongDocuments,
+    RelativeChange,
     Transitions,
     bits_per_byte_difference,
     save_losses,
@@ -32,6 +34,7 @@ from cpt.evaluation.verdict import (
     write_verdict,
 )
 from cpt.recipe.load import dump_recipe, load_recipe
+from cpt.runs.events import read_events
 
 APPROVED = Path(__file__).with_name("approved_verdict.txt")
 
@@ -63,8 +66,14 @@ def pairs(accuracy, *, chosen=0.0, count=40, name="rewards/accuracies"):
 DOMAIN, GENERAL = (2.0, 1.6), (1.5, 1.53)  # bits per byte before and after
 
 
-def write_evaluations(folder, texts, examples, *, documents=40, kept=True, noisy=()):
+def write_evaluations(folder, texts, examples, *, documents=40, kept=True, noisy=(), quiet=()):
     """The figures before the first step and after it, of as many evaluations as `examples` has."""
+
+    def spread_of(name):
+        if name in noisy:
+            return 0.2
+        return 1e-4 if name in quiet else 0.02
+
     lines, last = [], len(examples) - 1
     for number, figures in enumerate(examples):
         now = {of_set: ends[min(number, 1)] for of_set, ends in texts.items()}
@@ -72,7 +81,7 @@ def write_evaluations(folder, texts, examples, *, documents=40, kept=True, noisy
         lines.append({"step": 50 * number, "tokens": 5000 * number, **bits, **figures})
         if kept and number in (0, last):
             found = {
-                of_set: losses(value, documents, number, 0.2 if of_set in noisy else 0.02)
+                of_set: losses(value, documents, number, spread_of(of_set))
                 for of_set, value in now.items()
             }
             save_losses(folder / "held_out" / f"step-{50 * number}.npz", found)
@@ -129,6 +138,16 @@ RUNS = {  # what happened -> the run, and whether it worked
     "the domain became much worse": ({"domain": (2.0, 2.6)}, False),
     "no change": ({"domain": (2.0, 2.001)}, False),
     "no change is visible": ({"domain": (2.0, 2.001), "noisy": ["domain"]}, None),
+    "both became slightly worse": (
+        {"domain": (2.0, 2.01), "general": (1.5, 1.51), "quiet": ["domain", "general"]},
+        False,
+    ),
+    "both became slightly better": (
+        {"domain": (2.0, 1.99), "general": (1.5, 1.49), "quiet": ["domain", "general"]},
+        False,
+    ),
+    "losses are no numbers": ({"domain": (2.0, np.nan), "general": (1.5, np.nan)}, False),
+    "one document of each": ({"documents": 1}, None),
     "general text was kept": ({"general": (1.5, 1.5005)}, True),
     "general text may be worse": ({"general": (1.5, 1.5005), "noisy": ["general"]}, True),
     "general text became better": ({"general": (1.5, 1.2)}, True),
@@ -149,6 +168,7 @@ RUNS = {  # what happened -> the run, and whether it worked
         False,
     ),
     "pairs are at chance": ({**NO_TEXTS, "examples": [pairs(0.0), pairs(0.55)]}, None),
+    "pairs were not learned": ({**NO_TEXTS, "examples": [pairs(0.0), pairs(0.35)]}, False),
     "5 pairs": ({**NO_TEXTS, "examples": [pairs(0.0, count=5), pairs(1.0, count=5)]}, None),
     "pairs without a reference": (
         {**NO_TEXTS, "examples": [pairs(0.25, chosen=-9.0), pairs(0.5, chosen=-8.0)]},
@@ -166,6 +186,13 @@ RUNS = {  # what happened -> the run, and whether it worked
         {
             **NO_TEXTS,
             "examples": [{"eval_p_examples": 8, "eval_p_reward": value} for value in (0.2, 0.7)],
+        },
+        None,
+    ),
+    "prompts are answered worse": (
+        {
+            **NO_TEXTS,
+            "examples": [{"eval_p_examples": 8, "eval_p_reward": value} for value in (0.7, 0.2)],
         },
         None,
     ),
@@ -249,6 +276,94 @@ def test_documents_that_agree_outvote_a_long_one_and_the_sentence_says_which(run
     dominated = replace(verdict, sets=[replace(one, difference=found) for one in verdict.sets])
     assert "one document has 44 % of the bytes" in verdict_page(dominated)
     assert "of the bytes" not in verdict_page(verdict)
+
+
+def compared(typical, of_all, long_change=0.0, **more):
+    """40 documents of 2 bits per byte; the relative change of one document, of all bytes, and of the longest."""
+    change, low, high = of_all
+    return Difference(
+        before=2.0,
+        after=2 + 2 * change,
+        difference=2 * change,
+        low=2 * low,
+        high=2 * high,
+        items=40,
+        negligible=0.04,
+        typical=None if typical is None else RelativeChange(*typical),
+        long_documents=LongDocuments(documents=3, share=0.5, change=long_change),
+        **more,
+    )
+
+
+WORSE, BETTER, OPEN = (0.05, 0.04, 0.06), (-0.05, -0.06, -0.04), (0.01, -0.03, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("typical", "of_all", "long_change", "disagrees"),
+    [
+        (WORSE, WORSE, -0.1, False),
+        (WORSE, BETTER, 0.1, True),
+        (BETTER, WORSE, -0.1, True),
+        (WORSE, OPEN, 0.1, False),
+        (WORSE, OPEN, -0.1, True),
+        (BETTER, (-0.01, -0.05, 0.03), 0.1, True),
+        (BETTER, (-0.01, -0.05, 0.03), -0.1, False),
+        (OPEN, OPEN, -0.1, False),
+        (OPEN, BETTER, 0.1, True),
+        (None, BETTER, 0.1, False),
+    ],
+)
+def test_all_bytes_are_explained_where_they_or_the_long_documents_contradict_the_documents(
+    typical, of_all, long_change, disagrees
+):
+    text = disagreement(compared(typical, of_all, long_change))
+    assert bool(text) is disagrees
+    if disagrees:
+        ends = f"{100 * of_all[1]:+.1f} to {100 * of_all[2]:+.1f} %"
+        more = "more" if of_all[0] > 0 else "fewer"
+        worse = "worse" if long_change > 0 else "better"
+        assert text == (
+            f"All documents together need {100 * abs(of_all[0]):.1f} % {more} bits ({ends}):"
+            f" the 3 longest documents, with 50 % of the bytes, became 10.0 % {worse}."
+        )
+
+
+def test_without_documents_to_pair_the_change_is_per_byte():
+    text = "General text became 5.0 % better per byte (95 % interval 4.0 to 6.0 %)."
+    assert general_sentence(compared(None, BETTER)) == text
+
+
+def test_documents_that_do_not_agree_decide_nothing_where_one_has_much_of_the_bytes():
+    doubt = "Whether it forgot is unknown: one document has 60 % of the bytes, and the others do not agree"
+    found = compared(OPEN, OPEN, largest_share=0.6, num_worse=25)
+    evidence = "(95 % interval -3.0 to +5.0 % per document; 25 of 40 documents became worse)"
+    text = general_sentence(found)
+    assert text.startswith(f"{doubt} {evidence}.")
+    assert text.endswith(" Hold out about 1,400 documents instead of 40 to decide it.")
+
+
+def test_losses_that_cannot_be_read_are_reported_and_leave_a_verdict_without_intervals(run):
+    folder = run()
+    path = folder / "held_out" / "step-50.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    verdict = verdict_of_run(folder)
+    assert [(one.name, one.difference) for one in verdict.sets] == [
+        ("domain", None),
+        ("general", None),
+    ]
+    damaged = read_events(folder)[-1]
+    assert "The verdict lacks intervals: " in damaged["message"] and str(path) in damaged["message"]
+
+
+def test_copies_of_held_out_text_that_were_not_dropped_come_before_any_other_step(run):
+    folder = run(general=(1.5, 1.5))
+    contamination = Contamination({"code": 9}, {"code": {"domain": 2}}, [], 3, 40, 2)
+    for dropped, has_copies in ((1, True), (2, False)):
+        sources = {"code": facts({"contaminated: domain": dropped})}
+        (folder / "inputs.json").write_text(json.dumps({"data": {"sources": sources}}))
+        verdict = verdict_of_run(folder, contamination=contamination)
+        assert verdict.has_copies is has_copies and verdict.is_usable is not has_copies
+        assert ("remove the copies" in verdict.next_step()) is has_copies
 
 
 def test_general_text_of_which_only_a_gain_is_excluded_names_the_loss_that_is_possible():

@@ -26,6 +26,7 @@ from cpt.export.export import (
     write_average,
 )
 from cpt.models.config import hash_weights
+from cpt.models.new_rows import EXTENSION
 from cpt.recipe.load import load_recipe
 from cpt.train import train
 
@@ -180,9 +181,10 @@ def tied(tokenizer_folder, tmp_path):
     return folder
 
 
-def test_a_tied_head_is_stored_once(tied):
+@pytest.mark.parametrize("store_once", [store_tied_head_once, finish])
+def test_a_tied_head_is_stored_once(tied, store_once):
     before = load_file(tied / "model.safetensors")
-    store_tied_head_once(tied)
+    store_once(tied)
     after = load_file(tied / "model.safetensors")
     assert after.keys() == before.keys() - {"lm_head.weight"}
     assert all(torch.equal(after[name], before[name]) for name in after)
@@ -256,15 +258,28 @@ def assert_equal(found, expected):
 
 
 def test_the_last_checkpoints_of_a_run_are_averaged(checkpoints, tiny_recipe, tmp_path, capsys):
-    recipe = load_recipe(
-        write_recipe(
-            {**tiny_recipe, "checkpoints": {"average": 3, "every_steps": 2, "keep": 5}},
-            tmp_path / "recipe.yaml",
-        )
-    )
+    """The mean is finished like the run's own model: it ends at turns, and its new tokens are listed."""
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / EXTENSION).write_text(json.dumps({"tokens": [{"id": 319}]}))
+    sections = {
+        "stage": "sft",
+        "model": {"path": str(base)},
+        "checkpoints": {"average": 3, "every_steps": 2, "keep": 5},
+    }
+    recipe = load_recipe(write_recipe({**tiny_recipe, **sections}, tmp_path / "recipe.yaml"))
+    (checkpoints / "checkpoint-10/generation_config.json").write_text('{"eos_token_id": 7}')
     tokenizer = AutoTokenizer.from_pretrained(checkpoints / "checkpoint-10")
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.role }} {{ message.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant {% endif %}"
+    )
     export_average(recipe, tokenizer, checkpoints)
     average = checkpoints / "average"
+    ends = json.loads((average / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [7, tokenizer.eos_token_id]
+    extension = json.loads((average / EXTENSION).read_text())
+    assert extension == {"tokens": [{"id": 319}], "trained": True}
     assert_equal(load_file(average / "model.safetensors"), mean_of(checkpoints, 6, 8, 10))
     mean = f"The mean of checkpoint-6, checkpoint-8, checkpoint-10 is in {average}.\n"
     assert capsys.readouterr().out == mean
