@@ -1,7 +1,9 @@
 import json
+import os
 import random
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +14,16 @@ from threads_as_ranks import on_ranks
 from tiny import WORDS
 from tiny_checkpoints import random_llama
 
-from cpt.errors import RecipeError, UserCodeError
+from cpt.errors import DataError, RecipeError, ResourceError, UserCodeError
+from cpt.evaluation.reports import ScoreReport
 from cpt.evaluation.tasks import (
     TaskChoice,
+    TaskScore,
     answer_together,
     check_tasks,
+    domain_questions,
+    load_tasks,
+    read_scores,
     run_tasks,
     task_choices,
     task_difference,
@@ -62,7 +69,8 @@ def folder(tmp_path_factory):
         "".join(json.dumps(question) + "\n" for question in questions)
     )
     data = {"dataset_kwargs": {"data_files": {"test": str(path / "questions.jsonl")}}}
-    for task in (CHOICE, WRITING, {**CHOICE, "task": "unsafe", "unsafe_code": True}):
+    tagged = {**CHOICE, "task": "tagged", "tag": "exams"}
+    for task in (CHOICE, WRITING, tagged, {**CHOICE, "task": "unsafe", "unsafe_code": True}):
         (path / f"{task['task']}.yaml").write_text(yaml.safe_dump({**task, **data}))
     return path
 
@@ -104,17 +112,136 @@ def test_a_written_answer_is_not_guessed_and_of_a_function_the_chance_is_unknown
     assert task_transitions(halves, halves) is None
 
 
-def test_code_is_only_executed_when_allowed(tokenizer, folder):
+def test_code_is_only_executed_when_allowed(tokenizer, folder, monkeypatch):
+    """lm-eval's metrics of code ask the environment, too."""
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "0")
     with pytest.raises(RecipeError, match="--allow-code"):
         run_tasks(random_llama(0), tokenizer, TaskChoice(("unsafe",), folder=folder))
+    run_tasks(random_llama(0), tokenizer, TaskChoice(("mine",), folder=folder, limit=2))
+    assert os.environ["HF_ALLOW_CODE_EVAL"] == "0"
     choice = TaskChoice(("unsafe",), folder=folder, allow_code=True, limit=2)
     assert run_tasks(random_llama(0), tokenizer, choice)[0].report.questions == 2
+    assert os.environ["HF_ALLOW_CODE_EVAL"] == "1"
+
+
+def test_a_tag_is_reported_by_its_tasks(tokenizer, folder):
+    scores = run_tasks(
+        random_llama(0), tokenizer, TaskChoice(("exams",), folder=folder, limit=3), batch_size=2
+    )
+    reports = [(one.report.name, one.report.metric, one.report.questions) for one in scores]
+    assert reports == [("tagged", "acc,none", 3), ("tagged", "acc_norm,none", 3)]
+
+
+def sample(doc_hash, num_choices, *, of="none", **metrics):
+    requests = [[f"{'long ' * 40}{doc_hash}?", choice] for choice in range(num_choices)]
+    return {"doc_hash": doc_hash, "filter": of, "arguments": requests, **metrics}
+
+
+def test_results_of_a_group_are_those_of_its_tasks():
+    """As lm-eval 0.4 returns them; the numbers of the questions are unequal."""
+    evaluated = {
+        "results": {
+            "exams": {
+                "acc,none": 0.5,
+                "acc_stderr,none": 0.1,
+                "perplexity,none": 3.0,
+                "perplexity_stderr,none": "N/A",
+                "exact_match,strict": 0.25,
+                "alias": "exams",
+            }
+        },
+        "group_subtasks": {"exams": ["maths", "prose"], "prose": ["law", "news"]},
+        "configs": {
+            "maths": {"output_type": "multiple_choice"},
+            "law": {"output_type": "loglikelihood"},
+            "news": {"output_type": "loglikelihood_rolling"},
+        },
+        "samples": {
+            "maths": [sample("m", 4, acc=1.0), sample("n", 10, acc=0.0, acc_mutual_info=1.0)],
+            "law": [sample("l", 1, acc=1.0, perplexity=2.0), sample("s", 1, of="strict")],
+            "news": [sample("w", 1, perplexity=4.0)],
+        },
+        "n-samples": {"maths": {"effective": 2}, "law": {"effective": 3}, "news": {"effective": 5}},
+        "higher_is_better": {"maths": {"exact_match": False}},
+    }
+    acc, perplexity, match = read_scores(evaluated, "exams")
+    interval = pytest.approx((0.5 - 0.196, 0.5 + 0.196))
+    assert acc.report == ScoreReport("exams", "acc,none", 0.5, interval, 10, True)
+    assert perplexity.report == ScoreReport("exams", "perplexity,none", 3.0, None, 10, False)
+    assert match.report == ScoreReport("exams", "exact_match,strict", 0.25, None, 10, False)
+    assert (acc.by_question.tolist(), acc.hashes) == ([1.0, 0.0, 1.0], ("m", "n", "l"))
+    assert acc.chance.tolist() == [1 / 4, 2 / 10, 0.0]
+    assert acc.texts[0] == f"{'long ' * 40}m?"[-160:]
+    assert (perplexity.by_question.tolist(), perplexity.chance) == ([2.0, 4.0], None)
+    assert (match.by_question, match.hashes) == (None, ())
+
+
+def test_scores_are_compared_only_on_the_same_questions():
+    report = ScoreReport("exam", "f1", 0.5, None, 2)
+    two = TaskScore(report, np.array([0.25, 0.5]), ("a", "b"))
+    assert task_difference(two, replace(two, by_question=np.array([0.5, 1.0]))).difference == 0.375
+    right = replace(two, by_question=np.array([0.0, 1.0]))
+    assert task_transitions(right, right).won == 0
+    others = (replace(two, hashes=("a", "c")), replace(two, by_question=None))
+    for other in others:
+        assert task_difference(two, other) is None and task_difference(other, two) is None
+    for other in (replace(right, hashes=("a", "c")), replace(right, by_question=None)):
+        assert task_transitions(right, other) is None and task_transitions(other, right) is None
+    one = TaskScore(report, np.array([0.25]), ("a",))
+    assert task_difference(one, one) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "error", "said"),
+    [
+        ("near", None, None, None),
+        ("far", None, None, None),
+        ("neer", None, RecipeError, "no task `neer`"),
+        ("near", ConnectionError("offline\nat x"), ResourceError, "near cannot be fetched: offline "),
+        ("near", FileNotFoundError("no file"), ResourceError, "no file"),
+        ("near", ValueError("a column is missing"), DataError, "a column is missing"),
+    ],
+)
+def test_lm_evals_own_tasks_are_indexed_only_if_the_folder_lacks_one(
+    tmp_path, monkeypatch, name, problem, error, said
+):
+    indexed = []
+
+    class Manager:
+        def __init__(self, include_path, include_defaults=True):
+            indexed.append((include_path, include_defaults))
+            self.all_tasks = ["near", "far"] if include_defaults else ["near"]
+
+        def load(self, names):
+            if problem is not None:
+                raise problem
+            return {"tasks": dict.fromkeys(names, "task")}
+
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", Manager)
+    if error is not None:
+        with pytest.raises(error, match=said):
+            load_tasks([name], tmp_path)
+    else:
+        assert load_tasks([name], tmp_path)[1] == {name: "task"}
+    of_folder = (str(tmp_path), False)
+    assert indexed == ([of_folder] if name == "near" else [of_folder, (str(tmp_path), True)])
+    with pytest.raises(RecipeError, match="`.*/gone` does not exist"):
+        load_tasks([name], tmp_path / "gone")
+    indexed.clear()
+    if error is None:
+        load_tasks([name], None)
+        assert indexed == [(None, True)]
 
 
 def test_the_texts_of_a_task_are_its_questions_with_their_choices(folder):
-    first = json.loads((folder / "questions.jsonl").read_text().splitlines()[0])
-    text = " ".join([first["question"], *first["choices"]])
-    assert next(iter(task_texts(["mine"], folder))) == ("mine", "mine: question 1", text)
+    rows = [json.loads(line) for line in (folder / "questions.jsonl").read_text().splitlines()]
+    texts = [" ".join([row["question"], *row["choices"]]) for row in rows]
+    written = [f"{row['question']} {row['choices'][0]}" for row in rows]
+    for task, expected in (("mine", texts), ("writes", written)):
+        places = [f"{task}: question {number}" for number in range(1, 25)]
+        assert list(task_texts([task], folder)) == [
+            (task, place, text) for place, text in zip(places, expected, strict=True)
+        ]
 
 
 def test_entries_of_a_recipe_are_checked_before_the_run(folder):
@@ -231,8 +358,21 @@ def test_options_of_a_function_are_checked_and_given_by_the_recipe_and_the_comma
         [Component(name=name, questions=5), Component(name="domain_test")]
     )
     assert of_recipe.is_function and of_recipe.options == {"questions": 5}
-    of_lm_eval, own = task_choices(["mine", name, "writes"], None, False, 3, None)
-    assert of_lm_eval.names == ("mine", "writes") and (own.names, own.options) == (
-        (name,),
-        {"limit": 3},
+    names = ["mine", name, "writes"]
+    of_lm_eval, own = task_choices(names, Path("tasks"), True, 3, None)
+    assert of_lm_eval == TaskChoice(("mine", "writes"), Path("tasks"), True, 3, None)
+    assert own == TaskChoice((name,), options={"limit": 3})
+    assert task_choices([name], None, False, None, 5) == [
+        TaskChoice((name,), options={"num_fewshot": 5})
+    ]
+
+
+def test_an_entry_of_a_recipe_has_the_options_of_its_task():
+    entry = {"name": "exam", "folder": "mine", "limit": 3, "num_fewshot": 5}
+    plain, given = tasks_of_recipe(
+        [Component(name="quiz"), Component(**entry, allow_code_execution=True)]
     )
+    assert plain == TaskChoice(("quiz",), None, allow_code=False, limit=None, num_fewshot=None)
+    assert given == TaskChoice(("exam",), Path("mine"), allow_code=True, limit=3, num_fewshot=5)
+    assert domain_questions([]) == 200
+    assert domain_questions([Component(name="quiz"), Component(name="domain_test", questions=7)]) == 7
