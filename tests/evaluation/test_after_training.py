@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
 from cpt.evaluation.evaluate import (
+    EvaluationResult,
     complete_verdict,
     evaluate_after_training,
     needs_verdict,
@@ -26,6 +27,7 @@ from cpt.evaluation.evaluate import (
     with_places,
 )
 from cpt.evaluation.paired import DocumentLosses, save_losses
+from cpt.evaluation.tasks import TaskChoice
 from cpt.evaluation.verdict import verdict_of_run
 from cpt.recipe.load import dump_recipe, load_recipe
 from cpt.recipe.schema import Model, Tokenizer
@@ -122,6 +124,32 @@ def test_no_questions_are_made_of_pairs(recipe, load, folder):
     assert evaluate_after_training(folder, load(recipe)) == (None, [], [])
 
 
+def test_the_models_answer_questions_on_domain_text_and_tasks(recipe, load, folder, monkeypatch):
+    """Of general text no questions are made; the base has the tokenizer in its own folder."""
+    asked = []
+
+    def note(model, request):
+        asked.append((model.path, request))
+        return EvaluationResult(str(model.path))
+
+    monkeypatch.setattr("cpt.evaluation.evaluate.measure", note)
+    recipe["evaluation"]["tasks"] = [{"name": "domain_test", "questions": 33}, f"{__name__}:board"]
+    report, gain, not_run = evaluate_after_training(folder, load(recipe), batch_size=3)
+    assert (report.model, report.base, gain, not_run) == (
+        str(folder / "final"),
+        str(folder / "base"),
+        [],
+        [],
+    )
+    assert [path for path, _ in asked] == [str(folder / "final"), str(folder / "base")]
+    request = asked[0][1]
+    assert request is asked[1][1] and list(request.questions) == ["domain"]
+    kinds = [question.kind for question in request.questions["domain"]]
+    assert kinds == ["cloze"] * 33 + ["continuation"] * 33
+    assert request.tasks == [TaskChoice((f"{__name__}:board",))]
+    assert (request.batch_size, request.held_out, request.gain) == (3, None, [])
+
+
 @pytest.fixture
 def run(recipe, load, folder, tmp_path):
     """A finished run of which only the losses are known so far."""
@@ -186,7 +214,7 @@ def test_weights_of_a_run_are_scored_whole_or_as_an_adapter_on_their_base(
     ]
 
 
-def test_the_worst_documents_are_listed_with_their_places(run, folder):
+def test_the_worst_documents_are_listed_with_their_places(run, folder, caplog):
     finished = run()
     texts = [
         json.loads(line)["text"].encode()
@@ -208,6 +236,10 @@ def test_the_worst_documents_are_listed_with_their_places(run, folder):
     assert one.where == f"{folder / 'domain.jsonl'}:18" and one.change == pytest.approx(
         0.5 / np.log(2)
     )
+    lost = recipe.tokenizer.model_copy(update={"path": "./gone"})
+    lost = recipe.model_copy(update={"tokenizer": lost})
+    (one,) = with_places(verdict_of_run(finished.folder), finished.folder, lost).sets[0].worst
+    assert one.where is None and "the places of the worst documents are unknown" in caplog.text
 
 
 @pytest.mark.slow

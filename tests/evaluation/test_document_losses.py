@@ -1,5 +1,6 @@
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from tiny import TINY_LLAMA
 from tiny_checkpoints import random_llama
 
 from cpt.data.store.tokenization import adds_bos
+from cpt.errors import DataError
 from cpt.evaluation.paired import DocumentLosses, load_losses, save_losses, saved_losses
 from cpt.evaluation.scoring import document_losses, evaluation_mode, measure_and_keep
 from cpt.evaluation.sets import data_of_texts, open_evaluation_sets
@@ -51,14 +53,18 @@ def test_training_continues_as_if_there_had_been_no_evaluation(held_out):
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "token_budget", "none"])
-def test_each_document_has_the_losses_of_plain_transformers(packing, corpus, tokenizer):
+def test_each_document_has_the_losses_of_plain_transformers(
+    packing, corpus, tokenizer, monkeypatch
+):
     """Whatever the batch, and with the fused loss as without it."""
     config = {**TINY_LLAMA, "vocab_size": len(tokenizer), "initializer_range": 0.3}
     of_set = sets(corpus, tokenizer, packing)
     found = []
-    for fused in (False, True):
-        section = Model(from_scratch=True, config=config, fused_loss=fused)
+    for fused in (False, True, None):
+        section = Model(from_scratch=True, config=config, fused_loss=bool(fused))
         model = build_model(section, tokenizer, packed=packing != "token_budget")
+        if fused is None:  # as for a family that needs all logits
+            monkeypatch.setattr("cpt.evaluation.scoring.fused_scores", lambda _: nullcontext())
         found += [document_losses(model, of_set, batch_size=size)["held"] for size in (1, 3, 99)]
     texts = [
         json.loads(line)["text"] for line in (corpus / "held_out.jsonl").read_text().splitlines()
@@ -119,6 +125,19 @@ def test_each_module_gets_its_own_mode_back_even_after_an_error():
         raise KeyError
     assert [module.training for module in model.modules()] == [True, True, False, False]
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("tokens", [[0, 0, 0], [0, 3, 0]])
+def test_a_set_without_a_token_to_predict_is_refused(model, monkeypatch, tokens):
+    of_set = DocumentLosses(
+        *[np.array(values) for values in ([1, 2, 3], [1, 9, 1], tokens, tokens, tokens)]
+    )
+    monkeypatch.setattr("cpt.evaluation.scoring.losses_of_set", lambda *arguments: of_set)
+    if any(tokens):
+        assert document_losses(model, {"held": None}, batch_size=2) == {"held": of_set}
+        return
+    with pytest.raises(DataError, match="`held` has only documents of fewer than two tokens"):
+        document_losses(model, {"held": None}, batch_size=2)
 
 
 # In a run's folder

@@ -1,3 +1,4 @@
+import copy
 import json
 import logging
 from dataclasses import replace
@@ -6,17 +7,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from run_folders import write_lines
 from tiny import write_recipe
 from tiny_checkpoints import random_llama
 
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
+from cpt.evaluation.domain_test import Question, answer_questions
 from cpt.evaluation.evaluate import (
     EvaluationRequest,
     EvaluationResult,
     build_report,
+    fit_packing,
     held_out_sets,
+    load_for_evaluation,
     measure,
     model_at,
     search_after_training,
@@ -127,6 +132,13 @@ def test_an_unfinished_run_and_an_adapter_without_base_are_refused(tmp_path, fil
         model_at(str(tmp_path))
 
 
+def test_an_adapter_with_its_base_and_a_folder_without_a_config_are_left_to_transformers(tmp_path):
+    assert model_at(str(tmp_path)) == Model(path=str(tmp_path))
+    for name in ("adapter_config.json", "config.json"):
+        (tmp_path / name).write_text("{}")
+    assert model_at(str(tmp_path)) == Model(path=str(tmp_path))
+
+
 @pytest.mark.parametrize("path", ["./nothing", "/no/such/model", "nothing"])
 def test_a_model_that_is_not_there_is_refused(path):
     with pytest.raises(CheckpointError, match=path):
@@ -216,6 +228,59 @@ def test_rows_are_as_long_as_asked_or_as_the_recipe_and_both_models_allow(
     assert length(recipe, None, *found) == 64 and length(recipe, None, gpt2) == 48
     assert length(recipe, 96, *found) == 96 and length(None, 32, *found) == 32
     assert held_out_sets(None, [], None, found, None) is None
+
+
+@pytest.mark.parametrize(
+    ("packing", "is_recurrent", "expected"),
+    [
+        ("best_fit", False, "best_fit"),
+        ("best_fit", True, "token_budget"),
+        ("sliding_window", True, "token_budget"),
+        ("none", True, "none"),
+        ("token_budget", True, "token_budget"),
+    ],
+)
+def test_rows_of_several_documents_are_padded_for_a_model_that_cannot_separate_them(
+    models, corpus, tmp_path, packing, is_recurrent, expected
+):
+    """A recurrent model has no limit of positions; rows may be as long as the limit of another one."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "hidden_size": 32}))
+    held = data_of_texts([f"held={corpus / 'held_out.jsonl'}"], 999 if is_recurrent else 128)
+    held = replace(held, seed=5, data=held.data.model_copy(update={"packing": packing}))
+    fitted = fit_packing(held, Model(path=str(tmp_path if is_recurrent else models / "one")))
+    assert fitted.data.packing == expected
+    assert fitted.data == held.data.model_copy(update={"packing": expected})
+    assert (fitted.evaluation, fitted.seed) == (held.evaluation, 5)
+
+
+def test_answers_are_those_of_each_kind_with_the_texts_of_their_questions(models, tokenizer):
+    """Of a model with 128 positions, which also reads the tokens of the vocabulary as the run's base did."""
+    words = ("learns", "domain", "which", "other")
+    questions = [
+        Question(kind, f"a:{number}", f"{'word ' * 9 * number}the model ", words, number % 4)
+        for number, kind in enumerate(["cloze", "continuation", "cloze", "cloze", "continuation"])
+    ]
+    request = EvaluationRequest(questions={"domain": questions}, batch_size=3)
+    found = measure(Model(path=str(models / "one")), request)
+    expected = answer_questions(random_llama(0), tokenizer, questions, batch_size=1, longest=128)
+    assert found.model == str(models / "one") and found.losses == {} and found.tasks == []
+    for kind, numbers in (("cloze", [0, 2, 3]), ("continuation", [1, 4])):
+        assert found.answers["domain", kind].tolist() == expected[numbers].tolist()
+        texts = [str(questions[number]) for number in numbers]
+        assert found.questions["domain", kind] == texts
+    assert len(found.answers) == 2
+
+
+def test_rows_of_new_tokens_are_drawn_by_the_seed_and_the_model_is_ready_to_write(
+    models, tokenizer
+):
+    larger = copy.deepcopy(tokenizer)
+    larger.add_tokens(["kinase", "ligase", "amine"])
+    model = Model(path=str(models / "one"), resize_embeddings=True)
+    first, again, other = (load_for_evaluation(model, larger, None, seed) for seed in (7, 7, 8))
+    rows = [one.get_input_embeddings().weight[320:323] for one in (first, again, other)]
+    assert rows[0].shape == (3, 32) and rows[0].equal(rows[1]) and not rows[0].equal(rows[2])
+    assert first.config.use_cache and not first.training and first.dtype == torch.float32
 
 
 def test_scores_during_training_are_of_an_adapter_on_its_base_or_of_whole_weights(
@@ -345,6 +410,28 @@ def test_a_report_compares_each_set_test_and_task_with_the_base():
     for one, difference in zip([*found.domain_test, *found.tasks], (0.2, 0.2, 0.5), strict=True):
         assert one.against.difference == pytest.approx(difference) and one.against.low > 0
     assert [line.split(": ")[1] for line in found.verdicts()] == ["better"] * 4
+
+
+def test_a_set_of_other_documents_is_named(caplog):
+    model, base = result("m", 1.8, 7, 1.0), result("b", 2.0, 5, 0.5)
+    other = replace(base.losses["domain"], hashes=base.losses["domain"].hashes + 1)
+    with pytest.raises(DataError, match="the held-out set `domain`: .* different documents"):
+        build_report(model, replace(base, losses={"domain": other}))
+
+
+def test_a_report_as_json_has_each_number_and_its_verdict():
+    report = build_report(result("m", 1.8, 7, 1.0), result("b", 2.0, 5, 0.5))
+    content = report.to_json()
+    assert (content["model"], content["base"]) == ("m", "b")
+    (of_set,) = content["sets"]
+    assert (of_set["documents"], of_set["num_bytes"], of_set["tokens"]) == (40, 40_000, 10_000)
+    assert of_set["against"]["before"] == report.sets[0].against.before
+    cloze, continuation = content["domain_test"]
+    assert cloze["name"] == "domain cloze" and continuation["name"] == "domain continuation"
+    assert (cloze["value"], cloze["questions"], content["tasks"][0]["value"]) == (0.7, 40, 1.0)
+    verdicts = [one["verdict"] for one in (of_set, cloze, continuation, *content["tasks"])]
+    assert verdicts == report.verdicts()
+    assert (content["tasks"][0]["before"], cloze["transitions"]["chance"]) == (0.5, 0.25)
 
 
 def test_scores_without_questions_are_shown_next_to_the_base_without_an_interval():

@@ -14,10 +14,21 @@ from threads_as_ranks import on_ranks
 from tiny import write_recipe
 from tiny_checkpoints import random_llama
 
+from cpt.data.readers.decontamination import runs_of
 from cpt.data.rows.contamination import search_training
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.evaluation.evaluate import complete_verdict
-from cpt.evaluation.gain import LINES, OTHER, PHRASES, gain_of, mark_set, nats_of_parts
+from cpt.evaluation.gain import (
+    LINES,
+    OTHER,
+    PHRASES,
+    Gain,
+    copied_spans,
+    gain_of,
+    line_spans,
+    mark_set,
+    nats_of_parts,
+)
 from cpt.evaluation.paired import save_losses
 from cpt.evaluation.scoring import document_losses
 from cpt.evaluation.sets import data_of_texts, open_evaluation_sets
@@ -157,6 +168,52 @@ def test_a_document_with_other_tokens_is_left_out_and_counted(tokenizer, tmp_pat
     gain = gain_of(marked, np.array([9.0, 0, 1]), np.array([1.0, 0, 1]))
     assert gain.lines == 1 and "1 document" in gain.sentences()[0]
     assert gain_of(marked, np.zeros(3), np.ones(3)) is None
+
+
+LINES_OF = "of the gain is in lines that most documents share, such as `the footer`."
+PHRASES_OF = "of the gain is in phrases of 8 or more words that training documents also have"
+
+
+@pytest.mark.parametrize(
+    ("lines", "phrases", "expected"),
+    [
+        (0.1, 0.1, []),
+        (0.25, 0.1, [f"25 % {LINES_OF}"]),
+        (0.1, 0.5, [f"50 % {PHRASES_OF}"]),
+        (1.5, 0.6, [f"100 % {LINES_OF}", f"60 % {PHRASES_OF}"]),
+    ],
+)
+def test_parts_of_more_than_a_tenth_of_the_gain_are_reported(lines, phrases, expected):
+    """Documents that are not counted are mentioned once, at the end."""
+    gain = Gain("domain", lines, phrases, "the footer")
+    sentences = gain.sentences()
+    starts = [f"`domain`: {part}" for part in expected]
+    assert [
+        sentence[: len(start)] for sentence, start in zip(sentences, starts, strict=True)
+    ] == starts
+    assert gain.is_copied is (phrases > 0.5)
+    counted = replace(gain, unknown=1234).sentences()
+    if expected:
+        remark = " 1,234 documents are not counted: their tokens differ."
+        assert counted == [*sentences[:-1], sentences[-1] + remark]
+    else:
+        assert counted == []
+
+
+def test_a_shared_paragraph_and_a_shared_line_are_marked_where_they_are():
+    lines = ["one line", "first of two\nsecond of two", "alone"]
+    text = "a\none  line\nb\n\nfirst of two\nsecond  of two\n\nalone\n\nalone again"
+    marked = [text[first:last] for first, last in line_spans(text, lines)]
+    assert marked == ["one  line", "first of two\nsecond  of two", "alone", "alone"]
+
+
+def test_a_text_of_fewer_words_than_a_phrase_has_no_phrase():
+    words = [f"word{number}" for number in range(10)]
+    text = " ".join(words)
+    copied = runs_of([word.encode() for word in words])[1:2]
+    spans = [text[first:last] for first, last in copied_spans(text, copied)]
+    assert spans == [" ".join(words[1:9])]
+    assert list(copied_spans(" ".join(words[1:8]), copied)) == list(copied_spans(text, NONE)) == []
 
 
 def test_a_set_without_shared_lines_and_copies_needs_no_pass(tokenizer, tmp_path):

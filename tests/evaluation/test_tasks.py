@@ -197,7 +197,12 @@ def test_scores_are_compared_only_on_the_same_questions():
         ("near", None, None, None),
         ("far", None, None, None),
         ("neer", None, RecipeError, "no task `neer`"),
-        ("near", ConnectionError("offline\nat x"), ResourceError, "near cannot be fetched: offline "),
+        (
+            "near",
+            ConnectionError("offline\nat x"),
+            ResourceError,
+            "near cannot be fetched: offline ",
+        ),
         ("near", FileNotFoundError("no file"), ResourceError, "no file"),
         ("near", ValueError("a column is missing"), DataError, "a column is missing"),
     ],
@@ -375,4 +380,6 @@ def test_an_entry_of_a_recipe_has_the_options_of_its_task():
     assert plain == TaskChoice(("quiz",), None, allow_code=False, limit=None, num_fewshot=None)
     assert given == TaskChoice(("exam",), Path("mine"), allow_code=True, limit=3, num_fewshot=5)
     assert domain_questions([]) == 200
-    assert domain_questions([Component(name="quiz"), Component(name="domain_test", questions=7)]) == 7
+    assert (
+        domain_questions([Component(name="quiz"), Component(name="domain_test", questions=7)]) == 7
+    )
