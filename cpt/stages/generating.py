@@ -136,16 +136,6 @@ class GenerationBatches(PromptTrainer):
         )
         self.unscored = rewards[0].unscored
         arguments.reward_weights = [reward.weight for reward in recipe.rewards]
-        # Sample as many completions as the recipe says, even if an earlier start reduced the micro-batch.
-        requested_batch = int(
-            recipe.training.get(
-                "per_device_train_batch_size", arguments.per_device_train_batch_size
-            )
-        )
-        parts = requested_batch // arguments.per_device_train_batch_size
-        if parts > 1 and recipe.training.get("steps_per_generation") is not None:
-            arguments.steps_per_generation *= parts
-            arguments.generation_batch_size *= parts
         # With `beta` TRL would load a reference by the model's name, which may not exist.
         beta = arguments.beta
         arguments.beta = 0.0

@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from cpt.errors import RecipeError
 from cpt.hardware import triton_failure
 from cpt.optim.adamw import automatic_dtype
 from cpt.recipe.huggingface_keys import find_stage
-from cpt.recipe.keys import micro_batches_per_step
+from cpt.recipe.keys import DEFAULT_MICRO_BATCH, micro_batches_per_step
 from cpt.recipe.rules import REWARDED
 from cpt.recipe.schema import Recipe
 from cpt.recipe.training_keys import why_refused
@@ -132,7 +133,7 @@ def training_arguments(
     ours |= {key: value for key, value in of_trl.items() if key in names}
     if config_class is not TrainingArguments:  # TRL has other defaults; use the same for all stages
         defaults |= {"gradient_checkpointing": False, "bf16": False}
-    theirs = dict(recipe.training)
+    theirs = with_whole_generations(recipe.training, length.micro_batch)
     if deepspeed:
         theirs["deepspeed"] = read_profile(deepspeed)
         if is_main_process():
@@ -162,6 +163,15 @@ def limit_gpu_memory(share: float | None, arguments: TrainingArguments) -> None:
 def weights_dtype(recipe: Recipe, arguments: TrainingArguments) -> torch.dtype:
     on_gpu = arguments.device.type == "cuda" and not triton_failure()
     return automatic_dtype(recipe, deepspeed=arguments.deepspeed is not None, on_gpu=on_gpu)
+
+
+def with_whole_generations(training: Mapping[str, Any], micro_batch: int) -> dict[str, Any]:
+    """Sample as many completions as the recipe says, also with a smaller micro-batch after out-of-memory."""
+    steps = training.get("steps_per_generation")
+    if steps is None:
+        return dict(training)
+    requested = int(training.get("per_device_train_batch_size", DEFAULT_MICRO_BATCH))
+    return {**training, "steps_per_generation": steps * (requested // micro_batch)}
 
 
 def warn_of_rounding(recipe: Recipe, length: RunLength) -> None:

@@ -10,7 +10,10 @@ from transformers.trainer_utils import set_seed
 
 from cpt.errors import RecipeError, ResourceError
 from cpt.stages.build import end_answers_at_turns
+from cpt.stages.generating import SingleAnswers
+from cpt.training.generations import Generations
 from cpt.training.loss_guard import SpikeDetector
+from cpt.training.restart import remember_micro_batch
 
 pytestmark = pytest.mark.heavy
 
@@ -19,8 +22,11 @@ SPREAD = {"training": {"steps_per_generation": 2, "num_iterations": 2}}
 
 
 def trained(stage, folder, resume=None):
+    """GRPO also adapts the weight of its entropy, which is a state of the stage."""
+    own = {"use_adaptive_entropy": True, "entropy_coef": 0.01} if stage == "grpo" else {}
+    training = {**SPREAD["training"], **own}
     trainer = quiet_trainer(
-        bandit(stage, folder, steps=6, checkpoints={"every_steps": 3}, **SPREAD)
+        bandit(stage, folder, steps=6, checkpoints={"every_steps": 3}, training=training)
     )
     set_seed(
         1 if resume is None else 2
@@ -74,6 +80,27 @@ def test_out_of_memory_restarts_with_smaller_micro_batches_and_the_same_generati
     assert len({str(batch["completion_ids"].shape) for batch in trainer._buffered_inputs}) == 1
 
 
+@pytest.mark.parametrize(
+    ("steps_per_generation", "learned", "micro_batches", "prompts"),
+    [(3, 4, 12, 6), (3, None, 3, 6), (None, 4, 4, 2)],
+)
+def test_after_a_lack_of_memory_a_generation_is_as_large_as_the_recipe_says(
+    tmp_path, steps_per_generation, learned, micro_batches, prompts
+):
+    training = {"per_device_train_batch_size": 16, "num_iterations": 2}
+    if steps_per_generation is not None:
+        training |= {"steps_per_generation": 3, "gradient_accumulation_steps": 3}
+    recipe = bandit("grpo", tmp_path, steps=4, training=training)
+    if learned is not None:
+        (tmp_path / recipe.name).mkdir()
+        remember_micro_batch(tmp_path / recipe.name, 1, learned)
+    trainer = quiet_trainer(recipe)
+    assert trainer.args.per_device_train_batch_size == (learned or 16)
+    assert trainer.args.gradient_accumulation_steps == micro_batches
+    assert trainer.generations == Generations(prompts, 2 * micro_batches, micro_batches)
+    assert trainer.args.generation_batch_size == 8 * prompts
+
+
 def test_a_run_resumed_between_two_generations_samples_anew(tmp_path):
     """Also where the micro-batch has grown, so that stored completions do not fit."""
     sections = {"steps": 3, "checkpoints": {"every_steps": 1, "keep": None}}
@@ -92,6 +119,39 @@ def test_a_run_resumed_between_two_generations_samples_anew(tmp_path):
     assert losses_of(grown)[-1] == losses_of(straight)[-1]
 
 
+def test_each_process_keeps_its_completions_and_a_roll_back_drops_them(tmp_path, monkeypatch):
+    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=1, **SPREAD))
+    assert trainer.stage_states() == {}
+    trainer.sampled_batches = [{"completion_ids": torch.ones(2, 3)}]
+    assert trainer.stage_states() == {}, "between two generations"
+    trainer.state.global_step = 1
+    monkeypatch.setattr(type(trainer.args), "world_size", 2)
+    monkeypatch.setattr(type(trainer.args), "process_index", 1)
+    assert trainer.stage_states() == {
+        "generation_1.pt": {"buffered": trainer.sampled_batches, "last": None}
+    }
+    trainer.on_rollback()
+    trainer.last = {"rewards": torch.ones(3)}
+    assert trainer.stage_states() == {"generation_1.pt": {"buffered": None, "last": trainer.last}}
+
+
+def test_operations_of_a_step_are_those_of_its_completions(tmp_path):
+    trainer = quiet_trainer(bandit("grpo", tmp_path, steps=1))
+    weights = trainer.model.num_parameters(exclude_embeddings=True)
+    prompts = [{"prompt": "w1"}]
+    assert trainer.floating_point_ops(prompts) == 0, "before the first completions"
+    lengths = [(3, 5), (1, 1), (2, 9)]
+    trainer.sampled_batches = [
+        {"prompt_ids": torch.ones(4, prompt), "completion_ids": torch.ones(4, completion)}
+        for prompt, completion in lengths
+    ]
+    for number in range(1, 6):
+        trainer.micro_batches_done = number
+        tokens = 4 * sum(lengths[(number - 1) % 3])
+        assert trainer.floating_point_ops(prompts) == 6 * weights * tokens
+    assert trainer.floating_point_ops({"input_ids": torch.ones(4, 7)}) == 0
+
+
 def test_out_of_memory_while_sampling_names_the_size_of_a_generation(tmp_path):
     def fails(*_, **__):
         raise torch.OutOfMemoryError("out of memory")
@@ -100,6 +160,12 @@ def test_out_of_memory_while_sampling_names_the_size_of_a_generation(tmp_path):
     trainer.model.generate = fails
     with pytest.raises(ResourceError, match=r"`training.generation_batch_size`"):
         trainer.train()
+
+    def fails_otherwise(*_, **__):
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        trainer.sample(fails_otherwise)
 
 
 @pytest.mark.slow
@@ -200,6 +266,32 @@ def single_answers(tmp_path):
     trainer = quiet_trainer(bandit("spo", tmp_path, steps=1))
     trainer.model.train()
     return trainer
+
+
+@pytest.mark.parametrize(
+    ("given", "generation"),
+    [
+        ({}, 5 * 3),
+        ({"steps_per_generation": 6}, 5 * 6),
+        ({"generation_batch_size": 45}, 45),
+        ({"num_generations": 5}, 5 * 3),
+    ],
+)
+def test_single_answers_are_compared_over_the_whole_batch(tmp_path, given, generation):
+    """Each prompt still has one answer, unless the recipe asks for more."""
+    sizes = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 3}
+    config = SingleAnswers(output_dir=str(tmp_path), use_cpu=True, **sizes, **given)
+    assert config.generation_batch_size == generation
+    assert config.num_generations == given.get("num_generations", 1)
+    assert config.least_deviation == 0.1
+
+
+def test_advantages_are_made_in_training_alone(single_answers):
+    trainer = single_answers
+    trainer.advantages_of = lambda inputs, made: {"advantages": len(inputs)}
+    assert trainer.scored([1, 2, 3], {"ids": 5}) == {"ids": 5, "advantages": 3}
+    trainer.model.eval()
+    assert trainer.scored([1, 2, 3], {"ids": 5}) == {"ids": 5}
 
 
 def test_the_reward_of_a_row_is_a_weighted_sum_and_nan_where_none_applies(single_answers):
