@@ -12,7 +12,7 @@ from cpt.errors import RecipeError
 from cpt.hf_internals import IGNORED
 from cpt.models.attention import BOUNDS, LONGEST
 from cpt.recipe.load import load_recipe
-from cpt.stages.distill import summed_divergence
+from cpt.stages.distill import DistillConfig, summed_divergence
 
 
 def by_hand(student, teacher, beta, temperature):
@@ -43,6 +43,26 @@ def test_logits_in_half_precision_are_compared_in_full():
     found = summed_divergence(student, teacher, beta=0.0)
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(by_hand(student, teacher, 0.0, 1.0).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_allowed"),
+    [
+        ("beta", 0, True),
+        ("beta", 1, True),
+        ("beta", -0.1, False),
+        ("beta", 1.1, False),
+        ("temperature", 0.1, True),
+        ("temperature", 0, False),
+    ],
+)
+def test_beta_is_a_share_and_the_temperature_positive(tmp_path, key, value, is_allowed):
+    if is_allowed:
+        config = DistillConfig(output_dir=str(tmp_path), use_cpu=True, **{key: value})
+        assert vars(config)[key] == value
+        return
+    with pytest.raises(ValueError, match=f"{key} must be .*, got {value}"):
+        DistillConfig(output_dir=str(tmp_path), use_cpu=True, **{key: value})
 
 
 @pytest.fixture

@@ -116,8 +116,9 @@ def test_an_evaluation_without_a_reference_leaves_the_metrics_of_training(tmp_pa
     for name in ("rewards/margins", "nll_loss", "of training"):
         trainer.trl_metrics["train"][name] = [7.0, 8.0]
     trainer.log = lambda logs: logged.append(logs)
-    logged = []
+    logged, before = [], {**trainer.trl_metrics["train"]}
     found = trainer.evaluate()
+    assert {**trainer.trl_metrics["train"]} == before
     assert logged == [found] and found["eval_pairs_examples"] == 5
     names = {name.removeprefix("eval_pairs_") for name in found}
     assert {"loss", "loss/nll", "rewards/margins", "logps/chosen"} <= names

@@ -127,6 +127,33 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
     assert metrics(trainer)[0]["replay_kl"] == pytest.approx(mean, rel=1e-4) and mean > 0.01
 
 
+@pytest.mark.parametrize("source", [0, 1])
+def test_a_batch_alone_is_the_mean_over_its_own_labels(trainer_of, tmp_path, source):
+    """Rows of a source without `replay_kl` have their cross entropy only."""
+    trainer = trainer_of(of_domain=None)
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    rows = [row for row in map(trainer.rows.__getitem__, range(20)) if row["source"] == source][:3]
+    loss, outputs = trainer.compute_loss(trainer.model.eval(), stack_rows(rows), True)
+    weights = [0.0, WEIGHT] if source else [1e-9, 0.0]
+    expected, _ = by_hand(trainer.model, base, rows, weights)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert outputs["logits"].shape == (3, 64, 320)
+    assert trainer.compute_loss(trainer.model, stack_rows(rows)).equal(loss)
+
+
+def test_logits_are_in_fp32_where_all_weights_are_in_half_precision(trainer_of, tmp_path):
+    """The divergence reads them: autocast stays on, unlike in a run that trains on the model's own loss."""
+    trainer_of()
+    training = {"per_device_train_batch_size": 2, "logging_steps": 1, "bf16": True}
+    model = {"path": str(tmp_path / "base"), "dtype": "bfloat16"}
+    trainer = trainer_of(model=model, training=training)
+    assert {weight.dtype for weight in trainer.model.parameters()} == {torch.bfloat16}
+    assert trainer.accelerator.native_amp
+
+
 @pytest.mark.parametrize(
     "lora", [{"r": 4}, "cpt"]
 )  # `cpt` also trains a copy of the embeddings and the head

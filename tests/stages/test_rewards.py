@@ -183,6 +183,16 @@ def test_what_is_no_reward_is_named_with_its_row(own, returned, named):
         reward(**GIVEN)
 
 
+def test_an_error_of_cpt_in_a_reward_is_its_own(monkeypatch):
+    def fails(completions):
+        raise DataError("the table has no such row")
+
+    monkeypatch.setitem(REWARDS, "fails", fails)
+    (reward,) = built(Reward(name="fails"))
+    with pytest.raises(DataError, match="^the table has no such row$"):
+        reward(**GIVEN)
+
+
 # --- texts ---
 
 SAID = [{"role": "assistant", "content": " Paris\n"}]
