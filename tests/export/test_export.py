@@ -325,6 +325,12 @@ def test_models_that_cannot_be_averaged_are_refused(checkpoints, adapter_folder,
         write_average(folders[:1], tmp_path / "out", dtype=None)
     with pytest.raises(CheckpointError, match="is an adapter. Merge it first"):
         write_average([*folders, adapter_folder], tmp_path / "out", dtype=None)
+    zero = folders[0].parent / "zero"
+    (zero / "global_step1").mkdir(parents=True)
+    (zero / "latest").write_text("global_step1")
+    (zero / "global_step1" / "rank_0_optim_states.pt").touch()
+    with pytest.raises(CheckpointError, match="zero has the parts of a ZeRO .* --output FOLDER"):
+        write_average([zero, *folders], tmp_path / "out", dtype=None)
     file = folders[1] / "model.safetensors"
     tensors = load_file(file)
     save_file(tensors | {QUERY: tensors[QUERY][:, :5].clone()}, file, {"format": "pt"})

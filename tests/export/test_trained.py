@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import CheckpointError
 from cpt.export.trained import (
+    Trained,
     find_trained,
     import_own_code,
     load_whole,
@@ -23,6 +24,7 @@ from cpt.export.trained import (
     tokenizer_of,
     with_adapter,
 )
+from cpt.recipe.load import saved_recipe
 
 
 @pytest.fixture
@@ -72,6 +74,15 @@ def test_a_path_without_a_model_is_refused(tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=name):
         find_trained(tmp_path / name)
+
+
+def test_a_model_without_one_of_its_files_is_refused(base_folder, tmp_path):
+    folder = shutil.copytree(base_folder, tmp_path / "model")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    files = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(CheckpointError, match="missing files: model-00002-of-00002.safetensors"):
+        find_trained(folder)
 
 
 def test_an_adapter_names_its_base_and_the_hashes_beside_it(base_folder, adapter_folder, tmp_path):
@@ -141,6 +152,50 @@ def test_a_checkpoint_of_a_run_is_loaded_from_its_own_folder(run, tiny_recipe, b
         find_trained(run / "checkpoint-7"), AutoTokenizer.from_pretrained(base_folder)
     )
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
+
+
+@pytest.mark.parametrize("has_generation", [True, False])
+def test_a_zero_checkpoint_is_put_together_in_fp32(
+    base_folder, tmp_path, monkeypatch, has_generation
+):
+    """DeepSpeed's own files need DeepSpeed; here their weights are those of a model."""
+    read = []
+
+    def consolidate(model, folder):
+        read.append(folder)
+        for name, parameter in model.named_parameters():
+            parameter.data.fill_(len(name))
+
+    monkeypatch.setattr("cpt.export.trained.load_consolidated", consolidate)
+    folder = shutil.copytree(base_folder, tmp_path / "checkpoint-7")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    generation = folder / "generation_config.json"
+    generation.unlink()
+    if has_generation:
+        generation.write_text(json.dumps({"eos_token_id": 7, "max_new_tokens": 5}))
+    model = load_whole(Trained(folder, "zero", None, None), None)
+    assert read == [folder] and model.dtype == torch.float32
+    for name, parameter in model.named_parameters():
+        assert (parameter == len(name)).all(), name
+    expected = (7, 5) if has_generation else (config["eos_token_id"], None)
+    found = model.generation_config
+    assert (found.eos_token_id, found.max_new_tokens) == expected
+
+
+def test_an_adapter_in_a_zero_checkpoint_is_built_as_the_recipe_says(
+    run, tiny_recipe, base_folder, monkeypatch
+):
+    read = []
+    lora = {"r": 5, "target_modules": ["v_proj"]}
+    model = {"path": str(base_folder), "lora": lora}
+    write_recipe({**tiny_recipe, "stage": "cpt", "model": model}, run / "recipe.yaml")
+    monkeypatch.setattr("cpt.export.trained.load_consolidated", lambda *given: read.append(given))
+    trained = Trained(run / "checkpoint-7", "zero", run, saved_recipe(run))
+    adapted = with_adapter(AutoModelForCausalLM.from_pretrained(base_folder), trained)
+    assert read == [(adapted, run / "checkpoint-7")]
+    (config,) = adapted.peft_config.values()
+    assert config.r == 5 and config.target_modules == {"v_proj"}
 
 
 def test_the_dtype_of_most_numbers_is_that_of_a_model(tmp_path):

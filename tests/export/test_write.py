@@ -25,6 +25,7 @@ from cpt.export.write import (
     rounded_to,
 )
 from cpt.models.config import hash_weights
+from cpt.models.new_rows import EXTENSION
 
 pytestmark = pytest.mark.usefixtures("reloads_here")
 LOADED = (
@@ -214,6 +215,43 @@ def test_the_adapter_alone_is_written_for_plain_peft(adapter_folder, base_folder
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast" and "backend" not in config
     expected = peft_logits(base_folder, adapter_folder)
     assert torch.equal(peft_logits(base_folder, tmp_path / "out"), expected)
+
+
+def test_an_adapter_of_a_base_that_plain_peft_builds_differently_is_not_verified(
+    adapter_folder, base_folder, tmp_path, monkeypatch, reloads_here
+):
+    monkeypatch.setattr("cpt.export.write.is_plain", lambda path, base: path != str(base_folder))
+    report = alone(adapter_folder, tmp_path / "out")
+    assert len(report) == 2 and reloads_here == []
+    assert report[0].startswith(f"NOT VERIFIED with plain peft: {base_folder} does not match")
+
+
+def test_a_chat_model_and_its_new_tokens_are_exported_as_the_run_left_them(
+    tiny_recipe, padded, tmp_path
+):
+    """The export ends at turns too, and lists new tokens: of the run's model, else of its base."""
+    run, base = tmp_path / "runs" / "tiny", tmp_path / "base"
+    base.mkdir()
+    checkpoint = shutil.copytree(padded, run / "checkpoint-3")
+    write_recipe({**tiny_recipe, "stage": "sft", "model": {"path": str(base)}}, run / "recipe.yaml")
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 7}')
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message.role }} {{ message.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant {% endif %}"
+    )
+    tokenizer.save_pretrained(checkpoint)
+    (checkpoint / EXTENSION).write_text(json.dumps({"tokens": [{"id": 5}]}))
+    whole(run, tmp_path / "out", dtype=torch.float32)
+    ends = json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"]
+    assert ends == [7, tokenizer.eos_token_id]
+    listed = json.loads((tmp_path / "out" / EXTENSION).read_text())
+    assert listed == {"tokens": [{"id": 5}]}
+    (checkpoint / EXTENSION).rename(base / EXTENSION)
+    whole(run, tmp_path / "again", dtype=torch.float32)
+    assert json.loads((tmp_path / "again" / EXTENSION).read_text()) == listed
+    whole(checkpoint.rename(tmp_path / "alone"), tmp_path / "third", dtype=torch.float32)
+    assert not (tmp_path / "third" / EXTENSION).exists()
 
 
 def test_the_hashes_that_a_run_recorded_go_with_its_adapter(adapter_folder, base_folder, tmp_path):

@@ -3,10 +3,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from one_process_group import alone_in_a_group
+from threads_as_ranks import on_ranks
 from tiny import write_recipe
 from tiny_training import tiny_llama
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from cpt.errors import RecipeError
 from cpt.optim import adamw
@@ -47,6 +48,19 @@ def test_parts_have_the_norm_of_the_whole_and_are_clipped_in_place():
         before = clip_gradients(parts, 2.0)
         assert type(before) is torch.Tensor and before == gradient_norm(gradients(torch.float32))
         assert gradient_norm(parts).item() == pytest.approx(2.0, rel=1e-5)
+
+
+def test_the_norm_of_parts_is_over_the_processes_that_share_them():
+    """Four processes hold two copies: each copy is whole, and counts once."""
+    whole = gradients(torch.float32)
+
+    def norm_of(rank):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "part"))["part"]
+        parts = [part.chunk(2)[rank % 2] for part in whole]
+        return gradient_norm([DTensor.from_local(part, mesh, [Shard(0)]) for part in parts])
+
+    for norm in on_ranks(4, norm_of):
+        assert norm.item() == pytest.approx(gradient_norm(whole).item(), rel=1e-6)
 
 
 # --- gradients that are released after their update ------------------------------------------------------------------
