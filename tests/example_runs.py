@@ -74,11 +74,12 @@ def build_run(
     held_out: int = 0,
     rows: list[dict] | None = None,
     data: dict | None = None,
+    config: dict | None = None,
 ):
     """The trainer of a stage, 4 rows a step unless `training` says otherwise."""
     model = {
         "from_scratch": True,
-        "config": {**TINY_LLAMA, "vocab_size": 96},
+        "config": config or {**TINY_LLAMA, "vocab_size": 96},
         **({} if lora is None else {"lora": lora}),
     }
     sections = {

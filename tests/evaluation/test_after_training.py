@@ -242,6 +242,25 @@ def test_the_worst_documents_are_listed_with_their_places(run, folder, caplog):
     assert one.where is None and "the places of the worst documents are unknown" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("state", "verdict", "expected"),
+    [
+        ("finished", {"is_complete": False}, True),
+        ("finished", {"is_complete": True}, False),
+        ("finished", {}, False),  # of an earlier version
+        ("finished", None, False),
+        ("running", {"is_complete": False}, False),
+    ],
+)
+def test_a_verdict_is_completed_once_after_the_run(run, state, verdict, expected):
+    finished = run()
+    (finished.folder / "status.json").write_text(json.dumps({"state": state}))
+    (finished.folder / "verdict.json").unlink()
+    if verdict is not None:
+        (finished.folder / "verdict.json").write_text(json.dumps(verdict))
+    assert needs_verdict(Run(finished.folder)) is expected
+
+
 @pytest.mark.slow
 def test_a_finished_run_is_compared_with_its_base_once_by_one_process_as_by_two(run, folder):
     pytest.importorskip("lm_eval")

@@ -11,6 +11,7 @@ from tiny_checkpoints import random_llama
 from cpt.errors import DataError
 from cpt.evaluation.domain_test import (
     CHOICES,
+    Candidate,
     Question,
     answer_questions,
     candidate,
@@ -253,6 +254,14 @@ def test_of_a_long_context_the_end_is_read(tokenizer):
     choice = len(whole.ids) - whole.first
     cut = candidate(tokenizer, "word " * 50, "learns", choice)
     assert (len(cut.ids), cut.first) == (choice, 1), "the first token of a text is not predicted"
+
+
+def test_a_begin_token_comes_before_each_text_if_the_tokenizer_adds_one(tokenizer, monkeypatch):
+    one = candidate(tokenizer, "the model ", "learns", 99)
+    assert one.ids[0] == tokenizer.bos_token_id
+    monkeypatch.setattr("cpt.evaluation.domain_test.adds_bos", lambda _: False)
+    bare = candidate(tokenizer, "the model ", "learns", 99)
+    assert bare == Candidate(one.ids[1:], one.first - 1, one.num_bytes)
 
 
 @pytest.mark.parametrize("context", ["the mode", "the model", "the model "])

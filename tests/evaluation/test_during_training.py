@@ -99,6 +99,8 @@ def test_samples_are_written_before_the_first_and_after_the_last_step_only(
     samples = PromptSamples(
         tmp_path / "run" / "samples.jsonl", tokenizer, ["def", "x"], max_new_tokens=3
     )
+    assert samples.max_new_tokens == 3
+    assert PromptSamples(tmp_path / "others.jsonl", tokenizer, []).max_new_tokens == 64
     for step in (0, 7):  # the second begin is a resumed run's
         samples.on_train_begin(None, TrainerState(global_step=step), TrainerControl(), model=model)
     samples.on_train_end(None, TrainerState(global_step=9), TrainerControl(), model=model)

@@ -10,13 +10,15 @@ from tiny import TINY_LLAMA
 from tiny_checkpoints import save_llama
 from tiny_models import make_tokenizer
 from tiny_trainers import trainer_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback
 
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import find_stage
 from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.recipe.schema import Model, Recipe
+from cpt.runs.events import read_events
 from cpt.stages import models
 from cpt.stages.distill import DistillConfig
 from cpt.stages.models import (
@@ -147,6 +149,18 @@ def test_callbacks_are_those_of_the_recipe_in_the_order_in_which_they_need_each_
         watching = WATCHERS.format(*more).split()
         assert names == [*usual, *watching, "PrinterCallback", *last.split(), "CheckedStep"]
         assert watcher in handler.callbacks, "TRL's own was removed"
+
+
+def test_trackers_of_hugging_face_cannot_end_the_run(tiny_recipe, tmp_path, monkeypatch):
+    class Broken(TrainerCallback):
+        def on_step_begin(self, *arguments, **options):
+            raise OSError("the server is gone")
+
+    monkeypatch.setitem(INTEGRATION_TO_CALLBACK, "tensorboard", Broken)
+    monitoring = {"trackers": ["tensorboard"]}
+    trainer = trainer_of(tiny_recipe, tmp_path, steps=1, monitoring=monitoring)
+    trainer.train()
+    assert [event["kind"] for event in read_events(trainer.run_folder)] == ["tracker_failed"]
 
 
 def test_one_source_and_rows_of_examples_have_no_losses_of_sources(tiny_recipe, tmp_path):

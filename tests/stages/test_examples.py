@@ -233,6 +233,16 @@ def test_rows_of_the_head_that_are_no_tokens_have_no_probability_and_get_no_grad
     assert gradient[:known].abs().sum() > 0 and not gradient[known:].any()
 
 
+def test_a_stage_fits_the_head_of_the_model_and_of_its_reference(tmp_path):
+    config = tiny_config("cpt-gpt2", unpadded_vocab_size=96)
+    trainer = build_run("dpo", tmp_path, config=config)
+    for model in (trainer.model.eval(), trainer.ref_model):
+        found = model(input_ids=IDS, labels=IDS, fused_lm_head=True).log_probs
+        logits = model(input_ids=IDS).logits[:, :-1]
+        expected = log_softmax(logits, -1).gather(-1, IDS[:, 1:, None])[..., 0]
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("model_type", ["minimind2_moe", "minimind3_moe"])
 def test_experts_are_balanced_as_the_family_does_whatever_the_padding(model_type):
     model = fitted(model_type)

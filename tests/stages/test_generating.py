@@ -8,9 +8,10 @@ from tiny_rewards import MODEL, bandit, losses_of, quiet_trainer, rewards_of, we
 from tiny_trainers import train_to_the_end
 from transformers.trainer_utils import set_seed
 
-from cpt.errors import RecipeError, ResourceError
+from cpt.errors import RecipeError, ResourceError, TrainingError
 from cpt.stages.build import end_answers_at_turns
 from cpt.stages.generating import SingleAnswers
+from cpt.stages.rewards import REWARDS
 from cpt.training.generations import Generations
 from cpt.training.loss_guard import SpikeDetector
 from cpt.training.restart import remember_micro_batch
@@ -117,6 +118,13 @@ def test_a_run_resumed_between_two_generations_samples_anew(tmp_path):
     grown = quiet_trainer(bandit("grpo", tmp_path / "grown", **sections))
     grown.train(resume_from_checkpoint=str(checkpoint))
     assert losses_of(grown)[-1] == losses_of(straight)[-1]
+
+
+def test_a_run_of_which_no_completion_was_scored_ends_with_an_error(tmp_path, monkeypatch):
+    monkeypatch.setitem(REWARDS, "never", lambda completions: [None] * len(completions))
+    recipe = bandit("grpo", tmp_path, steps=1, rewards=["never"])
+    with pytest.raises(TrainingError, match="no reward applied"):
+        quiet_trainer(recipe).train()
 
 
 def test_each_process_keeps_its_completions_and_a_roll_back_drops_them(tmp_path, monkeypatch):

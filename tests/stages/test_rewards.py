@@ -183,6 +183,12 @@ def test_what_is_no_reward_is_named_with_its_row(own, returned, named):
         reward(**GIVEN)
 
 
+def test_an_error_shows_the_beginning_of_a_long_prompt(own):
+    (reward,) = built(own("completions", "['good'] * len(completions)"))
+    with pytest.raises(TrainingError, match=f"prompt: '{'p' * 300}'; the completion: 'no'"):
+        reward(**{**GIVEN, "prompts": ["p" * 301, "?"], "completions": ["no", "2"]})
+
+
 def test_an_error_of_cpt_in_a_reward_is_its_own(monkeypatch):
     def fails(completions):
         raise DataError("the table has no such row")
