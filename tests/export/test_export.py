@@ -305,6 +305,20 @@ def test_without_two_checkpoints_or_a_request_no_average_is_written(
     assert not (checkpoints / "average").exists()
 
 
+def test_fewer_checkpoints_than_requested_are_averaged_if_there_are_two(
+    checkpoints, tiny_recipe, tmp_path
+):
+    request = {"checkpoints": {"average": 4, "every_steps": 2, "keep": 5}}
+    recipe = load_recipe(write_recipe({**tiny_recipe, **request}, tmp_path / "recipe.yaml"))
+    for step in (2, 4, 6):
+        shutil.rmtree(checkpoints / f"checkpoint-{step}")
+    export_average(
+        recipe, AutoTokenizer.from_pretrained(checkpoints / "checkpoint-10"), checkpoints
+    )
+    found = load_file(checkpoints / "average" / "model.safetensors")
+    assert_equal(found, mean_of(checkpoints, 8, 10))
+
+
 def test_a_mean_has_the_dtype_that_was_asked_for_but_for_integers(checkpoints, tmp_path):
     folders = [checkpoints / f"checkpoint-{step}" for step in (4, 2)]
     write_average(folders, tmp_path / "out" / "half", dtype=torch.float16)

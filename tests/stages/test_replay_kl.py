@@ -128,7 +128,7 @@ def test_a_step_has_the_loss_and_the_gradient_of_the_formula(
 
 
 @pytest.mark.parametrize("source", [0, 1])
-def test_a_batch_alone_is_the_mean_over_its_own_labels(trainer_of, tmp_path, source):
+def test_a_batch_alone_is_the_mean_over_its_own_labels(trainer_of, tmp_path, source, monkeypatch):
     """Rows of a source without `replay_kl` have their cross entropy only."""
     trainer = trainer_of(of_domain=None)
     with torch.no_grad():
@@ -142,6 +142,18 @@ def test_a_batch_alone_is_the_mean_over_its_own_labels(trainer_of, tmp_path, sou
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert outputs["logits"].shape == (3, 64, 320)
     assert trainer.compute_loss(trainer.model, stack_rows(rows)).equal(loss)
+    labels = sum(int((row["labels"][1:] != -100).sum()) for row in rows)
+    _, mean = by_hand(trainer.model, base, rows, weights)
+    for averages, processes in ((True, 3), (False, 1)):
+        # gradients are averaged over three processes, whose labels are counted together
+        trainer.args.average_tokens_across_devices = averages
+        given = {"num_items_in_batch": torch.tensor(2 * labels)}
+        alone = trainer.compute_loss(trainer.model, stack_rows(rows), **given)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(trainer.args), "world_size", 3)
+            shared = trainer.compute_loss(trainer.model, stack_rows(rows), **given)
+        divergence = weights[1] * mean / 2
+        assert (shared - alone).item() == pytest.approx((processes - 1) * divergence, abs=1e-6)
 
 
 def test_logits_are_in_fp32_where_all_weights_are_in_half_precision(trainer_of, tmp_path):
