@@ -40,8 +40,9 @@ RUNS = {
     "default": ("not slow and not long", tuple(f"--ignore={folder}" for folder in FIRST)),
     "slow": ("slow", ()),
 }
+# `source` and not `source_pkgs`: a test runs reload.py as a script, whose module has another name
 SETTINGS = """[run]
-source_pkgs = cpt
+source = {root}/cpt
 data_file = {folder}/data
 parallel = true
 concurrency = multiprocessing,thread
@@ -141,7 +142,7 @@ def record(run: str, workers: int) -> Path:
     subprocess.run(["rm", "-rf", folder], check=True)
     folder.mkdir(parents=True)
     settings = folder / "settings"
-    settings.write_text(SETTINGS.format(folder=folder))
+    settings.write_text(SETTINGS.format(root=ROOT, folder=folder))
     markers, paths = RUNS[run]
     markers = " and ".join([markers, *(f"not {name}" for name in NEEDS_MORE)])
     words = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q"]
