@@ -179,7 +179,9 @@ def test_results_of_a_group_are_those_of_its_tasks():
 def test_scores_are_compared_only_on_the_same_questions():
     report = ScoreReport("exam", "f1", 0.5, None, 2)
     two = TaskScore(report, np.array([0.25, 0.5]), ("a", "b"))
-    assert task_difference(two, replace(two, by_question=np.array([0.5, 1.0]))).difference == 0.375
+    found = task_difference(two, replace(two, by_question=np.array([0.5, 1.0])))
+    assert (found.before, found.after, found.difference, found.items) == (0.375, 0.75, 0.375, 2)
+    assert found.negligible == pytest.approx(0.02 * 0.375)
     right = replace(two, by_question=np.array([0.0, 1.0]))
     assert task_transitions(right, right).won == 0
     others = (replace(two, hashes=("a", "c")), replace(two, by_question=None))
