@@ -621,3 +621,16 @@ def test_several_machines_save_in_an_archive_only_if_it_is_a_folder(
     saved = f"It is saved in the archive: copy {archive}/run/checkpoint-5 to {ours.folder}. Fix"
     assert (saved in str(problem.value)) is is_used
     assert [kind for kind, *_ in record_of(ours.folder)] == ["save_failed"] * 3
+
+
+def test_an_error_of_a_save_in_the_background_ends_the_run_at_the_next_one(checkpointer):
+    def fail(weights):
+        raise ValueError("lost")
+
+    ours = checkpointer(in_background=True)
+    ours.save(replace(small(3), check=fail), "full")
+    with pytest.raises(SaveFailed, match="ValueError: lost"):
+        ours.save(small(4), "weights")
+    ours.save(small(5), "full")
+    ours.wait()
+    assert published_in_order(ours) == [5]

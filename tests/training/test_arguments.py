@@ -246,6 +246,12 @@ def test_sizes_that_were_not_compared_with_one_process_or_do_not_divide_are_refu
         check(sharing(parallelism), processes=processes)
 
 
+@pytest.mark.parametrize("size", ["tp_size", "cp_size", "dp_shard_size"])
+def test_two_parts_of_another_kind_than_shared_rows_are_refused(size):
+    with pytest.raises(RecipeError, match=f"{size}` is not supported"):
+        check(sharing({size: 2}), processes=6)
+
+
 @pytest.mark.parametrize(
     ("sections", "named"),
     [
