@@ -154,7 +154,7 @@ def test_twice_as_many_documents_as_questions_are_all_read_and_one_more_is_not(m
 
     monkeypatch.setattr("cpt.evaluation.domain_test.cloze", note)
     for count in (48, 47):
-        domain_test(DOCUMENTS[:count], most=24 if count == 48 else 23)
+        domain_test(DOCUMENTS[:count], max_questions=24 if count == 48 else 23)
     assert read[0] == [one.where for one in DOCUMENTS] and len(set(read[1])) == 46
 
 

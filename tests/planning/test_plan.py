@@ -128,7 +128,7 @@ def test_pages_of_a_plan_are_as_approved(capsys, monkeypatch):
         target = replace(target, peak_flops=1e14, host_source="as given")
         print(f"== {name}")
         price = 2.5 if name in ("one GPU", "FSDP2", "the CPU") else None
-        options = {"measured": None, "price": price, "has_dry_run": False}
+        options = {"measured": None, "price": price}
         print_plan(run, target, mfu=0.4, **options)
     check_approved(capsys.readouterr().out, HERE / "approved_pages.txt")
 
@@ -137,7 +137,7 @@ def test_the_speed_of_a_measured_run_replaces_the_estimate(tmp_path, capsys):
     lines = [{"loss": 3.0, "tokens_per_second": rate} for rate in (10, 2000, 2000, 2000)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + "\n")
     run = planned(needs=GRPO)
-    print_plan(run, H100, mfu=0.4, measured=tmp_path, price=None, has_dry_run=False)
+    print_plan(run, H100, mfu=0.4, measured=tmp_path, price=None)
     page = capsys.readouterr().out
     # 10^9 tokens take 500,000 s
     assert "Speed: 2,000 tokens/s" in page and "5.8 days for 1,000,000,000 tokens" in page

@@ -179,7 +179,8 @@ def test_a_command_ends_at_once_until_its_training_begins(monkeypatch):
     recorded = []
     monkeypatch.setattr(EndAtOnce, "__call__", lambda self, number, frame: ended.append(number))
     signal.signal(signal.SIGTERM, EndAtOnce(os.getpid()))
-    with Preemption(recorded.append) as preemption:
+    with Preemption() as preemption:
+        preemption.record_with(recorded.append)
         for begins in (False, True):
             if begins:
                 preemption.on_train_begin(None, TrainerState(), TrainerControl())
