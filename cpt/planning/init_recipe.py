@@ -83,6 +83,8 @@ LARGEST_BATCH = 524_288
 # Adam's second moment forgets by tokens, not by steps (arXiv 2507.07101): as beta2 0.95 does at LARGEST_BATCH.
 HALF_LIFE_TOKENS = 7_100_000
 SHORTEST_BETA2 = 0.95
+REPEATED_DECAY = 3.0  # 30 times the usual decay (arXiv 2509.14786)
+MEAN_OF_SCHEDULE = 0.55  # of the peak rate
 # Tokens of the documents; our choice, above what was measured.
 FEW_TOKENS = 50_000_000
 TOO_FEW_FOR_FACTS = 10_000_000
@@ -333,6 +335,12 @@ class RecipeChoices:
         """A half-life in tokens, at most a tenth of the run."""
         half_life = min(HALF_LIFE_TOKENS, self.tokens / 10)
         return round(max(SHORTEST_BETA2, 0.5 ** (self.batch_tokens / half_life)), 4)
+
+    @property
+    def shrinking(self) -> float:
+        """The share of a weight without gradients that `REPEATED_DECAY` would remove during the run."""
+        steps = self.tokens / self.batch_tokens
+        return 1 - math.exp(-REPEATED_DECAY * self.learning_rate * MEAN_OF_SCHEDULE * steps)
 
     def tokens_between(self, times: int) -> int:
         return max(self.batch_tokens, self.tokens // times)

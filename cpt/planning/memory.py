@@ -173,8 +173,10 @@ def snapshots_of_run(
     buffers = step.buffers
     saved = (*states, step.earlier_gradients, step.activations)
     casts = casts_in_forward(sizes, setup)
+    another = another_forward(sizes, setup, layer_forward)
     moments: dict[str, tuple[Term, ...]] = {
         "the forward pass ends": (*saved, casts, *loss.before_gradients, *buffers),
+        "another model's forward pass": (*saved, another, *buffers),
         "the loss": (*saved, *loss.with_gradients, *buffers),
         "the head's backward pass": (*saved, *loss.early_gradients, *buffers),
         "the backward pass begins": backward_begins(step),
@@ -567,6 +569,17 @@ def dequantized(sizes: ModelSizes, setup: Setup) -> Iterator[Term]:
         yield Term("a product of 8-bit integers", 4.0 * outputs, "int32")
 
 
+def another_forward(sizes: ModelSizes, setup: Setup, layer_bytes: float) -> Term:
+    """One layer of a frozen model that runs while the trained model's activations are stored."""
+    needs = setup.needs
+    if needs.teacher is not None:
+        teacher_bytes = layer_bytes * needs.teacher.hidden / sizes.hidden
+        return Term("the teacher's forward pass", teacher_bytes, "one layer")
+    # the reference scores completions before the step
+    runs_in_step = needs.reference and not needs.completion
+    return Term("the reference's forward pass", layer_bytes if runs_in_step else 0.0, "one layer")
+
+
 def evaluation_terms(sizes: ModelSizes, setup: Setup, layer_bytes: float) -> tuple[Term, ...]:
     """An evaluation: logits of some positions at a time if the model supports it, else all with an fp32 copy."""
     number_bytes = computed_bytes(setup)
@@ -593,7 +606,7 @@ def sampling_terms(
     sampled = setup.sampled
     terms = [*states_of(sizes, setup)]
     steps = needs.steps_per_generation
-    samples_in_step = steps is not None and steps < setup.accumulation
+    samples_in_step = needs.stage == "gkd" or (steps is not None and steps < setup.accumulation)
     if zero is not None or samples_in_step:  # gradients of the step's other micro-batches
         terms.append(gradients_of(sizes, setup))
     terms += buffers_of(sizes, setup)

@@ -37,6 +37,7 @@ TEACHER = "teacher_model_name_or_path"
 JUDGE = "reward_model"
 MASKED_FORMS = ("preference", "unpaired", "prompt")
 COMPLETION = ("max_completion_length", 512)
+LMBDA = 0.5  # GKDConfig's default: the share of steps with answers sampled by the student
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,8 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
     if completion and not samples_here:
         uncounted.append("the memory of vLLM (`training.vllm_gpu_memory_utilization`)")
 
+    # gkd samples without a cache while layers are recomputed
+    keeps_cache = stage != "gkd" or not training.get("gradient_checkpointing")
     return StageNeeds(
         stage=stage,
         logits=kind.logits,
@@ -235,7 +238,7 @@ def read_stage_needs(recipe: Recipe) -> StageNeeds:
         forward_passes=kind.forward_passes + reference_passes,
         steps_per_generation=training.get("steps_per_generation") if completion else None,
         generation_batch=training.get("generation_batch_size") if completion else None,
-        keeps_cache=not completion or samples_here,
+        keeps_cache=not completion or (samples_here and keeps_cache),
         gathers=bool(training.get("ds3_gather_for_generation", True)),
         uncounted=tuple(uncounted),
     )
@@ -283,6 +286,8 @@ def read_reward_models(recipe: Recipe) -> tuple[list[ModelSizes], list[str]]:
 def read_completion(recipe: Recipe, kind: StageKind) -> int:
     """Tokens that the model may generate after a row."""
     if kind.completion_limit is None:
+        return 0
+    if recipe.stage == "gkd" and not float(recipe.training.get("lmbda", LMBDA)):
         return 0
     key, default = kind.completion_limit
     return int(recipe.training.get(key) or default)

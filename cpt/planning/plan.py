@@ -270,6 +270,8 @@ def format_memory(planned: PlannedRun, target: Target, share: float) -> Iterator
         yield "  An adapter (`model.lora`) needs no reference model; ZeRO-3 shards it over GPUs."
     if plan.peak.name == SAMPLING:
         remedy = "`training.steps_per_generation`, or shorter ones: `max_completion_length`"
+        if needs.stage == "gkd":
+            remedy = "`max_new_tokens`"
         yield f"  Sampling needs the most memory: {setup.sampled} completions at once. Lower {remedy}."
     if needs.uncounted:
         yield f"  Not counted: {'; '.join(needs.uncounted)}."

@@ -151,6 +151,8 @@ class Setup:
         needs = self.needs
         if not needs.completion:
             return 0
+        if needs.stage == "gkd":  # samples each micro-batch separately
+            return self.micro_batch
         if needs.generation_batch is not None:
             return max(1, needs.generation_batch // self.gpus)
         return self.micro_batch * (needs.steps_per_generation or self.accumulation)

@@ -117,7 +117,9 @@ def choice_of(tokenizer_folder, monkeypatch):
             found = choose(facts, base, target, **options)
         except CptError as problem:
             return [f"{type(problem).__name__}: {problem}"]
-        derived = f"beta2 {found.beta2}, strong {found.is_strong_shift}"
+        derived = (
+            f"beta2 {found.beta2}, shrinking {found.shrinking:.4g}, strong {found.is_strong_shift}"
+        )
         between = [found.tokens_between(times) for times in (5, 10**9)]
         return [
             *(f"{key}: {value}" for key, value in asdict(found).items()),

@@ -12,6 +12,7 @@ from cpt.errors import RecipeError
 from cpt.models.config import config_from
 from cpt.planning.model_sizes import (
     KINDS,
+    LMBDA,
     SCORE,
     StageNeeds,
     read_stage_needs,
@@ -44,6 +45,7 @@ def test_defaults_are_those_of_the_config_class(stage):
         kind.completion_limit is None
         or defaults[kind.completion_limit[0]] == kind.completion_limit[1]
     )
+    assert stage != "gkd" or defaults["lmbda"] == LMBDA
 
 
 @pytest.mark.parametrize(
