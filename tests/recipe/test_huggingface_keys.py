@@ -87,11 +87,11 @@ def test_a_class_that_yaml_cannot_express_is_left_to_its_owner():
 
 
 def test_the_columns_of_a_users_stage_may_be_imported_by_it(here):
-    (here / "own_lab_parts.py").write_text('COLUMNS = ["prompt", "chosen", "rejected"]\n')
-    (here / "own_lab.py").write_text(
-        "from own_lab_parts import COLUMNS\nCONFIG = dict\nbuild_trainer = print\n"
+    (here / "columns_of_lab.py").write_text('COLUMNS = ["prompt", "chosen", "rejected"]\n')
+    (here / "my_lab.py").write_text(
+        "from columns_of_lab import COLUMNS\nCONFIG = dict\nbuild_trainer = print\n"
     )
-    assert columns_of_stage("own_lab") == ("prompt", "chosen", "rejected")
+    assert columns_of_stage("my_lab") == ("prompt", "chosen", "rejected")
 
 
 @pytest.mark.parametrize("stage", ["hidden_lab", "nowhere_lab.stage"])
