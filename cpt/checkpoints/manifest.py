@@ -199,6 +199,7 @@ def lacking_state(names: Collection[str], world_size: int | None = None) -> list
             name = file_of_part(rank, world_size)
             if name not in of_fsdp:
                 lacking.append(name)
+    # `latest` is written by DeepSpeed, and names the folder of its states
     if "latest" not in names and "optimizer.pt" not in names and not of_fsdp:
         lacking.append("optimizer.pt")
     if "latest" in names and world_size is not None and len(of_zero) < world_size:

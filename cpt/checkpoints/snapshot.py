@@ -101,6 +101,7 @@ class HostCopies:
             )
         if any(tensor.device.type != "cpu" for tensor in tensors_in(state)):
             torch.accelerator.current_stream().synchronize()
+        # deepcopy takes the copies from its memo, and adds to it
         return copy.deepcopy(state, dict(copied))
 
     def release(self) -> None:

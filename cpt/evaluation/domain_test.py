@@ -287,7 +287,7 @@ def nats_per_byte(
     scores = torch.zeros(len(candidates), dtype=torch.float64, device=device)
     inner = model.module if isinstance(model, DistributedDataParallel) else model
     with evaluation_mode(model):
-        for indexes, counts in batches(len(candidates), batch_size):
+        for indexes, are_counted in batches(len(candidates), batch_size):
             numbers = [by_length[index] for index in indexes]
             batch = [candidates[number] for number in numbers]
             ids = [torch.tensor(text.ids) for text in batch]
@@ -297,7 +297,7 @@ def nats_per_byte(
             targets = pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device)
             logits = inner(input_ids=input_ids, use_cache=False).logits  # (B, T, V)
             nats, _, _ = score_tokens(logits, targets)
-            if counts:
+            if are_counted:
                 num_bytes = torch.tensor([text.num_bytes for text in batch], device=device)
                 scores[torch.tensor(numbers, device=device)] = nats.sum(1) / num_bytes
     sum_over_processes(scores)

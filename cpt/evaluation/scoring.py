@@ -85,7 +85,7 @@ def scored_batches(
     if held_out_set.rows[0]["input_ids"].dim() == 2:  # `packing: token_budget`: a row is a batch
         batch_size = 1
     with evaluation_mode(model), fused_scores(model) as fused:
-        for numbers, counts in batches(len(held_out_set.rows), batch_size):
+        for numbers, are_counted in batches(len(held_out_set.rows), batch_size):
             on_host = stack_rows([held_out_set.rows[number] for number in numbers])
             batch = {key: without_waiting(values, device) for key, values in on_host.items()}
             labels = batch.pop("labels")
@@ -97,7 +97,7 @@ def scored_batches(
                 # With a cache or a mask, transformers would ignore the restarts of positions; packed rows have
                 # no mask.
                 scores = score_tokens(inner(**batch, use_cache=False).logits, labels)
-            if counts:
+            if are_counted:
                 yield ScoredBatch(numbers, on_host["position_ids"], *scores)
             if after_batch is not None:
                 after_batch()

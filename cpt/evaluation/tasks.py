@@ -336,7 +336,7 @@ def run_function(
             value=mean,
             interval=interval,
             questions=num_questions,
-            higher_is_better=not any(word in metric for word in LOWER_IS_BETTER),
+            higher_is_better=not any(word in str(metric) for word in LOWER_IS_BETTER),
         )
         by_question = values if has_questions else None
         scores.append(TaskScore(report, by_question, tuple(map(str, range(num_questions)))))

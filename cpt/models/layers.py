@@ -149,9 +149,9 @@ def set_up_checkpoints(
     """Write the options of torch's checkpoints into the arguments; wrap what the Trainer enables them with."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     # bitsandbytes hides the inputs of 8-bit layers from torch: a checkpoint only frees them if it is reentrant.
-    hides_inputs = "is_loaded_in_8bit" in vars(base) and not recomputing.selective
+    needs_reentrant = "is_loaded_in_8bit" in vars(base) and not recomputing.selective
     # Set in any case: torch's default is still the reentrant one.
-    options = {"use_reentrant": hides_inputs, **recomputing.of_torch}
+    options = {"use_reentrant": needs_reentrant, **recomputing.of_torch}
     if recomputing.every_n_layers > 1:
         options["every_n_layers"] = recomputing.every_n_layers
     for name in CHECKPOINTING:

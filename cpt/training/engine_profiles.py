@@ -413,7 +413,7 @@ def check_fsdp(recipe: Recipe, *, on_this_machine: bool = True) -> list[str]:
         if training.get("fsdp_config") and on_this_machine:
             return [f"{CONFIG} needs `training.fsdp: true`. Add that, or remove it."]
         return []
-    wrong = [*wrong_keys(training), *wrong_company(recipe)]
+    wrong = [*wrong_keys(training), *refused_with_fsdp(recipe)]
     offloads_weights = fsdp_config(training).get("cpu_offload") and not training.get("bf16")
     if on_this_machine and offloads_weights and not torch.accelerator.is_available():
         wrong.append(f"{CONFIG}: `cpu_offload` needs a GPU. Remove it.")
@@ -446,7 +446,8 @@ def wrong_keys(training: Mapping[str, Any]) -> Iterator[str]:
         yield f"{CONFIG}: `min_num_params` and `auto_wrap_policy: SIZE_BASED_WRAP`: set both, or neither."
 
 
-def wrong_company(recipe: Recipe) -> Iterator[str]:
+def refused_with_fsdp(recipe: Recipe) -> Iterator[str]:
+    """Yield what the recipe asks for that FSDP cannot do, each with its remedy."""
     training = recipe.training
     name = recipe.optimizer.name
     if facts_of(name).needs_whole_parameters:

@@ -414,7 +414,7 @@ class CPTTrainer(Trainer):
             super()._run_epoch(**options, resume_from_checkpoint=None)
             return
         except RuntimeError as problem:
-            needed = restart_after(
+            needed = restart_after(  # raises other errors
                 problem,
                 self.recipe,
                 self.args,

@@ -280,7 +280,7 @@ def board(model, tokenizer, *, questions: int = 24, kind: str = "list"):
     }
     if kind in scores:
         return {"even": scores[kind], "loss": 2.5}
-    return {"no scores": {}, "no names": [1.0, 0.0]}.get(kind)
+    return {"no scores": {}, "no names": [1.0, 0.0], "numbered": {5: 0.5}}.get(kind)
 
 
 def choice_of(**options):
@@ -306,6 +306,8 @@ def test_a_function_scores_models_which_are_compared_question_by_question(tokeni
     assert (
         loss.by_question is None and not loss.report.higher_is_better and loss.report.value == 2.5
     )
+    (numbered,) = run_tasks(random_llama(1), tokenizer, choice_of(questions=12, kind="numbered"))
+    assert (numbered.report.metric, numbered.report.higher_is_better) == ("5", True)
     (number, _) = run_tasks(random_llama(1), tokenizer, choice_of(questions=12, kind="number"))
     assert number.report.value == after.report.value and task_difference(number, number) is None
 

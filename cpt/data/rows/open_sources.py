@@ -83,7 +83,7 @@ def check_source(data: Data, source: DocumentSource, key: str, ask_hub: bool) ->
         files = files[:1]
         source = source.model_copy(update={"max_documents": 1})
     for number, file in enumerate(files):
-        if number >= FILES_OPENED and file.size:
+        if number >= FILES_OPENED and file.size:  # opening an empty one is cheap
             continue
         try:
             first = next(read_piece(source, Piece(file.name), key), None)
