@@ -129,8 +129,8 @@ def write_tensors(
     compute: Callable[[str], torch.Tensor],
     max_shard_size: int | str = LARGEST_FILE,
 ) -> None:
-    """Compute each tensor once and write all as safetensors, in shards of LARGEST_FILE, like transformers; `shapes`
-    has the (shape, dtype) of the results."""
+    """Compute each tensor once and write all as safetensors, in shards of at most `max_shard_size`, like
+    transformers; `shapes` has the (shape, dtype) of the results."""
     planned = {}
     for name, (shape, dtype) in shapes.items():
         planned[name] = torch.empty(shape, dtype=dtype, device="meta")

@@ -94,11 +94,11 @@ class HostCopies:
         memory_of_copies = set(map(memory_of, self.in_use.values()))
         copied: dict[int, torch.Tensor] = {}
         for tensor in tensors_in(state):
-            copied[id(tensor)] = (
-                self._copy_of(tensor)
-                if memory_of(tensor) not in memory_of_copies and changing(tensor)
-                else tensor
-            )
+            is_copy = memory_of(tensor) in memory_of_copies
+            if is_copy or not changing(tensor):
+                copied[id(tensor)] = tensor
+            else:
+                copied[id(tensor)] = self._copy_of(tensor)
         if any(tensor.device.type != "cpu" for tensor in tensors_in(state)):
             torch.accelerator.current_stream().synchronize()
         # deepcopy takes the copies from its memo, and adds to it

@@ -643,7 +643,7 @@ def not_measured(
 ) -> dict[str, str]:
     """Measurement that was not run -> reason, with the command to run it."""
     against = "" if recipe.model.from_scratch else f" --against {recipe.model.path}"
-    evaluate = f"cpt evaluate {folder}{against}"
+    evaluation_command = f"cpt evaluate {folder}{against}"
     missing: dict[str, str] = {}
     if gives_scores(examples):
         return missing
@@ -664,18 +664,18 @@ def not_measured(
     added_names -= {of_set.name for of_set in examples}
     if sets and added_names:
         missing[f"change of {', '.join(sorted(added_names))}"] = (
-            f"added during the run: no result before it. {evaluate}"
+            f"added during the run: no result before it. {evaluation_command}"
         )
     unpaired = ", ".join(of_set.name for of_set in sets if of_set.difference is None)
     if unpaired:
         missing[f"intervals of {unpaired}"] = (
-            f"losses per document are missing, or there is one document. {evaluate}"
+            f"losses per document are missing, or there is one document. {evaluation_command}"
         )
     if (sets or not examples) and (evaluation is None or not evaluation.domain_test):
-        missing["domain test"] = f"not requested: {evaluate} --domain-test SET"
+        missing["domain test"] = f"not requested: {evaluation_command} --domain-test SET"
     if evaluation is None or not evaluation.tasks:
         missing["benchmarks"] = (
-            f"not requested (`evaluation.tasks`): {evaluate} --task hellaswag --task mmlu"
+            f"not requested (`evaluation.tasks`): {evaluation_command} --task hellaswag --task mmlu"
         )
     return missing
 

@@ -72,7 +72,7 @@ def robust(
 
 
 def ranked(values: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
-    """Select each row's value of rank `place`, [rows, 1]; torch's median would wait for the device."""
+    """Select each row's value of its `rank`, [rows, 1]; torch's median would wait for the device."""
     return values.sort(dim=1).values.gather(1, rank)
 
 

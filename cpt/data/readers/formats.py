@@ -196,7 +196,8 @@ def read_json_lines(piece: Piece, source: DocumentSource) -> Iterator[Document |
             text = None if column is None else orjson.loads(line)[column]
         except (orjson.JSONDecodeError, KeyError, TypeError):
             text = None
-        # orjson takes the last of repeated keys, which has all bytes of the text behind it.
+        # orjson takes the last of repeated keys: then the key occurs twice before the text, which has at least as many
+        # bytes as characters.
         if type(text) is str and "\0" not in text and line[: -len(text) - 1].count(key) < 2:
             yield Document(text, origin, number)
         elif line.strip():

@@ -116,28 +116,36 @@ class TokenizedSource:
         `verified`: compare it with its digest, once per process, and make a damaged shard again.
         """
         folder = self.shard_folder(number)
-        is_made_again = False
-        for _ in range(TRIES):
-            with suppress(DataError):
-                files = TokenFiles(folder)
-                if not self.work.accepts(files.description):
-                    rmtree(folder, ignore_errors=True)
-                elif not verified or (number, files.written) in self._verified or files.is_intact():
-                    break
+        files = self.stored_files(number, folder, verified=verified)
+        is_made_now = files is None
+        tries = 0
+        while files is None:
+            if tries == TRIES:
+                raise DataError(
+                    f"{folder}: data written there reads back differently. Check the disk, or set CPT_CACHE to another"
+                    " disk."
+                )
+            tries += 1
             shard = self.plan.shards[number]
             self.proven_work(shard, folder.name, self.stored.at_other_place(shard))
             self.check_files(number)
-            is_made_again = True
-        else:
-            raise DataError(
-                f"{folder}: data written there reads back differently. Check the disk, or set CPT_CACHE to another"
-                " disk."
-            )
-        if is_made_again:
+            files = self.stored_files(number, folder, verified=verified)
+        if is_made_now:
             self.refuse_other_digest(folder, files.description.digest)
         if verified:
             self._verified.add((number, files.written))
         return files
+
+    def stored_files(self, number: int, folder: Path, *, verified: bool) -> TokenFiles | None:
+        """A shard's stored files; None if they are missing, made in another way, or (`verified`) damaged."""
+        with suppress(DataError):
+            files = TokenFiles(folder)
+            if not self.work.accepts(files.description):
+                rmtree(folder, ignore_errors=True)
+                return None
+            if not verified or (number, files.written) in self._verified or files.is_intact():
+                return files
+        return None
 
     def refuse_other_digest(self, folder: Path, digest: str) -> None:
         """Reject a shard that was made again and differs from the one that the source was described with."""
