@@ -1,4 +1,4 @@
-"""End `cpt train` on a signal until its first step: at once, with one sentence, as nothing is to be saved.
+"""End `cpt train` on a signal outside of its training: at once, with one sentence, as nothing is to be saved.
 
 An exception would not do: libraries catch it, or report it as an error of theirs. Imports nothing of cpt, so that it
 holds while the other modules are imported.

@@ -159,7 +159,7 @@ def train(
             ready(trainer)
         with saved_on_errors(trainer):
             train_from(trainer, point)
-        preemption.raise_if_stopped(run.status().get("checkpoint"))
+        preemption.end_training(run.status().get("checkpoint"))
         end.restart_at_end()
         if is_main_process() and (data.held_out or recipe.evaluation.tasks):
             # The run's own measurements; `print_verdict` adds the rest.

@@ -39,18 +39,17 @@ class Preemption(TrainerCallback):
     """Handles SIGTERM, SIGINT, SIGUSR1 and SIGHUP in its context; as a callback it stops the training after a save.
 
     A signal to one process is enough. All processes agree on it, over gloo and not over the GPUs, at the end of a step
-    or after an evaluation batch; the next start repeats that evaluation. Before and after training the signal raises
-    Interrupted immediately, as there is nothing to save. Before it, a command ends immediately instead, as libraries
-    may catch the error. A second SIGINT, at least a second later, ends the process immediately. A lost launcher counts
-    as a signal too: torchrun leaves its processes running when SIGUSR1 kills it. A SIGHUP that was ignored from the
-    start (nohup) stays ignored.
+    or after an evaluation batch; the next start repeats that evaluation. Before and after training there is nothing to
+    save: a command ends immediately, and elsewhere Interrupted is raised, which libraries may catch or report as an
+    error of theirs. A second SIGINT, at least a second later, ends the process immediately. A lost launcher counts as a
+    signal too: torchrun leaves its processes running when SIGUSR1 kills it. A SIGHUP that was ignored from the start
+    (nohup) stays ignored.
 
     A thread reads the signals from a pipe: Python's own handlers wait for the main thread, which may hang in a call.
     """
 
     def __init__(self) -> None:
         self.record_end: Callable[[Interrupted], None] = lambda problem: None
-        self.is_building = True  # before the training
         self.received: int = 0  # number of the first signal that this process got
         self.stopped_by: str | None = None  # the signal that stopped the training on all processes
         self.is_training = False
@@ -98,13 +97,15 @@ class Preemption(TrainerCallback):
 
     def at_signal(self, number: int, frame: FrameType | None) -> None:
         """Called by Python in the main thread; the watching thread records the signal."""
+        if self.is_training:
+            self.received = self.received or number
         if self.is_training or self.stopped_by is not None:
             return
         problem = Interrupted(
             f"{signal.Signals(number).name} arrived outside of training. {same_command()} continues."
         )
         command = self.previous[number]
-        if self.is_building and isinstance(command, EndAtOnce):
+        if isinstance(command, EndAtOnce):
             self.record_end(problem)
             command(number, frame)
         raise problem
@@ -146,7 +147,6 @@ class Preemption(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        self.is_building = False
         self.is_training = True
         if world_size() > 1 and self.group is None:
             self.group = dist.new_group(backend="gloo")
@@ -170,11 +170,6 @@ class Preemption(TrainerCallback):
         if self.stopped_by is not None:
             raise Interrupted(f"stopped by {self.stopped_by} in an evaluation")
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        self.is_training = False
-
     def is_told_to_stop(self, pace: Pace) -> bool:
         """Whether any process got a signal; equal on all processes."""
         pace.calls += 1
@@ -195,8 +190,11 @@ class Preemption(TrainerCallback):
             self.stopped_by = signal.Signals(number).name
         return bool(number)
 
-    def raise_if_stopped(self, checkpoint: str | None) -> None:
-        """Raise Interrupted if the training was stopped; `checkpoint` is the name of the newest one."""
+    def end_training(self, checkpoint: str | None) -> None:
+        """Call it when the last save is written. Raises Interrupted if a signal came; `checkpoint` is the newest."""
+        self.is_training = False
+        if self.received and self.stopped_by is None:
+            self.stopped_by = signal.Signals(self.received).name
         if self.stopped_by is not None:
             saved = f"nothing is saved yet. {same_command()} starts from the beginning"
             if checkpoint:

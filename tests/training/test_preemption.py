@@ -87,7 +87,7 @@ def test_in_another_thread_than_the_main_one_signals_are_left_alone():
     def run():
         with Preemption() as preemption:
             seen.append(signal.getsignal(signal.SIGTERM))
-            preemption.raise_if_stopped(None)
+            preemption.end_training(None)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -113,19 +113,24 @@ def test_a_signal_stops_the_training_after_a_save_and_names_it(training):
     control = TrainerControl(should_evaluate=True)
     training.on_step_end(None, TrainerState(), control)
     assert (control.should_save, control.should_evaluate) == (False, True)
-    training.raise_if_stopped("checkpoint-3")
     os.kill(os.getpid(), signal.SIGUSR1)
     wait_until(lambda: training.received)
     training.on_step_end(None, TrainerState(), control)
     assert control.should_save and control.should_training_stop and not control.should_evaluate
     with pytest.raises(Interrupted, match=r"^stopped by SIGUSR1: checkpoint-3 is saved\."):
-        training.raise_if_stopped("checkpoint-3")
+        training.end_training("checkpoint-3")
     with pytest.raises(Interrupted, match=r"^stopped by SIGUSR1: nothing is saved yet\."):
-        training.raise_if_stopped(None)
+        training.end_training(None)
+
+
+def test_a_signal_while_the_last_save_is_written_waits_for_it(training):
+    signal.raise_signal(signal.SIGUSR1)
+    with pytest.raises(Interrupted, match=r"^stopped by SIGUSR1: checkpoint-8 is saved\."):
+        training.end_training("checkpoint-8")
 
 
 def test_after_the_training_a_signal_is_an_error_at_once(training):
-    training.on_train_end(None, TrainerState(), TrainerControl())
+    training.end_training("checkpoint-3")
     with pytest.raises(Interrupted, match="SIGUSR1 arrived outside of training"):
         signal.raise_signal(signal.SIGUSR1)
     training.on_prediction_step(None, TrainerState(), TrainerControl())
@@ -174,7 +179,7 @@ def test_the_descriptor_that_signals_woke_before_is_restored():
         os.close(writing)
 
 
-def test_a_command_ends_at_once_until_its_training_begins(monkeypatch):
+def test_a_command_ends_at_once_before_and_after_its_training(monkeypatch):
     ended = []
     recorded = []
     monkeypatch.setattr(EndAtOnce, "__call__", lambda self, number, frame: ended.append(number))
@@ -184,10 +189,10 @@ def test_a_command_ends_at_once_until_its_training_begins(monkeypatch):
         for begins in (False, True):
             if begins:
                 preemption.on_train_begin(None, TrainerState(), TrainerControl())
-                preemption.on_train_end(None, TrainerState(), TrainerControl())
+                preemption.end_training(None)
             with pytest.raises(Interrupted, match="SIGTERM arrived outside of training"):
                 preemption.at_signal(signal.SIGTERM, None)
-        assert ended == [signal.SIGTERM] and len(recorded) == 1
+        assert ended == [signal.SIGTERM] * 2 and len(recorded) == 2
         preemption.is_training = True
         preemption.at_signal(signal.SIGTERM, None)
         preemption.is_training, preemption.stopped_by = False, "SIGTERM"
