@@ -33,7 +33,7 @@ QUICK := 'not heavy and not slow and not long and not quantized and not cluster 
 CORE := --ignore=tests/contrib
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 
-.PHONY: help setup demo test test-contrib test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-newest test-upstream matrix test-gpu test-network lint format check docs notebooks docs-links bench-data bench-peers bench-vocabulary bench-plan bench-gpu bench-packing bench-step bench-guards bench-comparing bench-documents bench-verdict bench-verifying bench-importing bench-saving bench-faults bench-rewarming bench-replay bench-optimizers bench-scale train-prototype train-production
+.PHONY: help setup demo test test-contrib test-quick coverage mutations test-slow test-long test-quantized test-cluster test-oldest test-newest test-upstream matrix test-gpu test-network lint format check docs notebooks docs-links bench-data bench-peers bench-plan bench-gpu bench-packing bench-step bench-guards bench-documents bench-verdict bench-importing bench-saving bench-replay bench-optimizers train-prototype train-production
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,9 +146,6 @@ bench-data: bench-peers ## compare the data layer with run_clm, TRL, datatrove a
 bench-peers: $(INSTALLED) ## environments for the peers that the benchmark runs, in CPT_BENCH_ENVS or ~/.cache/cpt-bench
 	$(BIN)/python -m benchmarks.data.environments
 
-bench-vocabulary: $(INSTALLED) ## extend the demo's vocabulary for code and evaluate it: 10 minutes on 2 cores
-	$(BIN)/python -m benchmarks.vocabulary $(ARGS)
-
 bench-plan: $(INSTALLED) ## compare `cpt plan` with a dry run of the whole step: 5 minutes
 	$(BIN)/python -m benchmarks.plan $(ARGS)
 
@@ -165,9 +162,6 @@ bench-step: $(INSTALLED) ## the host's part of a step, compared with a bare loop
 bench-guards: $(INSTALLED) ## what guards and flags cost in a step: 5 minutes on 2 cores
 	$(BIN)/python -m benchmarks.guards $(ARGS)
 
-bench-comparing: $(INSTALLED) ## `cpt compare` of 20 runs of 100,000 logged steps: 3 minutes on 4 cores
-	$(BIN)/python -m benchmarks.comparing $(ARGS)
-
 # DOCUMENTS holds these Debian packages: for name in postgresql-doc-15 python3.11-doc debian-policy installation-guide-amd64; do
 #   apt-get download $name && dpkg -x ${name}_*.deb FOLDER; done
 bench-documents: $(INSTALLED) ## what `cpt data ingest` keeps of real documents: 2 minutes on a core; make bench-documents DOCUMENTS=FOLDER
@@ -180,27 +174,14 @@ bench-importing: $(INSTALLED) ## `cpt import` on every example config of other t
 bench-saving: $(INSTALLED) ## saving compared with the Trainer's, and how long training stalls: 10 minutes on 4 cores
 	$(BIN)/python -m benchmarks.saving $(ARGS)
 
-bench-faults: $(INSTALLED) ## inject every fault into real runs, 200 kills among them: hours on 4 cores
-	$(BIN)/python -m benchmarks.faults $(ARGS)
-
 bench-verdict: $(INSTALLED) ## how often a verdict misleads, in simulated held-out sets: 20 minutes on 2 cores
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.verdict $(ARGS)
-
-bench-verifying: $(INSTALLED) ## verifying a checkpoint compared with reading its files: 2 minutes
-	$(BIN)/python -m benchmarks.verifying $(ARGS)
 
 bench-replay: $(INSTALLED) ## replay that the base writes, compared with none and public text: 45 minutes on a core
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.replay $(ARGS)
 
 bench-optimizers: $(INSTALLED) ## 8-bit moments and rounding compared with fp32 weights: 10 minutes on a core
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.optimizers $(ARGS)
-
-bench-rewarming: $(INSTALLED) ## continue with and without re-warming and replay, or train from scratch: an hour on a CPU
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.rewarming $(ARGS)
-
-bench-scale: $(INSTALLED) ## what the data's index costs at 2e9 to 2e12 tokens: 15 minutes on a core
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m benchmarks.scale $(ARGS)
-	$(BIN)/python -m benchmarks.scale.page
 
 train-prototype: $(INSTALLED) ## continue Nemotron 8B on one 24 GB GPU
 	$(BIN)/accelerate launch --config_file launch/one_gpu.yaml cpt/train.py recipes/prototype_rtx4090.yaml $(ARGS)

@@ -27,12 +27,15 @@ class Corpus:
     num_bytes: dict[tuple[Kind, Part], int]
 
 
-def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
+def build_corpus(
+    folder: Path, library: Path | None = None, *, has_reference: bool = True
+) -> Corpus:
     """Write `<domain|general>/<train|held_out>.jsonl` under `folder`; a file of the library is on one side as a whole,
     its docstrings too.
 
     Args:
         library: the folder to read; by default this Python's standard library.
+        has_reference: whether the general text has the language reference, too.
     """
     library = library or Path(sysconfig.get_path("stdlib"))
     documents: dict[tuple[Kind, Part], list[str]] = {
@@ -41,7 +44,9 @@ def build_corpus(folder: Path, library: Path | None = None) -> Corpus:
     seen: set[str] = set()
     for name, kind, passages in read_library(library):
         part: Part = "held_out" if is_held_out(name) else "train"
-        documents[kind, part] += join_passages(first_occurrences(passages, seen))
+        new_passages = join_passages(first_occurrences(passages, seen))
+        if has_reference or not name.startswith("topic "):
+            documents[kind, part] += new_passages
     files = {}
     for (kind, part), texts in documents.items():
         path = files[kind, part] = folder / kind / f"{part}.jsonl"

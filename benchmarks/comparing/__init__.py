@@ -1,1 +1,0 @@
-"""How long it takes to compare many long runs."""

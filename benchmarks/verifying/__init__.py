@@ -1,1 +1,0 @@
-"""Verifying a checkpoint compared with reading it."""
