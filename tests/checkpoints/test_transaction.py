@@ -1,5 +1,6 @@
 """A checkpoint is there whole or not at all, whatever happens while it is written."""
 
+import errno
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,16 @@ def test_a_state_is_hashed_as_it_is_written(tmp_path, numbers):
     )
     read = torch.load(tmp_path / "below" / "optimizer.pt", weights_only=True)
     assert torch.equal(read["m"], state["m"]) and read["step"] == 3
+
+
+def test_a_file_that_the_disk_does_not_take_is_no_part_of_a_checkpoint(tmp_path, monkeypatch):
+    def fails(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(transaction, "make_durable", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        hash_durably(tmp_path / "model.safetensors")
 
 
 def test_a_checkpoint_is_all_that_it_was_given_and_its_manifest_lists_it(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from cpt.cli import main
 from cpt.data.readers.account import MOST_CONTENT, Losses
-from cpt.data.readers.documents import LONGEST_CONTENT, BadRow, Origin, content_fields
+from cpt.data.readers.documents import LONGEST_CONTENT, BadRow, Origin, content_fields, row_as_json
 
 
 def table(path, rows):
@@ -64,3 +64,8 @@ def test_many_bad_rows_do_not_fill_the_memory():
         losses.drop_row(BadRow("null", "", Origin("a", "row"), number, content=b"x" * 10**5), "key")
     kept = [row for row in losses.bad_rows if "content" in row]
     assert len(losses.bad_rows) == 100 and len(kept) * 10**5 <= MOST_CONTENT
+
+
+def test_a_row_whose_keys_json_does_not_know_keeps_its_other_fields():
+    row = {("a", 1): "left", b"b": 2, "text": None, 3: {"x", "y"} - {"y"}}
+    assert json.loads(row_as_json(row)) == {"text": None, "3": "{'x'}"}

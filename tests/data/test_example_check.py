@@ -122,6 +122,12 @@ def test_turns_without_an_end_are_found(inspect, talking):
     assert inspect("conversation", good(2), talking(unended)) == {check.NO_END: [1, 2]}
 
 
+def test_an_example_whose_only_learned_token_is_beyond_the_row_is_found(inspect, talking):
+    rows = [talk("q" * 110, "b"), talk("q", "b")]
+    faults = inspect("conversation", rows, talking(ENDLESS))
+    assert faults == {NOTHING_LEARNED: [1], check.NO_END: [1, 2]}
+
+
 def test_an_example_of_which_nothing_is_learned_is_found(inspect, talking):
     nothing = ENDLESS.replace("{% generation %}{{ m.content }}", "{{ m.content }}{% generation %}")
     asked_last = [talk("a", "b", "c"), *good(1)]

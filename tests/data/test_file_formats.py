@@ -240,6 +240,14 @@ def test_a_bad_parquet_row_has_its_number(tmp_path, bad, column, where, detail):
     assert found.where == f"{tmp_path}/a.parquet{where}" and detail in found.detail
 
 
+def test_a_bad_row_of_a_later_batch_and_row_group_has_its_number(tmp_path, bad, monkeypatch):
+    monkeypatch.setattr(formats, "BATCH", 3)
+    texts = ["one", "two", "three", "four", "five", "six", "seven", None]
+    for size in (8, 5, 2):
+        path = write(tmp_path / f"{size}.parquet", texts, row_group_size=size)
+        assert bad(path).where == f"{path}: row 8"
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_a_text_of_a_table_that_is_not_utf8_is_one_bad_row(tmp_path, read, kind):
     binary = pa.array([b"one", b"caf\xe9", b"three", None], pa.binary())

@@ -7,7 +7,7 @@ import pytest
 
 from cpt.data.readers import shared_lines
 from cpt.data.readers.filters import drop_lines
-from cpt.data.readers.shared_lines import SharedLines, shared_line_warnings
+from cpt.data.readers.shared_lines import SharedLines, sample_lines, shared_line_warnings
 from cpt.recipe.schema import Data, Source
 
 MENU = "- Home\n- About\n- Download now"
@@ -134,3 +134,13 @@ def test_the_system_prompt_of_chats_is_no_menu(rows_file):
     rows = [{"messages": [system, {"role": "user", "content": prose(n)}]} for n in range(40)]
     source = rows_file("chats", rows, chat="messages")
     assert shared_line_warnings(Data(sources=[source])) == []
+
+
+def test_a_sample_ends_at_its_size_and_keeps_what_it_has_read(tmp_path, monkeypatch):
+    for name in ("a", "b", "c"):
+        rows = "".join(json.dumps({"text": f"{name} {page}"}) + "\n" for page in PAGES)
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    source = Source(path=str(tmp_path))
+    assert sample_lines(Data(sources=[source]), source, "k").documents == 3 * len(PAGES)
+    monkeypatch.setattr(shared_lines, "SAMPLE_CHARACTERS", 10)
+    assert sample_lines(Data(sources=[source]), source, "k").documents == len(PAGES)

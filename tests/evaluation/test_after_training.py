@@ -18,6 +18,8 @@ from tiny_checkpoints import random_llama, save_adapter
 from transformers import AutoTokenizer, LlamaForCausalLM
 from xxhash import xxh3_64_intdigest
 
+from cpt.errors import DataError
+from cpt.evaluation import evaluate
 from cpt.evaluation.evaluate import (
     EvaluationResult,
     complete_verdict,
@@ -294,3 +296,17 @@ def test_what_cannot_be_measured_leaves_the_rest_and_says_how_to_repeat_it(run, 
     reasons = {one.what: one.why for one in verdict.not_run}
     assert f"cpt verdict {finished.folder}" in reasons["domain test and benchmarks"]
     assert verdict.contamination is not None and verdict.is_complete
+
+
+def test_a_search_that_fails_is_named_with_the_command_to_repeat_it(run, monkeypatch):
+    def fails(*_):
+        raise DataError("data.sources[0]: the file is gone")
+
+    finished = run()
+    monkeypatch.setattr(evaluate, "search_after_training", fails)
+    monkeypatch.setattr(evaluate, "evaluate_after_training", lambda *_, **options: (None, [], []))
+    verdict = complete_verdict(finished)
+    again = f"cpt contamination {finished.folder / 'recipe.yaml'}"
+    (missing,) = [lost for lost in verdict.not_run if lost.what == "contamination"]
+    assert missing.why == f"data.sources[0]: the file is gone. Again: {again}"
+    assert verdict.contamination is None

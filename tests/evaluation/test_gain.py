@@ -178,7 +178,8 @@ PHRASES_OF = "of the gain is in phrases of 8 or more words that training documen
     ("lines", "phrases", "expected"),
     [
         (0.1, 0.1, []),
-        (0.25, 0.1, [f"25 % {LINES_OF}"]),
+        (0.15, 0.1, [f"15 % {LINES_OF}"]),
+        (0.1, 0.15, [f"15 % {PHRASES_OF}"]),
         (0.1, 0.5, [f"50 % {PHRASES_OF}"]),
         (1.5, 0.6, [f"100 % {LINES_OF}", f"60 % {PHRASES_OF}"]),
     ],

@@ -149,6 +149,16 @@ def test_an_adapter_is_merged_and_each_step_is_reported(base_folder, tmp_path):
     )
 
 
+def test_an_adapter_of_a_kind_that_cannot_be_merged_is_refused(adapter_folder, tmp_path):
+    folder = tmp_path / "prompt"
+    shutil.copytree(adapter_folder, folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["peft_type"] = "PROMPT_TUNING"
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="an adapter of PROMPT_TUNING cannot be merged"):
+        whole(folder, tmp_path / "out")
+
+
 def save_scaled(folder, adapter, base, factor):
     """The adapter times a factor, for another base."""
     shutil.copytree(adapter, folder)
