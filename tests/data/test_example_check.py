@@ -123,9 +123,9 @@ def test_turns_without_an_end_are_found(inspect, talking):
 
 
 def test_an_example_whose_only_learned_token_is_beyond_the_row_is_found(inspect, talking):
-    rows = [talk("q" * 110, "b"), talk("q", "b")]
+    rows = [talk("q" * 110, ""), talk("q", "")]  # the end of the conversation is learned
     faults = inspect("conversation", rows, talking(ENDLESS))
-    assert faults == {NOTHING_LEARNED: [1], check.NO_END: [1, 2]}
+    assert faults == {check.EMPTY: [1, 2], NOTHING_LEARNED: [1]}
 
 
 def test_an_example_of_which_nothing_is_learned_is_found(inspect, talking):
