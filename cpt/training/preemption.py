@@ -41,9 +41,9 @@ class Preemption(TrainerCallback):
     A signal to one process is enough. All processes agree on it, over gloo and not over the GPUs, at the end of a step
     or after an evaluation batch; the next start repeats that evaluation. Before and after training there is nothing to
     save: a command ends immediately, and elsewhere Interrupted is raised, which libraries may catch or report as an
-    error of theirs. A second SIGINT, at least a second later, ends the process immediately. A lost launcher counts as a
-    signal too: torchrun leaves its processes running when SIGUSR1 kills it. A SIGHUP that was ignored from the start
-    (nohup) stays ignored.
+    error of theirs. A second SIGINT, at least a second later, ends the process immediately. A lost launcher counts as
+    a signal too: torchrun leaves its processes running when SIGUSR1 kills it. A SIGHUP that was ignored from the
+    start (nohup) stays ignored.
 
     A thread reads the signals from a pipe: Python's own handlers wait for the main thread, which may hang in a call.
     """

@@ -1,1 +1,1 @@
-"""Merge models, add chat vectors, interpolate, and quantize exports."""
+"""Merge models, add chat vectors, and quantize exports."""

@@ -1,5 +1,4 @@
-"""`cpt merge`: merge an adapter into its base, add a chat vector to a trained model, average checkpoints, or
-interpolate between base and trained model."""
+"""`cpt merge`: merge an adapter into its base, add a chat vector to a trained model, or average checkpoints."""
 
 from functools import partial
 from pathlib import Path
@@ -7,13 +6,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from cpt.command_line import hide_transformers_bars, refuse_ignored
+from cpt.command_line import hide_transformers_bars
 from cpt.errors import RecipeError
 from cpt.recipe.paths import result_of_run
 
 MergeMethod = Literal["lora", "task_arithmetic", "average"]
 MergedDtype = Literal["stored", "bfloat16", "float16", "float32"]
-POINTS = 9
 
 
 def command(
@@ -21,7 +19,7 @@ def command(
     method: Annotated[MergeMethod | None, typer.Option(help="Merge method.")] = None,
     models: Annotated[
         list[Path] | None,
-        typer.Argument(help="lora: BASE ADAPTER. average: two or more. --interpolate: a run."),
+        typer.Argument(help="lora: BASE ADAPTER. average: two or more."),
     ] = None,
     after: Annotated[
         Path | None, typer.Option(help="task_arithmetic: the continued model, or its run.")
@@ -37,23 +35,8 @@ def command(
     tolerance: Annotated[
         float | None, typer.Option(min=0, help="lora: allowed difference, as a share.")
     ] = None,
-    interpolate: Annotated[
-        bool, typer.Option("--interpolate", help="Evaluate points between two models.")
-    ] = False,
-    points: Annotated[
-        int, typer.Option(min=3, help="--interpolate: points, with both ends.")
-    ] = POINTS,
-    point: Annotated[
-        float | None, typer.Option(min=0, max=1, help="--interpolate: point to write.")
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="--interpolate: recipe with the held-out sets.")
-    ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="--interpolate: a set, name=path. Repeatable.")
-    ] = None,
 ) -> None:
-    """Merge an adapter into its base, add a chat vector, average checkpoints, or interpolate between two models.
+    """Merge an adapter into its base, add a chat vector, or average checkpoints.
 
     Incompatible models are refused before anything is written.
 
@@ -64,22 +47,13 @@ def command(
         raise RecipeError("--after, --base, --chat and --scale need --method task_arithmetic.")
     if method != "lora" and tolerance is not None:
         raise RecipeError("--tolerance needs --method lora: other merges have no reference logits.")
-    if interpolate:
-        refuse_ignored({"--method": method is not None}, "with --interpolate")
-    else:
-        of_line = {
-            "--points": points != POINTS,
-            "--point": point is not None,
-            "--recipe": recipe is not None,
-            "--text": bool(text),
-        }
-        refuse_ignored(of_line, "without --interpolate")
-    if output is None:
-        of_output = {"--point": point is not None, "--dtype": dtype != "stored"}
-        refuse_ignored(of_output, "without --output")
+    if output is None or method is None:
+        raise RecipeError(
+            "--method or --output is missing: cpt merge --method METHOD ... --output FOLDER"
+        )
 
     # Imported after the options are checked: they import torch, which takes seconds.
-    from cpt.contrib.merging.merge import average, merge_adapter, walk_line, write_merged
+    from cpt.contrib.merging.merge import average, merge_adapter, write_merged
     from cpt.contrib.merging.task_arithmetic import write_chat_vector
     from cpt.export.write import check_output
     from cpt.models.build import DTYPES
@@ -87,15 +61,8 @@ def command(
 
     hide_transformers_bars()
     torch_dtype = None if dtype == "stored" else DTYPES[dtype]
-    if output is not None:
-        check_output(output)
-    if interpolate:
-        lines = walk_line(folders, output, points, point, recipe, text or [], torch_dtype)
-    elif output is None or method is None:
-        raise RecipeError(
-            "--method or --output is missing: cpt merge --method METHOD ... --output FOLDER"
-        )
-    elif method == "lora":
+    check_output(output)
+    if method == "lora":
         lines = merge_adapter(folders, output, torch_dtype, tolerance)
     elif method == "average":
         lines = write_merged(output, partial(average, folders, dtype=torch_dtype))
