@@ -21,18 +21,12 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from jinja2 import TemplateError
 
-from cpt.command_line import hide_transformers_bars, refuse_ignored
+from cpt.command_line import hide_transformers_bars
 from cpt.errors import CheckpointError, LaunchError, RecipeError, ResourceError, install_line
 from cpt.hf_internals import server_thread
 from cpt.process import ReceivedSignals, free_port
 from cpt.recipe.schema import Model
 from cpt.runs.record import EXPORT, RECIPE, Run
-from cpt.serving.remote_chat import (
-    chat_in_terminal,
-    first_model,
-    open_client,
-    parse_options,
-)
 
 WAIT_SECONDS = 0.05
 SECONDS_TO_FINISH = 20
@@ -241,15 +235,9 @@ def wait_for_signal(received: ReceivedSignals) -> None:
 
 
 def chat(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Exported model, finished run or Hub id; with --url, its name there."),
-    ] = None,
+    model: ModelName,
     flags: Annotated[
         list[str] | None, typer.Argument(help="Options: max_new_tokens=200 temperature=0.7")
-    ] = None,
-    url: Annotated[
-        str | None, typer.Option(help="A running server with OpenAI's API: http://host:port.")
     ] = None,
     browser: Annotated[
         bool, typer.Option("--browser", help="Open a page for the browser.")
@@ -269,13 +257,6 @@ def chat(
 
     Example: cpt chat runs/my-run
     """
-    if url is None and model is None:
-        raise LaunchError(
-            "the model is missing: cpt chat MODEL, or cpt chat --url http://HOST:PORT"
-        )
-    if url is not None and model is not None and "=" in model:
-        flags = [model, *(flags or [])]
-        model = None
     if browser and (flags or system_prompt is not None):
         # Gradio 6.31 sends a system message in the first turn only.
         raise LaunchError(
@@ -288,17 +269,6 @@ def chat(
     for flag in flags or ():
         if flag and "=" not in flag:
             raise LaunchError(f"`{flag}`: expected name=value, such as max_new_tokens=200.")
-    if url is not None:
-        loading = {
-            "--dtype": dtype != "auto",
-            "--device": device != "auto",
-            "--import": module is not None,
-        }
-        refuse_ignored(loading, "with --url")
-        chat_with_server(url, model, flags or [], system_prompt, (host, port) if browser else None)
-        return
-    assert model is not None
-
     hide_transformers_bars()
     servable = check_servable(model, module)
     if browser:
@@ -328,27 +298,6 @@ def chat_in_process(model: str, url: str, flags: list[str], system_prompt: str |
     if system_prompt is not None:
         command += ["--system-prompt", system_prompt]
     return subprocess.run(command, env=environment).returncode
-
-
-def chat_with_server(
-    url: str,
-    model: str | None,
-    flags: list[str],
-    system_prompt: str | None,
-    page: tuple[str, int] | None,
-) -> None:
-    """Chat with a server in the terminal, or on a `page` with this address and port."""
-    if find_spec("openai") is None:
-        raise ResourceError(f"--url needs openai. Install it: {install_line('serving')}")
-    client = open_client(url)
-    name = model or first_model(client, url)
-    if page is None:
-        chat_in_terminal(client, url, name, parse_options(flags), system_prompt)
-    else:
-        host, port = page
-        check_port(host, port)
-        servable = Servable(name, has_chat_template=True)
-        show_page(servable, str(client.base_url).removesuffix("/v1/"), host, port)
 
 
 def show_page(model: Servable, url: str, host: str, port: int) -> None:

@@ -114,14 +114,3 @@ def test_options_of_the_terminal_and_of_the_page_are_kept_apart(chat_folder, wor
 def test_the_terminal_refuses_a_model_without_a_chat_template(plain_folder):
     problem = refusal_of_chat(plain_folder)
     assert isinstance(problem, CheckpointError) and "--browser" in str(problem)
-
-
-@pytest.mark.parametrize("words", ["", "--url http://127.0.0.1:9", "--url nonsense"])
-def test_a_chat_without_a_model_or_a_server_is_refused_in_a_sentence(words):
-    problem = refusal_of_chat(*words.split())
-    assert isinstance(problem, LaunchError) and len(str(problem).splitlines()) == 1
-
-
-def test_the_server_has_loaded_the_model_already():
-    problem = refusal_of_chat("--url", "http://127.0.0.1:9", "--dtype", "float32")
-    assert "--dtype" in str(problem)

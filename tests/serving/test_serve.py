@@ -4,9 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from cpt.cli import application
 from cpt.errors import LaunchError
 from cpt.process import free_port
 from cpt.serving.serve import build_page, check_servable, serving
@@ -108,15 +106,6 @@ def test_a_seed_decides_the_answer_also_among_concurrent_requests(client, chat_f
     alone = [ask(seed) for seed in range(12)]
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(ask, range(12))) == alone and len(set(alone)) > 6
-
-
-def test_the_terminal_chats_with_a_server_that_is_running(chat_folder):
-    with served(chat_folder) as url:
-        words = ["chat", "max_tokens=8", "temperature=0", "--url", url]
-        ended = CliRunner().invoke(application(), words, input=f"{PROMPT}\n!exit\n")
-    assert ended.exit_code == 0 and str(chat_folder) in ended.output
-    answer = ended.output.partition("> ")[2].splitlines()[0]
-    assert answer.strip()
 
 
 def test_a_model_without_a_chat_template_completes_and_refuses_chats(openai, plain_folder):
