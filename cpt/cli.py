@@ -126,10 +126,10 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Merge models: adapter and base, chat vector, mean of checkpoints.",
         ),
         "serve": (
-            "cpt.serving.serve:serve",
+            "cpt.contrib.serving.serve:serve",
             "Serve a model to OpenAI clients, on Hugging Face's server.",
         ),
-        "chat": ("cpt.serving.serve:chat", "Chat with a model in the terminal or in the browser."),
+        "chat": ("cpt.contrib.serving.serve:chat", "Chat with a model in the terminal or in the browser."),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}

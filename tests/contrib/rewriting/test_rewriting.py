@@ -441,7 +441,7 @@ def test_the_estimate_counts_calls_and_tokens(task, documents):
 
 @pytest.mark.slow
 def test_two_hundred_documents_survive_three_kills(task, model_folder, chat_tokenizer, tmp_path):
-    from cpt.serving.serve import check_servable, serving
+    from cpt.contrib.serving.serve import check_servable, serving
 
     chat_tokenizer.save_pretrained(model_folder)
     (tmp_path / "corpus.jsonl").write_text(

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cpt.errors import LaunchError
 from cpt.process import free_port
-from cpt.serving.serve import build_page, check_servable, serving
+from cpt.contrib.serving.serve import build_page, check_servable, serving
 
 pytestmark = pytest.mark.heavy
 PROMPT = "the model reads"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cpt.cli import application
 from cpt.errors import CheckpointError, LaunchError, ResourceError
-from cpt.serving.serve import check_architecture, check_port, check_servable
+from cpt.contrib.serving.serve import check_architecture, check_port, check_servable
 
 CONFIG = {
     "model_type": "lstm_lm",
