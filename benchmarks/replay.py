@@ -22,11 +22,11 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.library_corpus import build_corpus
 from benchmarks.readme import table, write_part
 from cpt.command_line import show_log
+from cpt.contrib.tokenizers.train_bpe import train_bpe
 from cpt.data.readers.standard_library import Kind
 from cpt.evaluation.paired import LEVEL, t_quantile
 from cpt.evaluation.scoring import read_course
 from cpt.recipe.load import load_recipe
-from cpt.tokenizer.train_bpe import train_bpe
 from cpt.train import train
 
 RESULTS = Path(__file__).parent / "results" / "replay.json"

@@ -44,7 +44,10 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "cpt.commands.plan:command",
             "Memory, time and cost of a run, and the cheapest change that fits.",
         ),
-        "rehearse": ("cpt.commands.rehearse:command", "Try every part of a run once, in minutes."),
+        "rehearse": (
+            "cpt.commands.rehearse:command",
+            "Try every part of a run once, in minutes.",
+        ),
         "doctor": (
             "cpt.commands.doctor:command",
             "Show what this machine has, or compare the nodes of a cluster.",
@@ -69,7 +72,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
         ),
         "mixture": ("cpt.commands.mixture:command", "Count what a run will read from each source."),
         "tokenizer": (
-            "cpt.commands.tokenizer_report:COMMANDS",
+            "cpt.contrib.tokenizers.report:COMMANDS",
             "Report on a tokenizer, extend one, or train one.",
         ),
         "prepare": (
@@ -88,7 +91,7 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "Write the files that start a recipe on one or many nodes.",
         ),
         "pipeline": (
-            "cpt.commands.pipeline:command",
+            "cpt.contrib.pipeline.command:command",
             "Run several recipes, each from the model of the one before.",
         ),
         "search": (
@@ -129,7 +132,10 @@ GROUPS = {  # heading on the help page -> name -> (module:function, what it does
             "cpt.contrib.serving.serve:serve",
             "Serve a model to OpenAI clients, on Hugging Face's server.",
         ),
-        "chat": ("cpt.contrib.serving.serve:chat", "Chat with a model in the terminal or in the browser."),
+        "chat": (
+            "cpt.contrib.serving.serve:chat",
+            "Chat with a model in the terminal or in the browser.",
+        ),
     },
 }
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}

@@ -77,7 +77,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A byte-level BPE tokenizer of 320 entries."""
-    from cpt.tokenizer.train_bpe import train_bpe
+    from cpt.contrib.tokenizers.train_bpe import train_bpe
 
     folder = tmp_path_factory.mktemp("tokenizer")
     texts = [

@@ -18,8 +18,8 @@ from benchmarks.data.corpus import Facts, path_of, texts_of, write_corpora, writ
 from benchmarks.data.peers.clock import LENGTH, Job, Measured
 from benchmarks.data.results import RESULTS, write_results
 from benchmarks.data.systems import SYSTEMS, measure, system_ended
+from cpt.contrib.tokenizers.train_bpe import train_bpe
 from cpt.data.store.parallel import num_workers
-from cpt.tokenizer.train_bpe import train_bpe
 
 SLOW_SECONDS = 20  # a point of a growth curve that takes longer is measured once
 DOCUMENTS_FOR_THE_TOKENIZER = 5000

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from cpt.contrib.tokenizers.train_bpe import train_bpe
 from cpt.data.rows.build import build_data
 from cpt.distributed import is_main_process, join_processes, leave_processes
 from cpt.models.build import build_model
 from cpt.recipe.schema import Recipe
 from cpt.stages.build import build_trainer
 from cpt.tokenizer.load import load_tokenizer
-from cpt.tokenizer.train_bpe import train_bpe
 from cpt.training.liveness import Heartbeat
 from cpt.training.preemption import Preemption
 from cpt.training.step import CheckedStep

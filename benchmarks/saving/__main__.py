@@ -24,7 +24,7 @@ import yaml
 
 from benchmarks.measurement import measurement
 from benchmarks.saving import saves as program
-from cpt.tokenizer.train_bpe import train_bpe
+from cpt.contrib.tokenizers.train_bpe import train_bpe
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "saving.json"

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from benchmarks.library_corpus import build_corpus
-from cpt.tokenizer.train_bpe import train_bpe
+from cpt.contrib.tokenizers.train_bpe import train_bpe
 
 CASES = Path(__file__).with_name("readers.yaml")
 TINY = Path(__file__).parents[2] / "recipes" / "tiny" / "data"

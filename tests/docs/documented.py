@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 from typer.main import get_command
 
 from cpt.cli import COMMANDS, application
-from cpt.commands.pipeline import load_pipeline
+from cpt.contrib.pipeline.command import load_pipeline
 from cpt.contrib.search.space import load_space
 from cpt.errors import CptError
 from cpt.recipe.load import load_recipe

@@ -17,9 +17,9 @@ from documented import ROOT
 from tiny_documents import write_pdf
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from cpt.contrib.tokenizers.train_bpe import SPECIAL_TOKENS, train_bpe
 from cpt.data.examples.encoder import MARKS
 from cpt.data.readers.standard_library import read_topics, split_code
-from cpt.tokenizer.train_bpe import SPECIAL_TOKENS, train_bpe
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 LINKED = ("cpt", "docs", "tests", "benchmarks", "docker", "pyproject.toml", "Makefile")

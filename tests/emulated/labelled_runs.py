@@ -29,8 +29,8 @@ from emulated_gpu import Wait  # noqa: E402
 from labelled_devices import OneDevicePerOperation  # noqa: E402
 from tiny import TINY_LLAMA, write_documents, write_recipe  # noqa: E402
 
+from cpt.contrib.tokenizers.train_bpe import train_bpe  # noqa: E402
 from cpt.recipe.load import load_recipe  # noqa: E402
-from cpt.tokenizer.train_bpe import train_bpe  # noqa: E402
 from cpt.train import train  # noqa: E402
 from cpt.training.trainer import CPTTrainer  # noqa: E402
 

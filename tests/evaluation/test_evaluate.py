@@ -12,6 +12,7 @@ from run_folders import write_lines
 from tiny import write_recipe
 from tiny_checkpoints import random_llama
 
+from cpt.contrib.tokenizers.train_bpe import train_bpe
 from cpt.data.rows.held_out import HeldOutSet
 from cpt.errors import CheckpointError, DataError, RecipeError
 from cpt.evaluation.domain_test import Question, answer_questions
@@ -34,7 +35,6 @@ from cpt.evaluation.sets import EvaluationSet, data_of_recipe, data_of_texts, op
 from cpt.evaluation.tasks import TaskChoice, TaskScore
 from cpt.recipe.load import load_recipe
 from cpt.recipe.schema import Model
-from cpt.tokenizer.train_bpe import train_bpe
 
 
 @pytest.fixture(scope="module")

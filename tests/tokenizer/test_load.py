@@ -3,10 +3,10 @@ import logging
 import pytest
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
+from cpt.contrib.tokenizers.train_bpe import untrained_tokenizer
 from cpt.errors import RecipeError, ResourceError
 from cpt.recipe.schema import Model, Tokenizer
 from cpt.tokenizer.load import load_tokenizer
-from cpt.tokenizer.train_bpe import untrained_tokenizer
 
 
 def load(tokenizer=None, **model):

@@ -11,8 +11,8 @@ from tiny_checkpoints import save_adapter
 from typer.testing import CliRunner
 
 from cpt.cli import application
-from cpt.errors import CheckpointError, LaunchError, ResourceError
 from cpt.contrib.serving.serve import check_architecture, check_port, check_servable
+from cpt.errors import CheckpointError, LaunchError, ResourceError
 
 CONFIG = {
     "model_type": "lstm_lm",

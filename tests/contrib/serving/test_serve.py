@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cpt.contrib.serving.serve import build_page, check_servable, serving
 from cpt.errors import LaunchError
 from cpt.process import free_port
-from cpt.contrib.serving.serve import build_page, check_servable, serving
 
 pytestmark = pytest.mark.heavy
 PROMPT = "the model reads"

@@ -7,7 +7,7 @@ import pytest
 import typer
 from tiny import write_recipe
 
-from cpt.commands.pipeline import command, end, load_pipeline
+from cpt.contrib.pipeline.command import command, end, load_pipeline
 from cpt.errors import Interrupted, RecipeError
 from cpt.recipe.load import REPOSITORY
 

@@ -17,8 +17,8 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
+from cpt.contrib.tokenizers.train_bpe import non_empty
 from cpt.errors import DataError, RecipeError
-from cpt.tokenizer.train_bpe import non_empty
 
 MAX_WORD_CHARACTERS = 256  # a longer "word" is base64 or a line of symbols, not worth a token
 MAX_TOKEN_CHARACTERS = 32  # a longer token is a line of symbols or a phrase from one file

@@ -1,8 +1,8 @@
 import pytest
 from tokenizers import pre_tokenizers
 
+from cpt.contrib.tokenizers.train_bpe import BYTES, SPECIAL_TOKENS, train_bpe, untrained_tokenizer
 from cpt.errors import DataError, RecipeError
-from cpt.tokenizer.train_bpe import BYTES, SPECIAL_TOKENS, train_bpe, untrained_tokenizer
 
 TEXT = [
     f"def {word}_{other}(first, second):\n    return first + {word} * {other}\n"

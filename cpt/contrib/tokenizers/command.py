@@ -20,8 +20,8 @@ from cpt.recipe.schema import DocumentSource, Model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from cpt.contrib.tokenizers.extend_vocabulary import Extension
     from cpt.models.new_rows import Distilled, Rows
-    from cpt.tokenizer.extend_vocabulary import Extension
 
 SAMPLE_DOCUMENTS = 1000  # to compare lengths before and after
 SAMPLE_CHARACTERS = 20_000  # of each document
@@ -81,8 +81,8 @@ def train_command(
     """
     texts = open_texts(text, text_column, max_mb)
 
+    from cpt.contrib.tokenizers.train_bpe import train_bpe
     from cpt.export.write import check_output  # torch
-    from cpt.tokenizer.train_bpe import train_bpe
 
     check_output(output)
     documents = chain.from_iterable(texts.values())
@@ -126,11 +126,11 @@ def extend_command(
     texts = open_texts(text, text_column, max_mb)
 
     # Imported after the options are checked: they import torch, which takes seconds.
+    from cpt.contrib.tokenizers.extend_vocabulary import extend_vocabulary
     from cpt.export.write import check_output
     from cpt.models.build import ROWS_MULTIPLE, load_weights
     from cpt.models.config import load_config
     from cpt.models.new_rows import add_rows, check_can_distill, tables
-    from cpt.tokenizer.extend_vocabulary import extend_vocabulary
     from cpt.tokenizer.load import from_folder_or_hub
 
     hide_transformers_bars()

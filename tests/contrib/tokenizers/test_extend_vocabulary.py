@@ -8,8 +8,7 @@ from tiny_tokenizers import CODE, KINDS, TEXTS, ids_of
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cpt.errors import DataError, RecipeError
-from cpt.tokenizer.extend_vocabulary import (
+from cpt.contrib.tokenizers.extend_vocabulary import (
     MAX_TOKEN_CHARACTERS,
     extend_vocabulary,
     is_reached,
@@ -17,6 +16,7 @@ from cpt.tokenizer.extend_vocabulary import (
     learn_merges,
     read_bpe,
 )
+from cpt.errors import DataError, RecipeError
 
 N = 40
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from cpt.command_line import AsJson
-from cpt.commands.tokenizer import MaxBytes, TextColumn, TextReader, Texts, open_texts
+from cpt.contrib.tokenizers.command import MaxBytes, TextColumn, TextReader, Texts, open_texts
 from cpt.data.store.shards import batches
 from cpt.data.store.tokenization import DocumentEncoder
 from cpt.formatting import open_console
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 COMMANDS = {  # name -> module:function
-    "report": "cpt.commands.tokenizer_report:report_command",
-    "extend": "cpt.commands.tokenizer:extend_command",
-    "train": "cpt.commands.tokenizer:train_command",
+    "report": "cpt.contrib.tokenizers.report:report_command",
+    "extend": "cpt.contrib.tokenizers.command:extend_command",
+    "train": "cpt.contrib.tokenizers.command:train_command",
 }
 
 PROOF_DOCUMENTS = 20  # of each text; gigatoken must encode them like Hugging Face's tokenizer
@@ -146,7 +146,7 @@ def vocabulary_metrics(
 ) -> VocabularyMetrics:
     """Return the tokens that do not occur in the texts, of which `id_counts` counts each id. A token counts as
     unreachable if its own string, alone and in a few contexts, is encoded without it, which is not a proof."""
-    from cpt.tokenizer.extend_vocabulary import is_reached  # transformers
+    from cpt.contrib.tokenizers.extend_vocabulary import is_reached  # transformers
 
     backend = tokenizer.backend_tokenizer
     regular = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.added_tokens_decoder))

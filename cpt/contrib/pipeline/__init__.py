@@ -1,0 +1,1 @@
+"""Run several recipes, each from the model of the one before."""

@@ -1,0 +1,1 @@
+"""Report on a tokenizer, extend one, or train one."""
