@@ -306,7 +306,7 @@ def merge_lora(model: PeftModel) -> PreTrainedModel:
     """Return the plain model with the adapters merged into its weights; refuse adapters with NaN."""
     try:
         return model.merge_and_unload(safe_merge=True)  # type: ignore[no-any-return]
-    except NotImplementedError as problem:
+    except (NotImplementedError, ValueError) as problem:  # ValueError: NaN
         raise CheckpointError(
             f"peft cannot merge {model.active_peft_config.peft_type.value}: {problem}"
         ) from problem

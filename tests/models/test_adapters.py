@@ -127,6 +127,15 @@ def test_the_preset_learns_and_merges_into_what_it_was(tied, dtype):
     assert not torch.equal(embedding, build(tied=tied).get_input_embeddings().weight)
 
 
+def test_an_adapter_that_is_not_a_number_is_not_merged():
+    model = build(lora={"r": 3})
+    for name, weight in trained(model).items():
+        if "layers.1.mlp.down_proj.lora_B" in name or "layers.1.self_attn.q_proj.lora_B" in name:
+            torch.nn.init.constant_(weight, float("nan"))
+    with pytest.raises(CheckpointError, match="LORA: NaN"):
+        merge_lora(model)
+
+
 def test_a_tied_head_that_peft_cannot_follow_is_refused():
     with pytest.raises(RecipeError, match=r"`model\.lora`.*`wte`"):
         build("gpt2", tied=True, lora="cpt")
