@@ -34,7 +34,10 @@ def built(family):
 
 def undecayed(model, **options):
     """Names of parameters without weight decay, `*` for their numbers."""
-    without = [group for group in parameter_groups(model, **options) if "weight_decay" in group]
+    groups = parameter_groups(model, **options)
+    grouped = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(grouped) == sorted(map(id, model.parameters())), "a tied weight is there once"
+    without = [group for group in groups if "weight_decay" in group]
     ids = {id(parameter) for group in without for parameter in group["params"]}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in ids]
     return sorted({re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names})

@@ -161,11 +161,24 @@ class OnHost(torch.optim.Optimizer):
         self.updates.append([one.tolist() if torch.is_tensor(one) else one for one in settings])
 
 
+class OnlyWeights(nn.Module):
+    """Its optimizer has one group."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3, bias=False)
+
+
+@pytest.fixture(params=[Tiny, OnlyWeights])
+def small_model(request):
+    return request.param
+
+
 @pytest.fixture
-def on_host(monkeypatch):
+def on_host(small_model, monkeypatch):
     monkeypatch.setattr("deepspeed.ops.adam.DeepSpeedCPUAdam", OnHost)
     section = Optimizer(name="adamw", learning_rate=3e-3, **CHANGES)
-    return build_optimizer(section, Tiny(), partitioned=True, offloaded=True)
+    return build_optimizer(section, small_model(), partitioned=True, offloaded=True)
 
 
 def test_deepspeeds_optimizer_for_the_host_gets_the_recipes_options(on_host, monkeypatch):
@@ -181,9 +194,11 @@ def test_deepspeeds_optimizer_for_the_host_gets_the_recipes_options(on_host, mon
 
 
 @pytest.mark.parametrize("to_host", [True, False])
-def test_states_of_adamw_become_those_of_the_other_one_with_the_saved_options(on_host, to_host):
+def test_states_of_adamw_become_those_of_the_other_one_with_the_saved_options(
+    small_model, on_host, to_host
+):
     section = Optimizer(name="adamw", learning_rate=3e-3, **CHANGES)
-    of_torch = build_optimizer(section, Tiny(), partitioned=True)
+    of_torch = build_optimizer(section, small_model(), partitioned=True)
     before, after = (of_torch, on_host) if to_host else (on_host, of_torch)
     assert not convert_adamw(before) and not convert_adamw(after)
     own = [group.keys() for group in after.param_groups]
