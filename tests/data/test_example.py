@@ -83,11 +83,13 @@ def test_held_out_files_of_plain_texts_are_documents():
         HeldOut(path="a.jsonl"),
         HeldOut(path="b.txt.gz"),
         HeldOut(path="d.jsonl", text_column="a"),
+        HeldOut(path="e.jsonl", template="{a}"),
     ]
     data = Data(sources=[Source(path="a.jsonl")])
     _, evaluation = with_form(data, Evaluation(perplexity=sets), "preference")
     assert [form_of_source(one) for one in evaluation.perplexity] == [
         "preference",
+        "document",
         "document",
         "document",
     ]

@@ -105,8 +105,9 @@ def test_where_the_template_tells_what_is_generated_it_is_transformers_mask(talk
     assert segments.tolist() == [*expected["assistant_masks"], int(talk[-1]["role"] == "assistant")]
 
 
-def like_llama_2(template):
+def like_llama_2(template, merges=()):
     """Blanks are pieces, one is put in front of a text, and `</s>` is vocabulary."""
+    merges = [("▁", "a"), ("▁", "b"), *merges]
     tokens = [
         "<unk>",
         "<s>",
@@ -114,8 +115,9 @@ def like_llama_2(template):
         *(f"<0x{n:02X}>" for n in range(256)),
         *"▁abcdefghijklmnopqrstuvwxyz[]/<>I|NST:\n",
     ]
-    vocabulary = {token: number for number, token in enumerate([*tokens, "▁a", "▁b"])}
-    merges = [("▁", "a"), ("▁", "b")]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    for pair in merges:
+        vocabulary.setdefault("".join(pair), len(vocabulary))
     backend = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True)
     )
@@ -284,6 +286,18 @@ def test_a_plain_text_is_learned_as_a_whole_and_never_a_special_token(talking):
         tokenizer.decode(ids) == "<s>a<|im_end|>b<|endoftext|>"
         and tokenizer.convert_tokens_to_ids("<|im_end|>") not in ids
     )
+    assert segments.tolist() == [CONTEXT] + [LEARNED] * (len(ids) - 1)
+
+
+def test_the_name_of_a_special_token_in_the_vocabulary_is_spelled_in_a_plain_text():
+    tokenizer = like_llama_2(None, merges=[("<", "/"), ("</", "s"), ("</s", ">")])
+    text = "ab </s> a</s>b"
+    ((ids, segments),) = encoded(tokenizer, "conversation", {"text": text})
+    begin, *inside, end = ids.tolist()
+    assert (begin, end) == (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    assert not {begin, end} & set(inside)
+    letters = "".join(tokenizer.convert_ids_to_tokens(inside)).replace("▁", "")
+    assert letters == text.replace(" ", ""), "each part of the name may begin with a blank"
     assert segments.tolist() == [CONTEXT] + [LEARNED] * (len(ids) - 1)
 
 
