@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -228,10 +229,16 @@ def test_a_tied_head_that_is_trained_as_the_embedding_is_reported(caplog):
 
 def test_the_main_process_alone_reads_the_weights_that_fsdp2_divides(folder, monkeypatch):
     plain = load(folder)
+    builds = []
+    build_once = build.build_once
+    monkeypatch.setattr(
+        build, "build_once", lambda *arguments: builds.append(1) or build_once(*arguments)
+    )
     with alone_in_a_group():
         again = build_model(
             Model(path=str(folder)), make_tokenizer(), seed=4, is_sharded_later=True
         )
+    assert builds == [1]
     assert torch.equal(again.eval()(IDS).logits, plain(IDS).logits)
     assert again.generation_config.to_dict() == plain.generation_config.to_dict()
 
@@ -239,8 +246,15 @@ def test_the_main_process_alone_reads_the_weights_that_fsdp2_divides(folder, mon
     monkeypatch.setattr(build, "is_main_process", lambda: dist.get_rank() == 0)
     monkeypatch.setattr(build, "main_process_first", lambda work: work())
 
+    def load_on(rank):
+        calls.append(rank)
+        model = load(folder)
+        for buffer in model.buffers():
+            buffer.mul_(3)  # not those that its config gives
+        return model
+
     def build_on(rank):
-        made = build.build_once(lambda: calls.append(rank) or load(folder), False)
+        made = build_once(partial(load_on, rank), False)
         return made, made.generation_config
 
     calls = []

@@ -226,7 +226,11 @@ def test_dropout_is_off_and_then_as_before():
     )
     FusedLoss(model)
     row = two_documents()
+    rates = []
+    drop = model.transformer.drop
+    drop.register_forward_hook(lambda *_: rates.append((drop.training, drop.p)))
     assert differing(model, {name: row[name] for name in ("input_ids", "labels")}) == []
+    assert set(rates) == {(True, 0.0)}
     assert model.transformer.h[0].attn.attn_dropout.p == model.transformer.drop.p == 0.1
 
 
