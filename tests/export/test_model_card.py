@@ -104,6 +104,7 @@ def test_a_model_from_scratch_and_a_base_on_the_hub_have_their_own_headers(
         ("---\nlicense: mit\n---\n", "mit"),
         ("---\nlicense: [mit, bsd]\n---\n", None),
         ("---\nlicense: [\n---\n", None),
+        ("---\nlicense: mit\nmodel-index: unfinished\n---\n", "mit"),
         ("# no header", None),
     ],
 )

@@ -45,6 +45,13 @@ def test_the_model_as_it_was_saved_is_accepted(trained, tmp_path, capsys, dtype)
     assert "not compared" not in capsys.readouterr().out
 
 
+def test_logits_that_are_all_zero_are_accepted(trained, tmp_path):
+    model = random_llama()
+    nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(tmp_path / "final")
+    check_final(tmp_path / "final", trained(model))
+
+
 def test_a_model_with_another_layer_or_config_is_refused(trained, tmp_path):
     model = random_llama()
     expected = trained(model)
