@@ -170,8 +170,9 @@ def test_a_run_stops_where_a_set_rose_by_more_than_it_may(run):
     assert said in status["stopped"]
 
 
-def test_a_run_stops_after_evaluations_without_a_large_enough_improvement(run):
+def test_a_run_stops_after_evaluations_without_a_large_enough_improvement(run, caplog):
     """One of a step counts once; the last step ends the run anyway."""
+    caplog.set_level("INFO")
     guard = StopEarly(run, EarlyStop(set="domain", patience=2, margin=0.25))
     guard.on_train_begin(TrainingArguments(), TrainerState(), TrainerControl())
     found = []
@@ -192,7 +193,7 @@ def test_a_run_stops_after_evaluations_without_a_large_enough_improvement(run):
         (False, False, 7.0, 8, 10, 1),
         (False, False, 7.0, 8, 12, 2),
     ]
-    assert "stopped" not in run.status()
+    assert "stopped" not in run.status() and "stopped early" not in caplog.text
     control = TrainerControl()
     resumed = StopEarly(run, EarlyStop(set="domain", patience=2, margin=0.25))
     state = TrainerState(
@@ -201,6 +202,7 @@ def test_a_run_stops_after_evaluations_without_a_large_enough_improvement(run):
     resumed.on_train_begin(TrainingArguments(), state, control)
     assert control.should_training_stop and resumed.state() == guard.state()
     stopped = run.status()["stopped"]
+    assert f"The run {stopped}." in caplog.messages
     assert "step 12" in stopped and "0.25 in 2 evaluation(s)" in stopped and "7.0000" in stopped
     assert f"at step 8: cpt export {run.folder / 'checkpoint-8'} --output" in stopped
 
