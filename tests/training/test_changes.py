@@ -17,6 +17,7 @@ from cpt.runs.record import Run
 from cpt.training.changes import EndOfPart, RecipeChanges, propose
 
 STABLE = {"name": "wsd", "decay_tokens": 512, "warmup_tokens": 256}
+INFINITE = {"name": "infinite", "warmup_tokens": 256, "cooldown_tokens": 512, "anneal_tokens": 512}
 UNSTATED = {"budget": {"tokens": 2560}}  # its global batch follows from the other keys
 SOURCES = [
     {"path": "a.jsonl", "name": "a", "weight": 0.75},
@@ -198,6 +199,7 @@ def test_a_start_that_begins_anew_has_an_empty_history(folder, first, tmp_path):
         ({"budget": {"tokens": 4096, "global_batch_tokens": 256}}, None),
         ({"schedule": {**STABLE, "decay_tokens": 768}}, None),
         ({"schedule": {"name": "cosine"}}, None),
+        ({"schedule": INFINITE}, None),  # of another shape, so it may jump
         ({"training": {"per_device_train_batch_size": 2}}, None),
         ({**UNSTATED, "training": {"per_device_train_batch_size": 3}}, "192 tokens instead of 256"),
         ({**UNSTATED, "training": {"per_device_train_batch_size": 4}}, None),
