@@ -700,11 +700,11 @@ class CPTTrainer(Trainer):
     @property
     def best_checkpoints(self) -> set[Path]:
         """The best checkpoint of `evaluation.stop`, which is not removed."""
-        checkpoints = set()
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, StopEarly):
-                checkpoints.add(callback.best_checkpoint)
-        return checkpoints
+        return {
+            callback.best_checkpoint
+            for callback in self.callback_handler.callbacks
+            if isinstance(callback, StopEarly)
+        }
 
     def save_after_error(self) -> str:
         """Save the last finished step; return why that is impossible, empty if it is saved.
