@@ -31,7 +31,7 @@ COPIES_ON_CPU = (3, 7)
 # Bytes per logit at the loss, in fp32 and in half precision, of both models with a teacher; measured on a CPU.
 BYTES_OF_KIND = {PAIRS: (13.5, 15.5), TAUGHT: (11, 13), TAUGHT_WHOLE: (63, 65), KL: (18, 19)}
 BEFORE = 0.7  # share of these before the gradient exists
-# In `cpt.stages.distill`: five fp32 copies of the logits of some tokens.
+# In `cpt.contrib.distillation.distill`: five fp32 copies of the logits of some tokens.
 CHUNK_TOKENS = 1024
 CHUNK_BYTES = 20
 

@@ -14,7 +14,6 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from cpt.errors import RecipeError
 from cpt.plugins import import_user_module
 
-OURS = "cpt.stages."
 STAGE_CONFIGS = {
     "pretrain": "transformers:TrainingArguments",
     "cpt": "transformers:TrainingArguments",
@@ -28,8 +27,8 @@ STAGE_CONFIGS = {
     "rloo": "trl:RLOOConfig",
     "ppo": "cpt.contrib.rl.ppo:PPOConfig",
     "spo": "cpt.contrib.rl.spo:SPOConfig",
-    "distill": f"{OURS}distill:DistillConfig",
-    "distill_text": f"{OURS}distill:DistillConfig",
+    "distill": "cpt.contrib.distillation.distill:DistillConfig",
+    "distill_text": "cpt.contrib.distillation.distill:DistillConfig",
     "distill_on_policy": "trl:DistillationConfig",
     "gkd": "trl.experimental.gkd:GKDConfig",
 }

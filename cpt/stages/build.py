@@ -30,7 +30,6 @@ from cpt.stages.models import (
     number_tokens_by_mask,
     reference_model,
 )
-from cpt.stages.replay_kl import ReplayTrainer
 from cpt.training.arguments import run_length, training_arguments
 from cpt.training.callbacks import (
     ConsoleProgress,
@@ -75,12 +74,16 @@ TRAINERS: dict[str, tuple[str, ...]] = {
     "rloo": ("cpt.stages.generating:GenerationBatches", "trl:RLOOTrainer"),  # arXiv 2402.14740
     "ppo": ("cpt.contrib.rl.ppo:PPOTrainer",),
     "spo": ("cpt.contrib.rl.spo:SPOTrainer",),
-    "distill": ("cpt.stages.distill:DistillTrainer",),
-    "distill_text": ("cpt.stages.distill:DistillTrainer",),
+    "distill": ("cpt.contrib.distillation.distill:DistillTrainer",),
+    "distill_text": ("cpt.contrib.distillation.distill:DistillTrainer",),
     "distill_on_policy": ("cpt.stages.generating:StepsOfPrompts", "trl:DistillationTrainer"),
-    "gkd": ("cpt.stages.distill:WholeConversations", "trl.experimental.gkd:GKDTrainer"),
+    "gkd": (
+        "cpt.contrib.distillation.distill:WholeConversations",
+        "trl.experimental.gkd:GKDTrainer",
+    ),
 }
 """Our trainer; or our mixin for a TRL trainer, and that trainer, whose loss, metrics and generation are kept."""
+NEAR_BASE = "cpt.contrib.distillation.replay_kl:ReplayTrainer"  # for sources with `replay_kl`
 
 
 def build_trainer(
@@ -169,9 +172,8 @@ def stage_trainer(
         "tokenizer": tokenizer,
     }
     if recipe.data.share_near_base:
-        return ReplayTrainer(
-            recipe, model, arguments, **common, base=reference_model(recipe, tokenizer, arguments)
-        )
+        base = reference_model(recipe, tokenizer, arguments)
+        return resolve_name(NEAR_BASE)(recipe, model, arguments, **common, base=base)
     return trainer_class(recipe.stage)(recipe, model, arguments, **common, **other_models)
 
 

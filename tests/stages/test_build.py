@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_callback import PrinterCallback
 
+from cpt.contrib.distillation.distill import DistillConfig
 from cpt.errors import RecipeError
 from cpt.recipe.huggingface_keys import find_stage
 from cpt.recipe.load import REPOSITORY, load_recipe
 from cpt.recipe.schema import Model, Recipe
 from cpt.runs.events import read_events
 from cpt.stages import models
-from cpt.stages.distill import DistillConfig
 from cpt.stages.models import (
     build_teacher,
     check_reference,

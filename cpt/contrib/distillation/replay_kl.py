@@ -8,12 +8,12 @@ from torch.utils.data import Dataset
 from transformers import TrainingArguments
 
 from cpt.checkpoints.sharding import FSDP, ZERO
+from cpt.contrib.distillation.distill import summed_divergence
 from cpt.data.rows.mixture import MixtureRows
 from cpt.data.rows.packing import Row
 from cpt.hf_internals import IGNORED
 from cpt.models.fused_loss import set_up_own_loss
 from cpt.recipe.schema import Recipe
-from cpt.stages.distill import summed_divergence
 from cpt.stages.models import prepared
 from cpt.training.trainer import CPTTrainer
 

@@ -9,10 +9,10 @@ from tiny_trainers import losses, metrics, same, weights
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
+from cpt.contrib.distillation.replay_kl import ReplayTrainer
 from cpt.data.rows.packing import stack_rows
 from cpt.errors import RecipeError
 from cpt.recipe.load import load_recipe
-from cpt.stages.replay_kl import ReplayTrainer
 
 pytestmark = pytest.mark.heavy
 WEIGHT = 0.3

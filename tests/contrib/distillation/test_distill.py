@@ -8,11 +8,11 @@ from tiny_checkpoints import save_llama
 from tiny_tasks import TINY
 from tiny_teachers import student_trainer
 
+from cpt.contrib.distillation.distill import DistillConfig, summed_divergence
 from cpt.errors import RecipeError
 from cpt.hf_internals import IGNORED
 from cpt.models.attention import BOUNDS, LONGEST
 from cpt.recipe.load import load_recipe
-from cpt.stages.distill import DistillConfig, summed_divergence
 
 
 def by_hand(student, teacher, beta, temperature):
@@ -27,7 +27,7 @@ def by_hand(student, teacher, beta, temperature):
     ("beta", "temperature"), [(0.0, 1.0), (0.0, 2.0), (0.1, 1.0), (0.9, 2.0), (1.0, 1.0)]
 )
 def test_value_and_gradient_are_those_of_the_formula(beta, temperature, monkeypatch):
-    monkeypatch.setattr("cpt.stages.distill.TOKENS_AT_ONCE", 3)
+    monkeypatch.setattr("cpt.contrib.distillation.distill.TOKENS_AT_ONCE", 3)
     torch.manual_seed(0)
     student, teacher = (2 * torch.randn(10, 17)).requires_grad_(), 2 * torch.randn(10, 17)
     found = summed_divergence(student, teacher, beta=beta, temperature=temperature)
